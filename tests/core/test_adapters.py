@@ -157,3 +157,9 @@ def test_what_cannot_have_adapters_is_refused() -> None:
         add_adapters(nn.Sequential(nn.Linear(4, 3)), 2, 3.0, "")
     with pytest.raises(ConfigError, match=r"got none of these names \(query\); it has fc1, fc2, out, qkv"):
         add_adapters(vit(), 2, 3.0, "query")
+
+
+def test_a_layer_whose_weight_is_computed_has_none() -> None:
+    network = nn.Sequential(nn.Linear(4, 5), nn.utils.spectral_norm(nn.Linear(5, 5)), nn.Linear(5, 3))
+    found = add_adapters(split(network, head="2", extractor=None), 2, 3.0, "", False)
+    assert list(adapted_layers(found)) == ["original.0"]

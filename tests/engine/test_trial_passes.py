@@ -47,6 +47,43 @@ class Counts(nn.Module):
         return scores
 
 
+class Grows(nn.Linear):
+    """Makes its last layer when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "last"):
+            self.last = nn.Linear(4, 3)
+        scores: Tensor = self.last(super().forward(x))
+        return scores
+
+
+class Complex(nn.Module):
+    """Multiplies by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.weight.dtype) @ self.weight).real
+
+
+class Cached(nn.Linear):
+    """Makes a factor of its outputs when it is first called, and keeps it."""
+
+    factor: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.factor = torch.arange(3.0).cos() if self.factor is None else self.factor
+        return super().forward(x) * self.factor
+
+
 @pytest.mark.parametrize("side", ["test", "validation"])
 def test_rows_of_every_side_are_tried(side: str) -> None:
     with pytest.raises(ConfigError, match=rf"client 0 \('Linear'\) cannot take {side} inputs of shape \(5,\)"):
@@ -104,6 +141,8 @@ def test_trying_changes_nothing() -> None:
     [
         (lambda: nn.Sequential(nn.LazyLinear(3)), r"client 0 \('Sequential'\): .* lazy layer .* call it once"),
         (nn.Identity, r"client 0 \('Identity'\): expected a network with parameters"),
+        (Grows, r"client 0 \('Grows'\): .* forward adds 'last.bias'; make them in its __init__"),
+        (Complex, r"client 0 \('Complex'\): expected parameters that are real, got 'weight'"),
     ],
 )
 def test_networks_that_cannot_be_trained(make: Callable[[], nn.Module], told: str) -> None:
@@ -130,6 +169,11 @@ def test_what_earlier_calls_left_behind_does_not_hinder() -> None:
     for network in (normed, called):
         run = federation(lambda network=network: network, batch_size=9, test=(X, Y)).run()  # type: ignore[misc]
         assert run.models[0](X).shape == (21, 3)
+
+
+def test_what_scoring_leaves_behind_does_not_hinder_training() -> None:
+    run = federation(Cached, batch_size=9, test=(X, Y)).run()
+    assert run.models[0](X).shape == (21, 3)
 
 
 @pytest.mark.parametrize(("end", "told"), [(nn.Softmax(1), 2), (nn.LogSoftmax(1), 0), (nn.ReLU(), 0)])

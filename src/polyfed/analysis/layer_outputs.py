@@ -107,7 +107,7 @@ def common_layers(found: Sequence[Mapping[str, object]]) -> list[str]:
 
 def _outputs(model: ClientModel, x: Tensor) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
-    with torch.inference_mode(), eval_mode(model.network):
+    with torch.no_grad(), eval_mode(model.network):
         for rows in x.split(CHUNK):
             for place, value in layers_of(model.network, model.prepare(rows.to(model.device))).items():
                 parts.setdefault(place, []).append(value.flatten(1).float().cpu())

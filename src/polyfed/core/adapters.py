@@ -122,6 +122,7 @@ def _linear_layers(model: SplitModel, layers: str) -> dict[str, nn.Linear]:
         name: part
         for name, part in model.named_modules(remove_duplicate=False)
         if type(part) is nn.Linear
+        and "weight" in part._parameters  # not what torch.nn.utils.weight_norm computes
         and model.part_of(f"{name}.weight") != "head"
         and not any(name.startswith(f"{prefix}.") for prefix in whole)
     }

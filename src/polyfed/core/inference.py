@@ -34,9 +34,9 @@ def map_batches(
     held = x.x if isinstance(x, LabeledSamples) else x
     device = next(iter(model.parameters()), held).device
     chunks = x.chunks(CHUNK, device) if isinstance(x, LabeledSamples) else x.split(CHUNK)
-    with torch.inference_mode(), eval_mode(model):
+    with torch.no_grad(), eval_mode(model):
         outputs = [function(prepare(rows.to(device))) for rows in chunks]
-    return torch.cat(outputs).clone()
+    return torch.cat(outputs)
 
 
 def representations(model: nn.Module, x: Tensor | LabeledSamples, prepare: Prepare) -> Tensor:

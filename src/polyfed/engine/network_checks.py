@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.modules import load_state
 from polyfed.core.randomness import seeded_global_rng
-from polyfed.engine.executors.stack_parts import are_near
+from polyfed.engine.executors.stack_parts import MODULES_OWN, are_near
 from polyfed.errors import ConfigError
 from polyfed.functional.tied_tensors import first_names
 from polyfed.models.adapt import Adapted
@@ -30,7 +30,6 @@ _LATER = (10, 1000, 100_000)  # after so many more batches a counter is tried
 _CLOSE = {"cpu": 1e-6}  # of the largest entry: what rounding may change, by type of device
 _ELSEWHERE = 1e-4  # where sums may be taken in any order
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
-_MODULES_OWN = frozenset(vars(nn.Module()))  # attributes of every layer
 
 Outputs = dict[str, Tensor]
 Place = tuple[str, str]  # a layer's name, an attribute's
@@ -182,17 +181,23 @@ def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected:
 def _attributes(layer: nn.Module) -> dict[str, Any]:
     """What a layer holds outside its state dict."""
     unsaved = {name: layer._buffers[name] for name in layer._non_persistent_buffers_set}
-    return {name: value for name, value in vars(layer).items() if name not in _MODULES_OWN} | unsaved
+    return {name: value for name, value in vars(layer).items() if name not in MODULES_OWN} | unsaved
 
 
-def _numbers(network: nn.Module) -> dict[Place, float]:
-    """The numbers among these attributes."""
+def _numbers(network: nn.Module) -> dict[Place, Any]:
+    """The numbers among these attributes, and among their tensors."""
     return {
-        (layer, name): value
+        (layer, name): value.clone() if isinstance(value, Tensor) else value
         for layer, module in network.named_modules()
         for name, value in _attributes(module).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if _is_number(value)
     }
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and value.dtype != torch.bool
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _changed(new: nn.Module, used: nn.Module) -> list[Place]:

@@ -132,7 +132,7 @@ def predict_samples(client: Client, method: Method, samples: LabeledSamples | Se
     """What `predict` gives for a client at work, `CHUNK` rows each, on the device of its network."""
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
-    with torch.inference_mode(), eval_mode(model):
+    with torch.no_grad(), eval_mode(model):
         chunks = samples.chunks(CHUNK, device)
         return [method.predict(model, client.prepare(x.to(device)), client.state) for x in chunks]
 
@@ -140,7 +140,7 @@ def predict_samples(client: Client, method: Method, samples: LabeledSamples | Se
 def represent_samples(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
     """What enters the head, `CHUNK` rows each."""
     device = next(iter(model.parameters())).device
-    with torch.inference_mode(), eval_mode(model):
+    with torch.no_grad(), eval_mode(model):
         return [model.represent(client.prepare(x.to(device))) for x in samples.chunks(CHUNK, device)]
 
 
@@ -154,7 +154,7 @@ def _score(
 ) -> Score:
     if outputs is None and represented is not None:
         model = as_split_model(method.personal_model(client.model))
-        with torch.inference_mode(), eval_mode(model):
+        with torch.no_grad(), eval_mode(model):
             outputs = [model.head(z) for z in represented]
     elif outputs is None:
         outputs = predict_samples(client, method, samples)

@@ -38,6 +38,12 @@ def check_parameters(module: nn.Module, who: str) -> None:
             f"{who}: expected a network whose layers have shapes, got one with a lazy layer (nn.LazyLinear, ...); "
             "call it once on a batch of its inputs before"
         )
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(
+                f"{who}: expected parameters that are real, got '{name}', which is complex; "
+                "keep its real and imaginary parts, torch.view_as_real(...), as the parameter"
+            )
 
 
 def try_network(clients: Sequence[Client], module: nn.Module) -> None:
@@ -46,9 +52,16 @@ def try_network(clients: Sequence[Client], module: nn.Module) -> None:
     Raises:
         ConfigError: the network cannot take some of them; names the client and the side.
     """
+    names = module.state_dict().keys()
     with seeded_global_rng(0):  # whatever the user's code draws
         for client, side, row in _tried_rows(clients):
             _try_prepared(client, module, row, side, client.title_with_network)
+            new = module.state_dict().keys() - names
+            if new:
+                raise ConfigError(
+                    f"{client.title_with_network}: expected a network that has all its tensors before its first "
+                    f"forward, got one whose forward adds '{min(new)}'; make them in its __init__"
+                )
         _try_training(clients, module)
 
 
@@ -103,7 +116,7 @@ def _telling_row(samples: LabeledSamples) -> Tensor:
 def _try_prepared(client: Client, module: nn.Module, row: Tensor, side: str, who: str) -> None:
     """Check that a network, in evaluation mode, gives scores for a prepared row of one side of the client's data."""
     what = "inputs" if side == "train" else f"{side} inputs"
-    with torch.inference_mode(), eval_mode(module):
+    with torch.no_grad(), eval_mode(module):
         _check_scores(client, module, row, what, who)
 
 

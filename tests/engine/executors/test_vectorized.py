@@ -497,6 +497,27 @@ def test_buffers_that_forward_writes_into(stacks: list[int]) -> None:
     assert max(stacks) > 1, "and rows of weight 0, which would count in the mean, fill up no batch"
 
 
+class Notes(nn.Module):
+    """Keeps what its layer gave in training, in a mapping and in an attribute, as hooks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(toys.INPUTS, toys.CLASSES)
+        self.given: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x)
+        if self.training:
+            self.given["linear"] = self.last = scores
+        return scores
+
+
+def test_what_a_forward_notes_is_no_hindrance(stacks: list[int]) -> None:
+    found = same(of_toys(FedAvg(), Notes, sizes=[9, 5, 12]))
+    assert max(stacks) > 1
+    assert found.export(0)(torch.ones(2, toys.INPUTS)).shape == (2, toys.CLASSES)
+
+
 class Twice(SequentialSplit):
     """A layer used twice under two names, and a weight that another layer has, too."""
 

@@ -5,8 +5,10 @@ Shapes: K clients, B rows.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from polyfed.functional.device_copies import move_together
 from polyfed.functional.tied_tensors import tensor_places
 
 Tensors = dict[str, Tensor]
+MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that every layer has
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
@@ -392,6 +395,34 @@ def own_tensors(module: nn.Module) -> Tensors:
     held = module.state_dict()
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: t for name, t in named.items() if name in held}
+
+
+@contextlib.contextmanager
+def attributes_kept(network: nn.Module) -> Iterator[None]:
+    """What layers note in their attributes within the block is gone afterwards.
+
+    Tensors that `torch.vmap` has made could be neither used nor copied outside it.
+    """
+    before = [(layer, _attributes(layer)) for layer in network.modules()]
+    filled = [
+        (value, copy.copy(value)) for _, own in before for value in own.values() if isinstance(value, list | dict)
+    ]
+    try:
+        yield
+    finally:
+        for layer, own in before:
+            for name in _attributes(layer).keys() - own.keys():
+                delattr(layer, name)
+            vars(layer).update(own)
+        for value, content in filled:
+            value.clear()
+            put_in = value.extend if isinstance(value, list) else value.update
+            put_in(content)
+
+
+def _attributes(layer: nn.Module) -> dict[str, Any]:
+    """What a layer has besides what every layer has."""
+    return {name: value for name, value in vars(layer).items() if name not in MODULES_OWN}
 
 
 def weights_on(weights: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:

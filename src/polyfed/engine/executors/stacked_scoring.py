@@ -20,7 +20,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import WorkerContext
 from polyfed.engine.executors.client_scoring import counts_others
 from polyfed.engine.executors.jobs import EvalJob, Scores, placed
-from polyfed.engine.executors.stack_parts import Tensors, begins, own_tensors, put_row, weights_on
+from polyfed.engine.executors.stack_parts import Tensors, attributes_kept, begins, own_tensors, put_row, weights_on
 from polyfed.engine.executors.working_copy import client_weights, working_copy
 from polyfed.engine.scoring import CHUNK, Score, evaluate_model, predict_samples
 from polyfed.errors import RunError
@@ -131,7 +131,7 @@ def _tried(
         NotVectorizable: they cannot be taken together.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), attributes_kept(predict.model):
             warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
             return _outputs(predict, stacked, clients, samples)
     except torch.OutOfMemoryError as error:

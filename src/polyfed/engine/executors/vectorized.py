@@ -31,6 +31,7 @@ from polyfed.engine.executors.made_upload import fetch
 from polyfed.engine.executors.stack_parts import (
     SignatureCache,
     Tensors,
+    attributes_kept,
     numbers_and_nonfinite,
     own_tensors,
     put_row,
@@ -230,7 +231,7 @@ class VectorizedExecutor:
         try:
             _check_data(clients, phases)
             stack = StackedClients(clients, stacked, method, template, self._known, kind, passes, compiles)
-            with _common_layers(clients, jobs[0]):
+            with _common_layers(clients, jobs[0]), attributes_kept(template):
                 return stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise

@@ -165,7 +165,7 @@ class _ChannelTracer:
         if len(names) != len(list(self._module.parameters())):
             self._refuse("two of its layers share a parameter")
         for name, layer in self._module.named_modules():
-            if is_parametrized(layer):
+            if is_parametrized(layer) or "weight" in vars(layer):  # by torch.nn.utils.weight_norm and its like
                 self._refuse(f"the layer '{name}' has a parametrization, as weight_norm and spectral_norm make one")
         values: dict[fx.Node, _Value | None] = {}
         for node in self._record().nodes:

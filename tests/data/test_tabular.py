@@ -74,7 +74,9 @@ def test_decimal_commas_and_words_for_missing_values(tmp_path: Path) -> None:
     point = refusal(table(tmp_path / "b.csv"), decimal=",")
     assert "in line 2 of column 'height'" in point
     assert "got '1.5', the first of 3 such rows; data.decimal = '.' reads such numbers" in point
-    assert "a finite number in line 2 of column 'height'" in refusal(place, "height;y\n1.234,5;0\n1,5;1\n", decimal=",")
+    grouped = refusal(place, "height;y\n1.234,5;0\n1,5;1\n", decimal=",")
+    assert "in line 2 of column 'height'" in grouped
+    assert "got '1.234,5'; write numbers without '.' between thousands" in grouped
     assert "expected decimal '.' or ',', got ';'" in refusal(place, decimal=";")
 
 
@@ -109,6 +111,8 @@ def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path) -> Non
 
 def test_a_label_that_is_missing_is_no_class(tmp_path: Path) -> None:
     assert "expected a label in line 3 of column 'y'" in refusal(tmp_path / "a.csv", "a,y\n1,0\n2,NA\n3,1\n")
+    told = refusal(tmp_path / "a.csv", "a,y\n1,no\n2,-\n", missing_words=["-"], may_be_missing=True)
+    assert "got '-'; correct or drop such rows, or leave this word out of data.missing_words" in told
 
 
 def test_columns_of_ones_choice(tmp_path: Path) -> None:

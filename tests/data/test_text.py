@@ -152,6 +152,12 @@ def test_how_much_of_the_texts_is_not_read_is_told(tmp_path: Path) -> None:
         "texts without a known word (data.tokens = 'words'): 1 of 3 on the test side",
         "texts longer than data.max_length, 3, and cut: 1 of 2 on the training side",
     ]
+    put(tmp_path / "test.csv", "text,label\n😀,1\n好,0\n")
+    assert (
+        "data.tokens = 'words' has emoji, 'characters'"
+        in read(tmp_path, words=TextConfig("text", tokens="fedrep")).remarks[0]
+    )
+    put(tmp_path / "test.csv", "text,label\n今天天气很差,1\n好,0\n今天 好,0\n")
     source = read(tmp_path, words=TextConfig("text", length=6, tokens="characters"))
     assert source.vocabulary is not None
     assert source.vocabulary.words == tuple(" 天今好很气")

@@ -70,6 +70,14 @@ def test_a_client_goes_by_number_or_name(of_hospitals: Path, client: int | str, 
     assert (model.client, model.name) == (number, ("north", "south", "west")[number])
 
 
+def test_digits_are_a_number_or_else_a_name(of_hospitals: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(of_hospitals, tmp_path / "run")
+    index = run / "models" / "index.json"
+    (run / "models" / "index.json.sha256").unlink()
+    index.write_text(index.read_text().replace('"north"', '"007"').replace('"south"', '"2"'))
+    assert [prediction.load_model(run, client).client for client in ("007", "2", "1")] == [0, 2, 1]
+
+
 @pytest.mark.parametrize("client", ["sout", "", "3", 3, "-1", "9" * 5000])
 def test_no_such_client_tells_all(of_hospitals: Path, client: int | str) -> None:
     with pytest.raises(ConfigError, match=r"\(0 \('north'\), 1 \('south'\), 2 \('west'\)\), got"):

@@ -17,6 +17,7 @@ from polyfed.report.comparison import Table, compare_runs, to_csv, to_json, to_l
 from polyfed.report.figures import curve_drawings
 from polyfed.report.html_report import page_data
 from polyfed.report.run_records import RunRecord, load_runs
+from polyfed.report.sweeps import SweepCell, build_table
 from tests.helpers import regression
 
 RECIPE = """
@@ -83,6 +84,15 @@ def test_the_numbers_are_those_of_the_runs(runs: list[RunRecord], table: Table) 
     assert float(lines[1]["r2"]) == pytest.approx(rows["fedavg"].metrics["r2"])
     stored = json.loads(to_json(table))["tables"][0]["rows"]
     assert stored[0]["runs"][0]["rmse"] == rows["local"].runs[0].accuracy
+
+
+def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
+    kinds = {method: [run for run in runs if run.method == method] for method in ("local", "fedavg")}
+    table = build_table(["training.lr"], [SweepCell({"training.lr": 1}, kinds["fedavg"], beside=kinds["local"])])
+    assert table is not None
+    (told,) = (note for note in table.notes if "difference to Local" in note)
+    assert told.startswith("RMSE (low is good)")
+    assert "with the same settings otherwise, is below zero where it is better; the choice is by" in told
 
 
 def test_the_lowest_error_leads(table: Table) -> None:

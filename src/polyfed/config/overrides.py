@@ -74,15 +74,20 @@ def _plain(value: Any) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """A value as TOML writes it, and as ``--set KEY=`` takes it.
+    """A value as TOML writes it, on one line, and as ``--set KEY=`` takes it.
+
+    >>> to_toml([1, [2, "a"]])
+    '[1, [2, "a"]]'
 
     Raises:
         ConfigError: a recipe cannot hold it.
     """
     try:
-        return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+        lines = tomli_w.dumps({"value": value}).partition("=")[2].strip().splitlines()
     except TypeError:
         raise ConfigError(f"expected values that a recipe can hold, got {value!r}") from None
+    text = "\n".join(line.strip() for line in lines)
+    return text.replace("[\n", "[").replace(",\n]", "]").replace("\n", " ")
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

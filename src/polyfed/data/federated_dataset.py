@@ -400,6 +400,12 @@ def _check_tests(
             "everybody's rows, and list them in evaluation.held_out"
         )
     first = untested[0]
+    if by_group:
+        raise ConfigError(
+            f"expected a test row for one client at least, all {len(clients)} came out with none (client {first} with "
+            f"{len(clients[first].train)} rows to train on); use fewer clients, a larger test part in split, or "
+            "test='global'"
+        )
     raise ConfigError(
         f"expected at least one test row for every client, client {first} came out with none "
         f"({len(clients[first].train)} to train on); use fewer clients, a larger test part in split, or test='global'"

@@ -429,6 +429,9 @@ def _hint(cell: str, form: CellFormat, advice: str) -> str:
     """What to do about a cell that is no number."""
     if form.has_other_decimals(cell) and advice != _LIKE_THE_RUNS:
         return f"data.decimal = '{form.other_sign}' reads such numbers"
+    grouped = form.other_sign in cell and not form.has_other_decimals(cell)
+    if grouped and form.number(cell.replace(form.other_sign, "")) is not None:
+        return f"write numbers without '{form.other_sign}' between thousands"
     if advice == _ADVICE and not form.is_missing(cell):
         return f"{advice} and missing_words"
     return advice
@@ -462,7 +465,9 @@ def labels_of(sheet: CsvTable, label: str) -> list[str]:
     cells = sheet.cells.get(label, [])
     rows = [row for row, cell in enumerate(cells) if sheet.form.is_missing(cell)]
     if rows:
-        raise sheet.refusal("a label", label, rows, _CORRECT)
+        cell = sheet.cells[label][rows[0]]
+        named = "" if USUAL.is_missing(cell) else ", or leave this word out of data.missing_words"
+        raise sheet.refusal("a label", label, rows, _CORRECT + named)
     return cells
 
 

@@ -288,7 +288,8 @@ def _remarks(
     unknown = {name: int((side.x < FIRST_WORD).all(dim=1).sum()) for name, side in sides.items()}
     cut = {name: sum(len(text) > made.length for text in texts) for name, texts in words_in.items()}
     many = any(10 * n > len(sides[name]) for name, n in unknown.items())
-    hint = "; data.tokens = 'characters' suits scripts without blanks" if many else ""
+    emoji = "'words' has emoji, " if made.tokens == "fedrep" else ""
+    hint = f"; data.tokens = {emoji}'characters' suits scripts without blanks" if many else ""
     for what, counts, more in (
         (f"without a known word (data.tokens = '{made.tokens}')", unknown, hint),
         (f"longer than data.max_length, {made.length}, and cut", cut, ""),

@@ -348,10 +348,9 @@ def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
     names = {number: str(entry.get("name", "")) for number, (_, entry) in known.items()}
-    if isinstance(client, str) and not (client.isascii() and client.isdigit()):
+    found = [number for number in names if str(number) == str(client)]
+    if isinstance(client, str) and not found:
         found = [number for number, name in names.items() if name and name == one_line(client)]
-    else:
-        found = [number for number in names if str(number) == str(client)]
     if len(found) == 1:
         return found[0], *known[found[0]]
     told = [client_text(number, name).removeprefix("client ") for number, name in names.items()]

@@ -124,9 +124,11 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
     scored = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
     caption = f"{_about(main)}. {scored}{group.preset_text()}"
     several = any(len(row.seeds) > 1 for row in rows)
-    told = "accuracies in %" + ("; ± is the sample standard deviation over seeds" if several else "")
+    what = "accuracies in %" if score.is_share else f"{score.title} (low is good)"
+    told = what + ("; ± is the sample standard deviation over seeds" if several else "")
     if any(row.difference is not None for row in rows):
-        told += "; the difference to Local, with the same settings otherwise, is in percentage points"
+        unit = "in percentage points" if score.is_share else "below zero where it is better"
+        told += f"; the difference to Local, with the same settings otherwise, is {unit}"
     told = score.of_it(f"{told}; the choice is by validation accuracy, never by test accuracy")
     left = [cell for cell, _ in found if cell.words and not cell.complete]
     lost = [f"not to be chosen, as a seed is missing: {named(keys, cell.settings)}" for cell in left]

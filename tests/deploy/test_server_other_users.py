@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from polyfed.deploy.superlink import serve_nodes
 from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.errors import ConfigError
 from tests.helpers.nearby import Nearby, recipe_of
-from tests.helpers.other_users import needs_root, open_to_nobody, shared_folder
+from tests.helpers.other_users import NOBODY, needs_root, open_to_nobody, shared_folder
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +81,6 @@ def test_the_servers_database_is_closed(old: bool, monkeypatch: pytest.MonkeyPat
         serve_nodes(shared / "keys", database=files[0])
         assert all(file.exists() for file in files[:2])
         assert open_to_nobody(*files) == []
+        os.chown(files[1], NOBODY, NOBODY)
+        with pytest.raises(ConfigError, match=r"expected a database of this user's own, got .*-wal, which belongs to"):
+            serve_nodes(shared / "keys", database=files[0])

@@ -31,7 +31,8 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         database: file that remembers which nodes are registered; made if missing.
 
     Raises:
-        ConfigError: a file is missing, Flower or a part of it is not installed, or the system is not Linux.
+        ConfigError: a file is missing, Flower or a part of it is not installed, the database is another user's, or the
+            system is not Linux.
     """
     require_package("flwr", "deploy server")
     check_system()
@@ -52,6 +53,8 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
     config = _parse_superlink_lifespan_config()
     for left in (Path(f"{database}{ending}") for ending in ("", "-wal", "-shm")):
         if left.is_file():  # what nodes send is in it, and older versions left it open
+            if left.stat().st_uid != keeper():
+                raise ConfigError(f"expected a database of this user's own, got {left}, which belongs to another")
             left.chmod(0o600)
     uvicorn.run(
         Gate(create_app(config, SuperLinkLifespan), keeper()),

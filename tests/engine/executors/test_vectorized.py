@@ -767,6 +767,22 @@ def test_a_recipe_can_ask_for_it() -> None:
         pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized", "workers": 1}})
 
 
+@pytest.mark.parametrize(("before", "now"), [("auto", "serial"), ("serial", "auto")])
+def test_a_run_goes_on_with_another_executor_that_trains_clients_one_by_one(
+    before: str, now: str, tmp_path: Path
+) -> None:
+    """``run.compile`` is kept with ``auto`` alone."""
+    recipe = {
+        "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 20},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+    }
+    for rounds, executor in ((1, before), (2, now)):
+        settings = {**recipe, "training": {"rounds": rounds}, "run": {"executor": executor}}
+        history = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run", resume=rounds == 2)
+    assert len(history.history) == 2
+
+
 def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
     def begun(out: Path, **options: Any) -> Federation:
         members = toys.clients(["net"] * 3, [12, 7, 20], test=5)

@@ -166,6 +166,7 @@ def test_what_earlier_calls_left_behind_does_not_hinder() -> None:
         normed = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)))
     called = Counts()
     called(X)
+    called.notes = {"first": [called.layer(X)]}  # type: ignore[assignment]
     for network in (normed, called):
         run = federation(lambda network=network: network, batch_size=9, test=(X, Y)).run()  # type: ignore[misc]
         assert run.models[0](X).shape == (21, 3)

@@ -88,7 +88,7 @@ def copy_network(module: _Network, who: str = "") -> _Network:
     Raises:
         ConfigError: something in it cannot be copied, such as a lock.
     """
-    held = [value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor)]
+    held = (tensor for layer in module.modules() for value in vars(layer).values() for tensor in _tensors_in(value))
     computed = {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf}
     try:
         return copy.deepcopy(module, computed)
@@ -99,6 +99,16 @@ def copy_network(module: _Network, who: str = "") -> _Network:
             f"{who or type(module).__name__}: expected a network that copy.deepcopy can copy, got one where it cannot "
             f"copy {what}"
         ) from error
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """An attribute that is a tensor, and those in its lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+        for part in parts:
+            yield from _tensors_in(part)
 
 
 def _attribute_without_copy(module: nn.Module) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,14 +39,28 @@ def numpy_generator(seed: int, purpose: str, *ids: int | str) -> np.random.Gener
 
 @contextlib.contextmanager
 def seeded_global_rng(seed: int) -> Iterator[None]:
-    """PyTorch's global generators seeded for a block, then put back as they were.
+    """The global generators of PyTorch, Python and NumPy seeded for a block, then put back as they were.
 
-    Layer initialization and dropout draw from the global generator and take no other; this is how they are made a
-    function of (seed, purpose, round, client) all the same.
+    Layer initialization and dropout draw from the global generator and take no other, and so do forwards that call
+    `random.random()`; this is how they are made a function of (seed, purpose, round, client) all the same.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues a seeding of absent GPUs, per call
         if devices:
             torch.cuda.manual_seed_all(seed)
-        yield
+        pythons = random.getstate()
+        numpys = np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(pythons)
+            np.random.set_state(numpys)
+
+
+def drawn_of_others() -> tuple[object, ...]:
+    """Where Python's and NumPy's global generators stand: another value wherever something has drawn from one."""
+    numpys = np.random.get_state(legacy=False)
+    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["gauss"]

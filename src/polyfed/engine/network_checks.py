@@ -6,12 +6,9 @@ mode, with equal tensors and equal draws, a network has to give the same.
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,11 +82,10 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
     device = next(template.parameters()).device
     places = torch.arange(_ROWS) % client.n
     x, other = (client.prepare(client.data.train.x[rows]).to(device) for rows in (places, client.n - 1 - places))
-    with _own_draws():
-        try:
-            kept = _kept_outside(lambda: _new(build, device), x, other)
-        except Exception:  # in the forward of a new network
-            return
+    try:
+        kept = _kept_outside(lambda: _new(build, device), x, other)
+    except Exception:  # in the forward of a new network
+        return
     if kept is not None:
         attribute = kept[0][1] if kept else "state"
         raise ConfigError(
@@ -110,8 +106,8 @@ def _is_stateless(layer: nn.Module) -> bool:
 
 
 def _new(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    _seed()
-    return _own(build()).to(device)
+    with seeded_global_rng(0):
+        return _own(build()).to(device)
 
 
 def _own(network: nn.Module) -> nn.Module:
@@ -153,7 +149,6 @@ def _kept_outside(build: Callable[[], nn.Module], x: Tensor, other: Tensor) -> l
 def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> Outputs:
     """Outputs of a network that holds the tensors `start`, and its buffers among these afterwards."""
     load_state(network, start)
-    _seed()
     with seeded_global_rng(0):
         outputs = logits_of(network.train(training)(x)).detach()
     buffers = {name: buffer.detach().clone() for name, buffer in network.named_buffers() if name in start}
@@ -232,20 +227,3 @@ def _described(places: list[Place], network: nn.Module) -> str:
         kind = type(network.get_submodule(layer)).__name__
         named.append(f"'{name}' of " + (f"'{layer}' ({kind})" if layer else kind))
     return " and ".join(named) or "something that is no attribute of its layers"
-
-
-@contextlib.contextmanager
-def _own_draws() -> Iterator[None]:
-    """Python's and NumPy's global generators may be seeded within the block; afterwards they are as they were."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
-def _seed() -> None:
-    """Seed these."""
-    random.seed(0)
-    np.random.seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -438,6 +440,18 @@ class Masked(nn.Module):
         return F.dropout(self.linear(x), 0.5, self.training)
 
 
+class Skips(nn.Module):
+    """Scales what its layer gives by what Python's and NumPy's global generators draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(toys.INPUTS, toys.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x)
+        return scores * (random.random() + np.random.random()) if self.training else scores
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -478,6 +492,7 @@ class RunningMean(nn.Module):
         (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
         (FedAvg(), RunningMean, "the buffers of two clients as one are not those of one after the other"),
         (Local(), Masked, "called random"),
+        (FedAvg(), Skips, "its network draws from Python's or NumPy's generator"),
         (Local(), Recurrent, r"its loss cannot be vectorized \(\w+: .*lstm"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__ if isinstance(value, Method) else "")[:20],

@@ -36,7 +36,7 @@ from polyfed.core.method import (
     TrainingResult,
 )
 from polyfed.core.modules import load_state, trainable_parameters
-from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.randomness import drawn_of_others, seeded_global_rng
 from polyfed.engine.executors.context_stacking import RecordingContext, StackedContext, structure
 from polyfed.engine.executors.stack_parts import (
     ActiveGroup,
@@ -353,6 +353,7 @@ class StackedClients:
         """
         read: set[str] = set()
         expected = []
+        before = drawn_of_others()
         for row, (walk, turn) in enumerate(zip(pair.walks, turns, strict=True)):
             load_state(self._template, {name: t[row].detach() for name, t in pair.tensors.items()})
             watched = RecordingContext({**walk.client.context, **turn.inputs})
@@ -363,6 +364,8 @@ class StackedClients:
             left = own_tensors(self._template).items()
             expected.append(StepAlone(result, {name: t.clone() for name, t in left if name not in pair.names}))
             read |= watched.read
+        if drawn_of_others() != before:
+            raise NotVectorizable("its network draws from Python's or NumPy's generator, once for all clients as one")
         turns = [turn.at(row) for row, turn in enumerate(turns)]
         kind = StepSignature(frozenset(read), fills=False)
         with warnings.catch_warnings():

@@ -40,7 +40,7 @@ from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form
-from polyfed.functional.class_targets import merge, nearest_prototype_scores, prototype_distance, update_rows
+from polyfed.functional.class_targets import merge, prototype_distance, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
@@ -136,12 +136,7 @@ class FedSA(prototypes.PrototypeUploads):
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the head, also before there are means; or by the means that the client keeps."""
-        z = model.represent(x)
-        scores: Tensor = model.head(z)
-        if self.predictor == "head" or "prototypes" not in context:
-            return scores
-        means = get_tensor(context, "prototypes").to(z)
-        return nearest_prototype_scores(z, means, get_tensor(context, "labels"), scores.shape[1])
+        return prototypes.predict_scores(self.predictor, model, x, context)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)

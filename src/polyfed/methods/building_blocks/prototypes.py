@@ -11,7 +11,7 @@ A sample whose class has no prototype counts in the cross entropy alone; so does
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -84,6 +84,22 @@ def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor
     owned: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     own = owned.get(str(client_id), labels)
     return torch.isin(labels, own)
+
+
+def predict_scores(
+    predictor: str,
+    model: Any,
+    x: Tensor,
+    context: Context,
+    prototype_scores: Callable[[Tensor, Tensor, Tensor, int], Tensor] = nearest_prototype_scores,
+) -> Tensor:
+    """Scores (N, C) by the prototypes that a client keeps, or by its head; also by the head before there are any."""
+    z = model.represent(x)
+    scores: Tensor = model.head(z)
+    if predictor == "head" or "prototypes" not in context:
+        return scores
+    rows = get_tensor(context, "prototypes").to(z)
+    return prototype_scores(z, rows, get_tensor(context, "labels"), scores.shape[1])
 
 
 class PrototypeUploads(Method):
@@ -168,12 +184,7 @@ class PrototypeMethod(PrototypeUploads):
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""
-        z = model.represent(x)
-        scores: Tensor = model.head(z)
-        if self.predictor == "head" or "prototypes" not in context:
-            return scores
-        prototypes = get_tensor(context, "prototypes").to(z)
-        return self.prototype_scores(z, prototypes, get_tensor(context, "labels"), scores.shape[1])
+        return predict_scores(self.predictor, model, x, context, self.prototype_scores)
 
     def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
         """Scores (N, C) of representations z (N, D) by the prototypes (S, D) of `labels` (S,)."""

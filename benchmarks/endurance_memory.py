@@ -71,7 +71,7 @@ class Watch:
         self.every, self.noted, self.records = every, list[tuple[int, int, int]](), list[int]()
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """See `polyfed.tracking.base.Tracker`."""
+        """See `polyfed.loggers.base.Logger`."""
         if record["round"] % self.every == 0:
             own, *others = self._family(os.getpid())
             self.noted.append((record["round"], own_memory(own), sum(map(own_memory, others))))
@@ -96,7 +96,7 @@ def measured(method: str, executor: str, rounds: int, every: int) -> dict[str, A
             overrides=settings,
             workers=2 if executor == "processes" else None,
             out=Path(folder) / "run",
-            trackers=[watch],
+            loggers=[watch],
         )
     first, last = watch.noted[len(watch.noted) // 4], watch.noted[-1]
     return {

@@ -84,7 +84,7 @@ class Kept(Changed):
 
 
 class Clock:
-    """A tracker that takes processor time and wall time of every round."""
+    """A logger that takes processor time and wall time of every round."""
 
     def __init__(self) -> None:
         self.seconds: list[tuple[float, float]] = []
@@ -121,7 +121,7 @@ def milliseconds(method: Method, clients: int, rounds: int, workers: int) -> dic
         Evaluation(every_n_rounds=rounds),
         executor=Execution("processes" if workers else "serial", workers=workers or None),
         builders={"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
-        trackers=[clock],
+        loggers=[clock],
     )
     federation.run()
     processor, wall = (1000 * median(taken) / clients for taken in zip(*clock.seconds[1:-1], strict=True))

@@ -73,7 +73,7 @@ class Runner(threading.Thread):
 
     def __init__(self, recipe: Recipe, data: DataCache, turns: Turns, number: int) -> None:
         super().__init__()
-        self._federation = build_federation(recipe, data=data, trackers=[self.round])
+        self._federation = build_federation(recipe, data=data, loggers=[self.round])
         self._turns = turns
         self._number = number
         self.history: Sequence[Mapping[str, Any]] = ()

@@ -24,7 +24,7 @@ from polyfed.experiments.data_cache import DataCache
 
 
 class Clock:
-    """A tracker that takes the processor time of every round."""
+    """A logger that takes the processor time of every round."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -73,7 +73,7 @@ def main() -> None:
         recipe = Recipe.load(asked.recipe, settings)
         for _ in range(asked.repeats):
             for name, clock in clocks.items():
-                build_federation(recipe.choose(name), data=data, trackers=[clock]).run()
+                build_federation(recipe.choose(name), data=data, loggers=[clock]).run()
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")
     base = median(clocks[asked.base].seconds)

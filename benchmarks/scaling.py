@@ -33,7 +33,7 @@ GOAL_START, GOAL_GROWTH = 10.0, 1.2  # seconds; times the smallest
 
 
 class Watch:
-    """A tracker that takes the time of the start and of every round, and ends the run after `rounds`."""
+    """A logger that takes the time of the start and of every round, and ends the run after `rounds`."""
 
     def __init__(self, rounds: int) -> None:
         self.seconds: list[float] = []
@@ -87,7 +87,7 @@ def watched(asked: argparse.Namespace, data: DataCache, clients: int, model: str
     )
     watch = Watch(rounds)
     try:
-        build_federation(recipe, data=data, trackers=[watch]).run()
+        build_federation(recipe, data=data, loggers=[watch]).run()
     except (RunInterrupted, KeyboardInterrupt):
         return watch
     raise AssertionError("a run that is watched is ended by its watch")

@@ -102,7 +102,7 @@ def resumed(recipe: Recipe, out: Path) -> None:
             raise KeyboardInterrupt
 
     with contextlib.suppress(pf.errors.RunInterrupted):
-        pf.run(recipe.with_run(executor="serial"), out=out, trackers=[stop])
+        pf.run(recipe.with_run(executor="serial"), out=out, loggers=[stop])
     pf.run(recipe.with_run(executor="serial"), out=out, resume=True)
 
 

@@ -1522,7 +1522,7 @@ def shown(r: Random) -> Files:
 def use_follow(place: Path) -> None:
     """Shown while it grows."""
     from polyfed.deploy.run_progress import RunProgress
-    from polyfed.tracking.console import Console
+    from polyfed.loggers.console import Console
 
     facts = {"method": "fedgh", "rounds": 4, "evaluation": {"stage": "personal"}}
     later = {path: path.read_bytes() for path in place.glob("*.jsonl")}

@@ -19,6 +19,7 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
+from polyfed.loggers.console import Console
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_formats import to_html
 from polyfed.report.plot_style import empty_figure, save
@@ -28,7 +29,6 @@ from polyfed.report.sweeps import SweepRow, SweepTable
 from polyfed.report.sweeps import to_csv as sweep_to_csv
 from polyfed.report.sweeps import to_markdown as sweep_to_markdown
 from polyfed.results.read import seal, unseal
-from polyfed.tracking.console import Console
 from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"

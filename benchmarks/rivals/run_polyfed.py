@@ -19,7 +19,7 @@ def main() -> None:
         pf.Training(rounds=1 + job.rounds, batch_size=job.batch_size, lr=LR),
         executor=Execution("serial") if job.workers == 1 else Execution("processes", workers=job.workers),
         builders={"cnn1": network},
-        trackers=[lambda record: laps.mark()],
+        loggers=[lambda record: laps.mark()],
     )
     federation.run()
     average = get_group(federation.method.broadcast(federation.server, 0), "model")  # what a client would get next

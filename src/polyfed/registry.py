@@ -370,7 +370,7 @@ PLUGINS = Registry(  # in the order of their hooks
         "privacy budget": "polyfed.plugins.privacy_budget:PrivacyBudget",
     },
 )
-TRACKERS = Registry(
-    "tracker",
-    {"console": "polyfed.tracking.console:Console", "tensorboard": "polyfed.tracking.tensorboard:TensorBoard"},
+LOGGERS = Registry(
+    "logger",
+    {"console": "polyfed.loggers.console:Console", "tensorboard": "polyfed.loggers.tensorboard:TensorBoard"},
 )

@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_it() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(pf.errors.RunInterrupted):  # type: ignore[attr-defined]
-        pf.run(settings, out="run", trackers=[stop])
+        pf.run(settings, out="run", loggers=[stop])
     assert values(pf.run(settings, out="run", resume=True)) == values(whole)
 
 

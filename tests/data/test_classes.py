@@ -168,7 +168,7 @@ ODD = [
 
 def test_a_run_and_a_check_say_what_is_odd(stray: pf.Recipe) -> None:
     hears = Hears()
-    pf.run(stray, trackers=[hears])
+    pf.run(stray, loggers=[hears])
     assert hears.messages == ODD
     found = check(stray)
     assert list(found.class_remarks) == ODD
@@ -179,7 +179,7 @@ def test_so_does_a_federation_made_in_python() -> None:
     x, y = torch.rand(8, 4), torch.tensor([0, 1, 0, 1, 0, 1, 0, 5])
     hears = Hears()
     clients = [pf.Client("mlp-64-32", (x, y), test=(x, y + 1)) for _ in range(2)]
-    pf.Federation(clients, Local(), pf.Training(rounds=1), trackers=[hears]).run()
+    pf.Federation(clients, Local(), pf.Training(rounds=1), loggers=[hears]).run()
     assert hears.messages == [
         "classes with test rows that nobody trains on (2): 2, 6",
         "classes that nobody trains on or is tested on (2): 3, 4",

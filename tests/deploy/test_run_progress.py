@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.deploy.run_progress import RunProgress
-from polyfed.tracking.console import Console
+from polyfed.loggers.console import Console
 
 FACTS = {
     "method": "fedgh",

@@ -420,7 +420,7 @@ def turned_away(theirs: Recipe, recipe: Recipe, folder: Path, monkeypatch: pytes
                 raise GivenUp
 
     with pytest.raises(GivenUp):
-        serve(recipe, Nearby(theirs, folder, (0,), {0: config}), out=folder / "out", deadline=5, trackers=[Watch()])
+        serve(recipe, Nearby(theirs, folder, (0,), {0: config}), out=folder / "out", deadline=5, loggers=[Watch()])
     assert not (folder / "out").exists()
     return said[-1]
 

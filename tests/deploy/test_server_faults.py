@@ -112,7 +112,7 @@ def test_who_claims_what_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping
 
     wire.fault = lambda node, envelope: Envelope("hello", {**real.facts, **claim}) if node == BAD else None
     with pytest.raises(_Killed):
-        served(recipe, wire, tmp_path, trackers=[Watch()])
+        served(recipe, wire, tmp_path, loggers=[Watch()])
     assert [text for text in said if "is no client" in text] == [text for text in said if reason in text]
     assert any(reason in text for text in said)
 
@@ -127,7 +127,7 @@ def test_who_is_away_is_not_waited_for_and_comes_back(tmp_path: Path) -> None:
         seen.append(record["round"])
         wire.away = {BAD} if record["round"] == 1 else set()
 
-    run = served(recipe, wire, tmp_path, deadline=60, trackers=[leave])
+    run = served(recipe, wire, tmp_path, deadline=60, loggers=[leave])
     assert seen == [1, 2, 3]
     assert [record["dropped"] for record in run.history] == [[], [1], []]
     assert troubles(tmp_path / "out") == [(2, 1, "its node is not there")]
@@ -143,7 +143,7 @@ def test_whose_node_is_dead_is_scored_no_more(tmp_path: Path, dies: str, capsys:
             wire.away = {BAD}
         wire.fault = lambda node, envelope: NodeError("silence") if node == BAD else None
 
-    run = served(recipe, wire, tmp_path, trackers=[kill])
+    run = served(recipe, wire, tmp_path, loggers=[kill])
     first, *later = run.history
     assert [record["accuracy"]["personal"]["n"] for record in run.history] == [3, 2, 2]
     assert [value is None for value in first["accuracy_per_client"]] == [False, False, False]
@@ -170,7 +170,7 @@ def test_whom_nobody_asks_keeps_its_score_as_long_as_its_node_is_there(tmp_path:
         if record["round"] == 3:
             wire.away = {FIRST_NODE + 2}
 
-    run = served(recipe, wire, tmp_path, trackers=[leave])
+    run = served(recipe, wire, tmp_path, loggers=[leave])
     assert [[value is None for value in record["accuracy_per_client"]] for record in run.history] == [
         [False, False, False],
         [False, True, False],  # it has not answered
@@ -391,7 +391,7 @@ def test_a_late_node_joins(tmp_path: Path) -> None:
         if record["round"] == 1:
             wire.add(2)
 
-    run = served(recipe, wire, tmp_path, min_nodes=2, trackers=[come])
+    run = served(recipe, wire, tmp_path, min_nodes=2, loggers=[come])
     assert rounds == [1, 2, 3]
     assert [record["clients"] for record in run.history] == [[0, 1], [0, 1, 2], [0, 1, 2]]
     assert sorted(models(tmp_path)) == [0, 1, 2]
@@ -409,7 +409,7 @@ def test_a_late_node_that_does_not_fit_is_turned_away_and_the_run_goes_on(tmp_pa
         if record["round"] == 1:
             wire.add(2, architecture="mlp-64-32")  # its features are others than the header takes
 
-    run = served(recipe, wire, tmp_path, min_nodes=2, trackers=[come])
+    run = served(recipe, wire, tmp_path, min_nodes=2, loggers=[come])
     assert [record["clients"] for record in run.history] == [[0, 1]] * 3
     away = [line for line in event_log(tmp_path / "out") if line["event"] == "turned away"]
     assert [line["client"] for line in away] == [2]
@@ -492,7 +492,7 @@ def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: 
         if record["round"] == 1:
             lose(tmp_path / "node-1")
 
-    run = served(recipe, wire, tmp_path, trackers=[forget])
+    run = served(recipe, wire, tmp_path, loggers=[forget])
     assert [record["dropped"] for record in run.history] == ([[], [], []] if anew else [[], [1], [1]])
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
     assert all("expected the state after '000001-00'" in reason and "got nothing" in reason for reason in said)

@@ -116,7 +116,7 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises((RunInterrupted, KeyboardInterrupt)):
-        kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1, trackers=[Stop()]).run()
+        kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1, loggers=[Stop()]).run()
     resumed = kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1)
     resumed.run(resume=True)
     assert len(resumed.history) == 4

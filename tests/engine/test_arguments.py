@@ -77,7 +77,7 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
         ({"clients": []}, r"expected at least one client, got none"),
         ({"public": (X, Y)}, r"public: expected polyfed.PublicData\(\(x, y\)\), got a tuple"),
         ({"test": (X, Y.float())}, r"test: expected whole numbers as labels, as of client 0, train, got floats"),
-        ({"trackers": print}, r"trackers: expected a list, got the function print; put it into \[ \]"),
+        ({"loggers": print}, r"loggers: expected a list, got the function print; put it into \[ \]"),
         ({"metrics": print}, r"metrics: expected a dictionary of functions by name, got the function print"),
         ({"builders": network}, r"builders: expected a dictionary of functions by name, got the function network"),
         ({"out": 3}, r"out: expected the path of a folder, got 3"),

@@ -57,7 +57,7 @@ def test_it_is_averaged_where_that_is_asked_for() -> None:
         def message(self, text: str) -> None:
             told.append(text)
 
-    federation(FedAvg(aggregation="by-name"), Low, High, trackers=[Watcher()]).run()
+    federation(FedAvg(aggregation="by-name"), Low, High, loggers=[Watcher()]).run()
     assert [text for text in told if text.startswith("averaged: ")]
     check = estimate_costs(federation(FedAvg(aggregation="by-name"), Low, High))
     assert check.averaged in " ".join(str(check).split("\n"))

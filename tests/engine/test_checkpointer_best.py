@@ -62,7 +62,7 @@ def until(rounds: int, folder: Path) -> dict[str, bytes]:
     federation = pf.Recipe.from_dict(recipe("last").to_dict())
     from polyfed.experiments.build import build_federation
 
-    made = build_federation(federation, trackers=[Stop()])
+    made = build_federation(federation, loggers=[Stop()])
     with pytest.raises(RunInterrupted):
         made.run()
     made.write_models(_folder(folder))
@@ -123,7 +123,7 @@ def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path, straight: 
 
     for number in stops:
         with pytest.raises(RunInterrupted):
-            pf.run(recipe(), out=tmp_path / "run", resume=True, trackers=[Stop(number)])
+            pf.run(recipe(), out=tmp_path / "run", resume=True, loggers=[Stop(number)])
     run = pf.run(recipe(), out=tmp_path / "run", resume=True)
     assert run.result["models_of_round"] == straight.result["models_of_round"]
     assert models(tmp_path / "run") == models(straight.path)
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path
                 raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(), out=tmp_path / "run", trackers=[Stop()])
+        pf.run(recipe(), out=tmp_path / "run", loggers=[Stop()])
     (tmp_path / "run/checkpoint" / f"round-{best:06d}" / "weights.safetensors").write_bytes(b"")
     says = rf"round-{best + 1:06d} is damaged \(that of the best round before it, {best}, is damaged\)"
     with pytest.warns(UserWarning, match=says), pytest.raises(ConfigError, match=r"are damaged; start again"):

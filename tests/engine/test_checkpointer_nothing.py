@@ -78,7 +78,7 @@ def test_records_are_all_that_is_left_and_the_figures_are_equal(kept: Path, slim
 def test_an_interrupted_one_goes_on_from_its_checkpoint(tmp_path: Path, kept: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(), out=folder, trackers=[StopAfterRound(2)])
+        pf.run(recipe(), out=folder, loggers=[StopAfterRound(2)])
     assert (folder / "checkpoint/round-000002").is_dir()
     pf.run(recipe(), out=folder, resume=True)
     assert {path.name for path in folder.iterdir()} == RECORDS

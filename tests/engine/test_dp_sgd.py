@@ -234,7 +234,7 @@ class TestTraining:
                 raise KeyboardInterrupt
 
         whole, broken = ran(**NOISY), federation(**NOISY, out=tmp_path / "run")
-        broken.trackers.append(Stops())
+        broken.loggers.append(Stops())
         with pytest.raises(RunInterrupted):
             broken.run()
         resumed = federation(**NOISY, out=tmp_path / "run")

@@ -136,7 +136,7 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
         def message(self, text: str) -> None: ...
         def end(self, result: Any) -> None: ...
 
-    fed.trackers.append(Count())
+    fed.loggers.append(Count())
     history = fed.run().history
     for number, (record, calls) in enumerate(zip(history, seen, strict=True), 1):
         (drawn,) = record["clients"]

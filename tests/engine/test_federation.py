@@ -36,7 +36,7 @@ from tests.helpers.quick import others_slow
 
 
 class Watcher:
-    """A tracker that keeps what it was told, and may act."""
+    """A logger that keeps what it was told, and may act."""
 
     def __init__(self, act: Callable[[str], None] | None = None) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -104,7 +104,7 @@ def test_unselected_clients_keep_the_very_same_tensors() -> None:
             before[client.id] = client.weights
 
     training = Training(rounds=5, lr=0.1, client_fraction=0.5)
-    federation = usual(FedGH(), training, trackers=[Watcher(look)])
+    federation = usual(FedGH(), training, loggers=[Watcher(look)])
     federation.run()
     assert any(value is not None for value in before.values())
 
@@ -426,7 +426,7 @@ def start_and_stop(method: Method, out: Path, number: int) -> None:
         if event == "client_done" and federation.server.round == number:
             raise KeyboardInterrupt
 
-    federation = usual(method, FIVE, out=out, trackers=[Watcher(act)])
+    federation = usual(method, FIVE, out=out, loggers=[Watcher(act)])
     with pytest.raises(RunInterrupted):
         federation.run()
 
@@ -586,7 +586,7 @@ def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
                     usual(Local(), out=out).run(**options)
 
     alone = usual(Local(), out=tmp_path / "alone").run()
-    disturbed = usual(Local(), out=out, trackers=[Second()]).run()
+    disturbed = usual(Local(), out=out, loggers=[Second()]).run()
     assert disturbed.result["accuracy_per_client"] == alone.result["accuracy_per_client"]
     assert usual(Local(), out=out).run(resume=True).result == disturbed.result
 
@@ -614,7 +614,7 @@ def test_ctrl_c_between_rounds_leaves_a_checkpoint(tmp_path: Path) -> None:
         if event == "round" and len(federation.history) == 3:
             raise KeyboardInterrupt
 
-    federation = usual(FedAvg(), FIVE, out=tmp_path / "run", trackers=[Watcher(act)])
+    federation = usual(FedAvg(), FIVE, out=tmp_path / "run", loggers=[Watcher(act)])
     with pytest.raises(RunInterrupted):
         federation.run()
     assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-000003"]

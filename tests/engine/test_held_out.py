@@ -204,7 +204,7 @@ def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
     world = usual(FedAvg())
     whole = run(FedAvg())
     with pytest.raises(RunInterrupted):
-        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", trackers=[Stop()])
+        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", loggers=[Stop()])
     again = world.federation(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run")
     result = again.run(resume=True).result
     assert records(again) == records(whole)

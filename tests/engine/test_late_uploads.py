@@ -62,7 +62,7 @@ def ran(*arguments: Any, **options: Any) -> Federation:
 
 
 class Stopper:
-    """A tracker that presses Ctrl-C after a round, or in it when its first client is through."""
+    """A logger that presses Ctrl-C after a round, or in it when its first client is through."""
 
     def __init__(self, after: int = 0, within: int = 0) -> None:
         self.after, self.within, self.done = after, within, 0
@@ -333,7 +333,7 @@ WHERE = ({"after": 2}, {"after": 3}, {"within": 3}, {"within": 5})
 @pytest.mark.parametrize("where", others_slow(WHERE, quick=({"within": 5},)))
 def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Patient(), STORMY, 5, 0.8)
-    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", trackers=[Stopper(**where)])
+    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", loggers=[Stopper(**where)])
     with pytest.raises(RunInterrupted):
         first.run()
     snapshot = checkpoint.latest(tmp_path / "run" / "checkpoint", 6)
@@ -349,7 +349,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path
 def test_a_killed_run_goes_on_from_an_earlier_checkpoint(tmp_path: Path) -> None:
     """As after SIGKILL: records of rounds that no checkpoint has are played again."""
     whole = ran(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
-    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed", trackers=[Stopper(after=3)])
+    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed", loggers=[Stopper(after=3)])
     with pytest.raises(RunInterrupted):
         first.run()
     shutil.copy(tmp_path / "run" / "rounds.jsonl", tmp_path / "killed" / "rounds.jsonl")

@@ -150,14 +150,14 @@ def test_in_worker_processes_too(tmp_path: Path, finished: Finished) -> None:
 def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path, finished: Finished) -> None:
     folder = tmp_path / "longer"
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(3, **CLOSING), out=folder, trackers=[Stop(2)])
+        pf.run(recipe(3, **CLOSING), out=folder, loggers=[Stop(2)])
     for rounds in (4, 5):
         pf.run(recipe(rounds, **CLOSING), out=folder, resume=True)
     assert content(folder) == finished.content(5, **CLOSING)
 
 
 class Stop:
-    """A tracker that interrupts the run after a round."""
+    """A logger that interrupts the run after a round."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -174,7 +174,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     finished.copy(folder, 3, **CLOSING)
     before = {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]}
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(5, **CLOSING), out=folder, resume=True, trackers=[Stop(number)])
+        pf.run(recipe(5, **CLOSING), out=folder, resume=True, loggers=[Stop(number)])
     assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
     load_model(folder, 0)
     (found,) = load_runs(folder)

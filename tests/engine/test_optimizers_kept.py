@@ -14,8 +14,8 @@ from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.loggers.base import as_logger
 from polyfed.methods import FedAvg, FedLoRA, FedNova, FedRep, FedRolex, Local
-from polyfed.tracking.base import as_tracker
 from tests.helpers.toys import NETS, Two, clients, federation, rounds, same, two_gradient, two_parameter_clients
 
 KEPT: dict[str, Any] = {"rounds": 3, "batch_size": 5, "lr": 0.05, "momentum": 0.9, "keep_optimizer_state": True}
@@ -76,7 +76,7 @@ def test_resumed_rounds_are_those_of_one_run(tmp_path: Path) -> None:
     whole = made(tmp_path / "whole")
     whole.run()
     parted = made(tmp_path / "parted")
-    parted.trackers.append(as_tracker(stop))
+    parted.loggers.append(as_logger(stop))
     with pytest.raises(RunInterrupted):
         parted.run()
     again = made(tmp_path / "parted")

@@ -277,7 +277,7 @@ def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
     whole = scripted(patience=2)
     expected = whole.run().result
     first = scripted(tmp_path / "run", patience=2)
-    first.trackers.append(CtrlC(after))
+    first.loggers.append(CtrlC(after))
     with pytest.raises(RunInterrupted):
         first.run()
     second = scripted(tmp_path / "run", patience=2)

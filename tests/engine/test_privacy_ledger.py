@@ -138,7 +138,7 @@ def test_a_resumed_run_stops_alike(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     broken = federation(out=tmp_path / "run", **settings)
-    broken.trackers.append(Stops())
+    broken.loggers.append(Stops())
     with pytest.raises(RunInterrupted):
         broken.run()
     resumed = federation(out=tmp_path / "run", **settings)

@@ -20,6 +20,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.history import best_by_validation
 from polyfed.errors import RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
+from polyfed.loggers.console import Console
 from polyfed.methods import FedAvg, Local
 from polyfed.plugins.settings import Availability
 from polyfed.report.comparison import compare_runs
@@ -29,7 +30,6 @@ from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records, weights
 from polyfed.testing.spy import Spy
-from polyfed.tracking.console import Console
 from tests.helpers.quick import others_slow
 
 ALL = list(range(6))
@@ -193,7 +193,7 @@ STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_roun
 )
 def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Finish(), availability=STORM)
-    first = federation(Finish(), availability=STORM, out=tmp_path / "run", trackers=[CtrlC(**where)])
+    first = federation(Finish(), availability=STORM, out=tmp_path / "run", loggers=[CtrlC(**where)])
     with pytest.raises(RunInterrupted):
         first.run()
     second = federation(Finish(), availability=STORM, out=tmp_path / "run")
@@ -251,7 +251,7 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     for where in ({"after": 2}, {"within": 4}, {"after": 4}):
         out = tmp_path / "-".join(f"{key}{value}" for key, value in where.items())
         with pytest.raises(RunInterrupted):
-            federation(Finish(), settings, evaluation=evaluation, out=out, trackers=[CtrlC(**where)]).run()
+            federation(Finish(), settings, evaluation=evaluation, out=out, loggers=[CtrlC(**where)]).run()
         second = federation(Finish(), settings, evaluation=evaluation, out=out)
         second.run(resume=True)
         assert records(second) == records(whole)
@@ -302,13 +302,13 @@ def test_nothing_of_it_by_default() -> None:
 
 def test_the_terminal_says_so() -> None:
     stream = io.StringIO()
-    ran(Finish(), trackers=[Console(stream=stream, terminal=False)])
+    ran(Finish(), loggers=[Console(stream=stream, terminal=False)])
     lines = stream.getvalue().splitlines()
     assert any("closing round" in line for line in lines)
     assert not any("round 4/3" in line for line in lines)
     stream = io.StringIO()
     still = Training(rounds=5, lr=0.0)
-    ran(Local(), still, evaluation=Evaluation(patience=1), trackers=[Console(stream=stream, terminal=False)])
+    ran(Local(), still, evaluation=Evaluation(patience=1), loggers=[Console(stream=stream, terminal=False)])
     assert "round 2: stopped, as the validation accuracy has not become better" in stream.getvalue()
 
 

@@ -282,7 +282,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(size: int, tmp_path: Path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def work() -> None:
-        made(out, trackers=[full]).run()
+        made(out, loggers=[full]).run()
 
     said = in_a_process(work)
     assert said.startswith("RunError: cannot write to ")

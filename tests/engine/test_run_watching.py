@@ -56,7 +56,7 @@ def kappa(counts: Tensor) -> float:
 
 def test_a_function_is_called_with_every_record() -> None:
     seen: list[Mapping[str, Any]] = []
-    run = federation(trackers=[seen.append]).run()
+    run = federation(loggers=[seen.append]).run()
     assert seen == run.history
     assert [record["round"] for record in seen] == [1, 2]
 
@@ -78,7 +78,7 @@ def test_an_object_may_have_some_of_the_methods_only() -> None:
             self.begins = info["start_round"]
 
     ends, counts = Ends(), Counts()
-    run = federation(trackers=[ends, counts]).run()
+    run = federation(loggers=[ends, counts]).run()
     assert ends.told is run.result
     assert (counts.begins, counts.done) == (1, 2 * 3)
 
@@ -102,7 +102,7 @@ class Hears:
 
 def test_a_methods_first_remark_is_told_and_no_other_not_even_after_resuming(tmp_path: Path) -> None:
     hears = Hears()
-    run = federation(4, method=Remarks(), trackers=[hears]).run()
+    run = federation(4, method=Remarks(), loggers=[hears]).run()
     assert hears.messages == [f"round 2: samples {run.history[1]['samples']}"]
 
     class Stops:
@@ -114,8 +114,8 @@ def test_a_methods_first_remark_is_told_and_no_other_not_even_after_resuming(tmp
                 raise KeyboardInterrupt  # in round 3
 
     with pytest.raises(RunInterrupted):
-        federation(4, method=Remarks(), trackers=[hears, Stops()], out=tmp_path / "run").run()
-    federation(4, method=Remarks(), trackers=[hears], out=tmp_path / "run").run(resume=True)
+        federation(4, method=Remarks(), loggers=[hears, Stops()], out=tmp_path / "run").run()
+    federation(4, method=Remarks(), loggers=[hears], out=tmp_path / "run").run(resume=True)
     assert len(hears.messages) == 2
 
 
@@ -136,9 +136,9 @@ def test_a_remark_that_fails_names_round_and_stage() -> None:
         (History, r"got the class History; write History\(\)"),
     ],
 )
-def test_what_is_no_tracker_is_refused(given: object, says: str) -> None:
+def test_what_is_no_logger_is_refused(given: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        federation(trackers=[given])
+        federation(loggers=[given])
 
 
 # the history
@@ -250,7 +250,7 @@ def test_a_figure_that_fails_names_itself() -> None:
 
 def test_a_federation_shows_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Mapping[str, Any]] = []
-    made = federation(trackers=[seen.append])
+    made = federation(loggers=[seen.append])
     made.run(progress=True)
     said = capsys.readouterr()
     assert said.out == ""

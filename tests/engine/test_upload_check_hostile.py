@@ -273,7 +273,7 @@ def test_who_sends_nothing_has_nothing_to_hold() -> None:
 
 
 class Stops:
-    """A tracker that presses Ctrl-C after a round."""
+    """A logger that presses Ctrl-C after a round."""
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         if record["round"] == 2:
@@ -286,7 +286,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
     straight = world.run(FedAvg(), THREE, **options)
     pool = world.run(FedAvg(), THREE, **options, executor="processes", workers=2)
     with pytest.raises(RunInterrupted):
-        world.run(FedAvg(), THREE, **options, out=tmp_path / "run", trackers=[Stops()])
+        world.run(FedAvg(), THREE, **options, out=tmp_path / "run", loggers=[Stops()])
     resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
     for other in (pool, resumed):

@@ -219,7 +219,7 @@ def test_a_cohort_gives_it_up_to_rounding() -> None:
 
 
 class Stops:
-    """A tracker that presses Ctrl-C after a round."""
+    """A logger that presses Ctrl-C after a round."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -232,7 +232,7 @@ class Stops:
 def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     straight = ran(FedAvg(), THREE, **ALL)
     with pytest.raises(RunInterrupted):
-        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", trackers=[Stops(2)])
+        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", loggers=[Stops(2)])
     resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
     resumed.run(resume=True)
     assert difference(all_state(straight), all_state(resumed)) is None

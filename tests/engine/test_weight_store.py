@@ -264,7 +264,7 @@ def test_weights_are_replaced_and_never_written_into() -> None:
             held.extend((c.weights, {n: t.clone() for n, t in c.weights.items()}) for c in fed.clients if c.weights)
 
     fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=4, batch_size=8))
-    fed.trackers = [Keeps(fed)]
+    fed.loggers = [Keeps(fed)]
     fed.run()
     assert len(held) == 24
     assert all(alike(row, before) for row, before in held)

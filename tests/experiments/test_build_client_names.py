@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.tracking.console import Console
+from polyfed.loggers.console import Console
 from tests.helpers.hospitals import hospitals
 
 ROWS = "".join(f"{x},{(x * 7) % 5},{'ab'[(x // 3) % 2]}\n" for x in range(20))

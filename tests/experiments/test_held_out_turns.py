@@ -18,7 +18,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.held_out_turns import plan_turns
-from polyfed.tracking.console import Console
+from polyfed.loggers.console import Console
 from tests.helpers.hospitals import GROUPS, hospitals
 
 EACH = {"held_out": "each group", "held_out_epochs": 1}

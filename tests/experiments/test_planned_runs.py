@@ -92,7 +92,7 @@ def test_a_run_does_not_go_on_over_other_data(place: Path, state: str, old: str,
     rounds = ["training.rounds=2"]
     if state == "interrupted":
         with pytest.raises(RunInterrupted):
-            pf.run("recipe.toml", out="run", overrides=rounds, trackers=[Stop()])
+            pf.run("recipe.toml", out="run", overrides=rounds, loggers=[Stop()])
     else:
         pf.run("recipe.toml", out="run")
     before = files("run")

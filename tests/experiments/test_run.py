@@ -20,7 +20,7 @@ def test_without_a_folder_nothing_is_written_and_it_runs_again(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     first = pf.run(QUICKSTART, method="local", overrides=BRIEF)
     seen: list[object] = []
-    again = pf.run(QUICKSTART, method="local", overrides=BRIEF, trackers=[seen.append])
+    again = pf.run(QUICKSTART, method="local", overrides=BRIEF, loggers=[seen.append])
     assert seen == again.history
     assert first.path is None
     assert not list(tmp_path.iterdir())

@@ -137,7 +137,7 @@ class Round:
 
 
 class Watch:
-    """Stands in for the executor and the tracker of a federation; loses the uploads that `lose(round, id)` says.
+    """Stands in for the executor and the logger of a federation; loses the uploads that `lose(round, id)` says.
 
     `around` puts it around an executor; `federation` is to be set before the run.
     """
@@ -213,7 +213,7 @@ def federation(  # noqa: PLR0913 - what tests vary, each by its name
         out=out,
         seed=seed,
         builders=builders or NETS,
-        trackers=[watching],
+        loggers=[watching],
     )
     return watching.federation, watching
 

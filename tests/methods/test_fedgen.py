@@ -233,7 +233,7 @@ def test_it_is_said_once_that_generated_features_drown_the_clients_data():
     for weight, expected in ((1.0, 0), (200.0, 1)):
         hears = Hears()
         fed, watch = federation(FedGen(**SMALL, alpha=weight, beta=weight), clients(MIXED), rounds=4, lr=1e-3)
-        fed.trackers.append(hears)
+        fed.loggers.append(hears)
         fed.run()
         assert len(hears.messages) == expected
         for round in watch.rounds[1:]:

@@ -376,7 +376,7 @@ def test_a_late_upload_trains_the_header_of_a_later_round():
         task=Task(classes=CLASSES),
         executor=Execution(wrap=watch.around),
         builders=NETS,
-        trackers=[watch],
+        loggers=[watch],
     )
     fed.run()
     first, second = watch.rounds

@@ -294,7 +294,7 @@ def federate(method: pf.Method, executor: str, workers: int | None = None, **net
     said: list[str] = []
     told = type("Told", (), {"message": lambda self, text: said.append(text)})()
     training = pf.Training(rounds=2, lr=0.1, batch_size=6)
-    made = pf.Federation(clients, method, training, executor=pf.Execution(executor, workers=workers), trackers=[told])
+    made = pf.Federation(clients, method, training, executor=pf.Execution(executor, workers=workers), loggers=[told])
     return made.run(), said
 
 

@@ -144,7 +144,7 @@ def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
     ):  # vectorized: one client after the other, as nn.LSTM cannot be stacked
         polyfed.run(recipe, out=executor, overrides=[f"run.executor='{executor}'"])
     with pytest.raises(RunInterrupted):
-        polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], trackers=[stop])
+        polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], loggers=[stop])
     polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], resume=True)
     assert weights("serial") == weights("processes") == weights("vectorized") == weights("resumed")
     assert weights("serial")[0] != weights("serial")[1]

@@ -136,7 +136,7 @@ def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
     pool = two(executor="processes", workers=2, **options).run()
     assert simulated(pool) == simulated(whole)
     with pytest.raises(RunInterrupted):
-        two(out=tmp_path / "run", trackers=[Stopper()], **options).run()
+        two(out=tmp_path / "run", loggers=[Stopper()], **options).run()
     resumed = two(out=tmp_path / "run", **options).run(resume=True)
     assert simulated(resumed) == simulated(whole)
     assert len({tuple(record["stragglers"]) for record in whole.history}) > 1
@@ -214,7 +214,7 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
     assert set(run.models) == {0}
     whole = two(devices=settings, rounds=4).run()
     with pytest.raises(RunInterrupted):
-        two(devices=settings, rounds=4, out=tmp_path / "cut", trackers=[Stopper()]).run()
+        two(devices=settings, rounds=4, out=tmp_path / "cut", loggers=[Stopper()]).run()
     resumed = two(devices=settings, rounds=4, out=tmp_path / "cut").run(resume=True)
     assert resumed.result["accuracy_per_client"] == whole.result["accuracy_per_client"]
     assert simulated(resumed) == simulated(whole)

@@ -269,7 +269,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(method: Method, where: dict[str,
     devices = buffered(UNLIKE, 2, time_jitter=0.3, server_flops=1e7)
     whole = ran(method, devices, rounds=5)
     with pytest.raises(RunInterrupted):
-        federation(method, devices, rounds=5, out=tmp_path, trackers=[Stopper(**where)]).run()
+        federation(method, devices, rounds=5, out=tmp_path, loggers=[Stopper(**where)]).run()
     assert list(tmp_path.glob("checkpoint/round-*/work.safetensors"))
     resumed = federation(method, devices, rounds=5, out=tmp_path)
     resumed.run(resume=True)

@@ -67,7 +67,7 @@ MAY_IMPORT = {
         "results",
         "registry",
         "signals",
-        "tracking.base",
+        "loggers.base",
         "units",
         "version",
     },
@@ -85,7 +85,7 @@ MAY_NOT_IMPORT = {
     "attacks": {"engine", "analysis", "cli", "methods", "building_blocks"},
     "deploy": {"cli"},
     "testing": {"cli"},
-    "tracking": {"engine", "cli"},
+    "loggers": {"engine", "cli"},
 }
 
 
@@ -333,7 +333,7 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
         ("engine/loop.py", "import importlib\nimportlib.import_module('polyfed.methods.local')"),
         ("engine/loop.py", "from .. import methods"),
         ("report/comparison.py", "from ..core.message import Message"),
-        ("tracking/console.py", "import polyfed.engine.federation as f"),
+        ("loggers/console.py", "import polyfed.engine.federation as f"),
         ("cli/app.py", "import flwr.client"),
         ("config/schema.py", "from polyfed.report import comparison"),
         ("experiments/run.py", "def f():\n    from polyfed.cli import app"),

@@ -138,7 +138,7 @@ def test_a_run_goes_on_elsewhere(devices: tuple[str, str], executor: str, tmp_pa
     whole.run()
     folder = tmp_path / "run"
     with pytest.raises(RunInterrupted):
-        federation(devices[0], out=folder, checkpoint_every=1, trackers=[Stop()]).run()
+        federation(devices[0], out=folder, checkpoint_every=1, loggers=[Stop()]).run()
     resumed = federation(devices[1], out=folder, checkpoint_every=1)
     resumed.run(resume=True)
     assert difference(all_state(whole), all_state(resumed), CLOSE) is None

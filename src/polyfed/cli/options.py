@@ -55,7 +55,7 @@ TargetAccuracy = Annotated[
         help="Also what it took to reach an accuracy: 0.6, '60 %', or '90 % of local', '90 % of best'.",
     ),
 ]
-Trackers = Annotated[
+Loggers = Annotated[
     list[str] | None,
     typer.Option(
         "--logger",
@@ -83,10 +83,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
-def with_trackers(overrides: Sequence[str] | None, trackers: Sequence[str] | None) -> list[str]:
+def with_loggers(overrides: Sequence[str] | None, loggers: Sequence[str] | None) -> list[str]:
     """The overrides, and ``--logger`` as one of them."""
-    tracked = [f"run.loggers={list(trackers)}"] if trackers else []
-    return [*(overrides or ()), *tracked]
+    chosen = [f"run.loggers={list(loggers)}"] if loggers else []
+    return [*(overrides or ()), *chosen]
 
 
 def parse_names(text: str, option: str = "--methods", example: str = "local,fedgh") -> list[str]:

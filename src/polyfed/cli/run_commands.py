@@ -13,6 +13,7 @@ from polyfed.cli import completion
 from polyfed.cli.options import (
     AsJson,
     Device,
+    Loggers,
     MethodName,
     Overrides,
     PresetNames,
@@ -24,11 +25,10 @@ from polyfed.cli.options import (
     RunFolder,
     Seed,
     TargetAccuracy,
-    Trackers,
     Workers,
     parse_names,
     parse_seeds,
-    with_trackers,
+    with_loggers,
 )
 from polyfed.cli.output import (
     all_problems_listed,
@@ -66,7 +66,7 @@ def run(
         ),
     ] = None,
     device: Device = None,
-    track: Trackers = None,
+    loggers: Loggers = None,
     timings: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
     preset: PresetNames = None,
     quiet: Quiet = False,
@@ -86,7 +86,7 @@ def run(
     from polyfed.config.recipe import Recipe
     from polyfed.experiments.run import run
 
-    overrides = with_trackers(settings, track)
+    overrides = with_loggers(settings, loggers)
     announce_imports(recipe, overrides, method)
     asked = Recipe.load(
         recipe,
@@ -123,7 +123,7 @@ def compare(
     force: RunAgain = False,
     workers: Workers = None,
     device: Device = None,
-    track: Trackers = None,
+    loggers: Loggers = None,
     preset: PresetNames = None,
     target: TargetAccuracy = None,
     controls: Annotated[
@@ -152,7 +152,7 @@ def compare(
         named,
         parse_seeds(seeds),
         out,
-        overrides=with_trackers(settings, track),
+        overrides=with_loggers(settings, loggers),
         force=force,
         progress=not quiet,
         device=device,

@@ -27,9 +27,9 @@ from polyfed.deploy.requirements import require_package
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.data_cache import DataCache
+from polyfed.loggers.console import Console
 from polyfed.registry import suggest
 from polyfed.results.read import parse_json
-from polyfed.tracking.console import Console
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -57,12 +57,12 @@ RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to
 }
 
 
-def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()) -> ServerApp:
+def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ()) -> ServerApp:
     """The server half of a Flower app.
 
     Args:
         recipe: a TOML file, read when the app runs, or a `Recipe`.
-        trackers: who watches, besides a `Console` on standard error.
+        loggers: who watches, besides a `Console` on standard error.
 
     Raises:
         ConfigError: Flower is not installed.
@@ -82,7 +82,7 @@ def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()
             min_nodes=config["min-nodes"] or None,
             deadline=config["deadline"],
             max_megabytes=config["max-megabytes"],
-            trackers=[Console(), *trackers],
+            loggers=[Console(), *loggers],
         )
 
     app = ServerApp()

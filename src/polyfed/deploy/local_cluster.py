@@ -37,8 +37,8 @@ from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
+from polyfed.loggers.console import Console
 from polyfed.places import make_private, private_files, temporary_folder
-from polyfed.tracking.console import Console
 
 __all__ = ["LocalCluster", "RunSummary", "local"]
 

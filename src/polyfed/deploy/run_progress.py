@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.engine.run_folder import RunFolder
+from polyfed.loggers.console import Console
 from polyfed.results.fields import check_present, validated
 from polyfed.results.read import parse_json
 from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import NodeEvent
-from polyfed.tracking.console import Console
 
 __all__ = ["RunProgress"]
 

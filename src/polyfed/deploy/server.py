@@ -46,9 +46,9 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.tied_tensors import without_ties
+from polyfed.loggers.base import notify
 from polyfed.models.zoo import build
 from polyfed.places import make_private, private_files
-from polyfed.tracking.base import notify
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
 
@@ -65,7 +65,7 @@ class DeployedFederation(Federation):
 
     Args:
         recipe: the experiment. registry: who the clients are. broker: reaches them. event_log: where troubles are told.
-        data: for rows that everybody may see. out: run folder. trackers: who watches. limit: bytes of an answer.
+        data: for rows that everybody may see. out: run folder. loggers: who watches. limit: bytes of an answer.
         known: the clients it is made with; default: all that the registry knows.
 
     Raises:
@@ -80,7 +80,7 @@ class DeployedFederation(Federation):
         event_log: EventLog,
         data: DataCache,
         out: Path,
-        trackers: Sequence[object] = (),
+        loggers: Sequence[object] = (),
         limit: int = LIMIT,
         known: Mapping[int, ClientHello] | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class DeployedFederation(Federation):
             out=Output(out, checkpoint_every=1, label=recipe.run.label, settings=recipe.to_dict()),
             seed=recipe.run.seed,
             builders=builders,
-            trackers=[_Opens(event_log), *trackers],
+            loggers=[_Opens(event_log), *loggers],
         )
         self.evaluator.silent = self._nodes.silent
         _check_hellos(self, {i: said for i, said in enumerate(expected) if i in known})
@@ -232,13 +232,13 @@ class DeployedFederation(Federation):
 
 
 class _Opens:
-    """A tracker that opens the event log when the run folder is there."""
+    """A logger that opens the event log when the run folder is there."""
 
     def __init__(self, event_log: EventLog) -> None:
         self._event_log = event_log
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
         self._event_log.open()
 
 
@@ -342,7 +342,7 @@ def serve(
     min_nodes: int | None = None,
     deadline: float = 600.0,
     max_megabytes: float = LIMIT / 1e6,
-    trackers: Sequence[object] = (),
+    loggers: Sequence[object] = (),
 ) -> Run:
     """Run a recipe with nodes for clients; the run folder is that of any run, with `nodes.jsonl` beside.
 
@@ -352,7 +352,7 @@ def serve(
         min_nodes: begin when so many clients are there; default: all. Those that come later join.
         deadline: seconds that a node has for an answer; then it has dropped out of the round.
         max_megabytes: of a node's answer; a larger one counts for nothing.
-        trackers: who watches; see `Tracker`.
+        loggers: who watches; see `Logger`.
 
     Raises:
         ConfigError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
@@ -364,7 +364,7 @@ def serve(
     if path.exists():
         make_private(path)
 
-    say = functools.partial(notify, trackers, "message")
+    say = functools.partial(notify, loggers, "message")
     event_log = EventLog(path / EVENT_LOG, resume)
     broker = RequestBroker(wire, deadline)
     data = DataCache()
@@ -372,7 +372,7 @@ def serve(
     if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):
         registry.wait_for_clients(min_nodes or count)
     make = functools.partial(
-        DeployedFederation, recipe, registry, broker, event_log, data, path, trackers, int(max_megabytes * 1e6)
+        DeployedFederation, recipe, registry, broker, event_log, data, path, loggers, int(max_megabytes * 1e6)
     )
     settled: set[int] = set()  # clients with whom there is a federation
     while True:

@@ -65,8 +65,8 @@ from polyfed.engine.transaction import Transaction
 from polyfed.engine.unread_settings import unread_settings
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, described
-from polyfed.registry import TRACKERS, own_code
-from polyfed.tracking.base import as_tracker, notify
+from polyfed.loggers.base import as_logger, notify
+from polyfed.registry import LOGGERS, own_code
 from polyfed.units import human_count
 
 
@@ -87,7 +87,7 @@ class Federation:
         seed: every random draw of the run is derived from it.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
             a network that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
-        trackers: functions of a round's record, and objects with any of `Tracker`'s methods.
+        loggers: functions of a round's record, and objects with any of `Logger`'s methods.
         metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
             the predicted one; NaN where it is not defined.
 
@@ -109,12 +109,12 @@ class Federation:
         out: Path | str | Output | None = None,
         seed: int = 0,
         builders: Mapping[str, Builder] | None = None,
-        trackers: Sequence[object] = (),
+        loggers: Sequence[object] = (),
         metrics: Mapping[str, Measure] | None = None,
     ) -> None:
         self.clients = clients_of(clients)
         self.method = method = method_of(method)
-        self.trackers = [as_tracker(given) for given in list_of("trackers", trackers)]
+        self.loggers = [as_logger(given) for given in list_of("loggers", loggers)]
         self.metrics = validate_metrics(mapping_of("metrics", metrics))
         self.training = settings_of("training", training, Training)
         self.evaluation = settings_of("evaluation", evaluation, Evaluation)
@@ -342,13 +342,13 @@ class Federation:
         for name, value in (("resume", resume), ("force", force), ("progress", progress)):
             if not isinstance(value, bool):
                 raise ConfigError(f"run: expected {name} to be True or False, got {described(value)}")
-        given = self.trackers
+        given = self.loggers
         if progress:
-            self.trackers = [TRACKERS["console"](), *given]
+            self.loggers = [LOGGERS["console"](), *given]
         try:
             return self._run(resume, force)
         finally:
-            self.trackers = given
+            self.loggers = given
 
     def _run(self, resume: bool, force: bool) -> Run:
         if self.folder is None:
@@ -494,4 +494,4 @@ class Federation:
         self.tell("client_done", done, total)
 
     def tell(self, event: str, *what: Any) -> None:
-        notify(self.trackers, event, *what)
+        notify(self.loggers, event, *what)

@@ -1,4 +1,4 @@
-"""What trackers, results and run folders are told of a federation."""
+"""What loggers, results and run folders are told of a federation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyfed.results.schema import RunResult, in_order
 
 
 def facts_of(federation: FederationParts) -> dict[str, Any]:
-    """What trackers, the result and tables are told of the run."""
+    """What loggers, the result and tables are told of the run."""
     evaluation: dict[str, Any] = {
         "stage": federation.stages[0],
         "weighting": federation.evaluation.weighting,

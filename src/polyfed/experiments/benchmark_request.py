@@ -11,8 +11,8 @@ from typing import Any
 from polyfed.config.overrides import to_toml
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
-from polyfed.tracking.base import Tracker
-from polyfed.tracking.console import Console
+from polyfed.loggers.base import Logger
+from polyfed.loggers.console import Console
 
 __all__ = ["BenchmarkRequest", "key_of"]
 
@@ -46,7 +46,7 @@ class BenchmarkRequest:
     force: bool
 
     @property
-    def watchers(self) -> list[Tracker]:
+    def watchers(self) -> list[Logger]:
         """Who is told how it gets on."""
         return [Console()] if self.progress else []
 

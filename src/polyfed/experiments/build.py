@@ -29,7 +29,7 @@ from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled,
 from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
 from polyfed.places import check_name
-from polyfed.registry import MODELS, TRACKERS, suggest
+from polyfed.registry import LOGGERS, MODELS, suggest
 
 __all__ = ["assign_architectures", "auxiliary_candidates", "build_federation", "resolve_recipe"]
 
@@ -38,7 +38,7 @@ def build_federation(
     recipe: Recipe,
     *,
     out: str | Path | None = None,
-    trackers: Sequence[object] = (),
+    loggers: Sequence[object] = (),
     data: DataCache | None = None,
     timings: bool = False,
     wrap_executor: Callable[[Executor], Executor] | None = None,
@@ -49,7 +49,7 @@ def build_federation(
     Args:
         recipe: resolved settings.
         out: run folder; None for a run that leaves nothing behind.
-        trackers: who watches.
+        loggers: who watches.
         data: where data are kept between calls.
         timings: whether the records tell where the time of each round went.
         wrap_executor: makes the executor that is used of the recipe's.
@@ -59,8 +59,8 @@ def build_federation(
         ConfigError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.chosen_method
-    live = [TRACKERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
-    watching = list(trackers)
+    live = [LOGGERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
+    watching = list(loggers)
     if out is not None:
         watching += live
     data = data or DataCache()
@@ -138,7 +138,7 @@ def build_federation(
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, settings),
         seed=recipe.run.seed,
         builders=builders,
-        trackers=watching,
+        loggers=watching,
     )
 
 

@@ -17,6 +17,8 @@ from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.held_out_turns import plan_turns
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
+from polyfed.loggers.base import Logger
+from polyfed.loggers.console import Console
 from polyfed.markup import Line, notes, paragraph
 from polyfed.report.comparison import Table, compare_runs, to_text, write
 from polyfed.report.comparison_formats import to_html
@@ -27,8 +29,6 @@ from polyfed.report.html_report import write_page
 from polyfed.report.results_page import save_command
 from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import SEEDS, Target
-from polyfed.tracking.base import Tracker
-from polyfed.tracking.console import Console
 from polyfed.units import human_count
 
 __all__ = ["Comparison", "compare"]
@@ -119,7 +119,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     unique_seeds = list(dict.fromkeys(seeds))
     plan = functools.partial(plan_turns, data=data) if base.evaluation.held_out == EACH_GROUP else _plan_runs
     planned = plan(chosen.values(), unique_seeds, folder)
-    watchers: list[Tracker] = [Console()] if progress else []
+    watchers: list[Logger] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, force, data)
     few = len(set(seeds))
     if few < SEEDS:

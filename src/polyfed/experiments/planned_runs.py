@@ -13,9 +13,9 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation, check_run_folder_place
 from polyfed.experiments.data_cache import DataCache
+from polyfed.loggers.base import Logger
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
-from polyfed.tracking.base import Tracker
 
 __all__ = ["PlannedRun", "check_planned_runs", "data_checksum", "nothing_learnt_in", "run_planned"]
 
@@ -106,7 +106,7 @@ def run_planned(
     pending: Sequence[PlannedRun],
     force: bool,
     data: DataCache,
-    watchers: Sequence[Tracker],
+    watchers: Sequence[Logger],
 ) -> dict[str, str]:
     """Run what is pending, in order; a run that fails does not keep the others from running.
 
@@ -133,10 +133,10 @@ def run_planned(
     return failures
 
 
-def _run_one(member: PlannedRun, force: bool, data: DataCache, watchers: Sequence[Tracker]) -> None:
+def _run_one(member: PlannedRun, force: bool, data: DataCache, watchers: Sequence[Logger]) -> None:
     """Run one, and free its memory: a federation's parts know each other, so that only the collector frees them."""
     try:
-        build_federation(member.recipe, out=member.folder, trackers=watchers, data=data).run(
+        build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
             resume=not force, force=force
         )
     finally:

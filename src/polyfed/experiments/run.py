@@ -33,7 +33,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     workers: int | None = None,
     timings: bool = False,
     preset: str | None = None,
-    trackers: Sequence[object] = (),
+    loggers: Sequence[object] = (),
 ) -> Run:
     """Run a recipe.
 
@@ -53,7 +53,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
             pays. The result does not depend on it.
         timings: have records and result tell where the time went, too.
         preset: one of the recipe's ``[presets]``, or several with commas between.
-        trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
+        loggers: who watches: functions of a round's record, and objects with any of `Logger`'s methods.
 
     Raises:
         ConfigError: the request is wrong; nothing has been written.
@@ -70,7 +70,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
     elif resolved.run.loggers:
         raise ConfigError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
-    federation = build_federation(resolved, out=folder, trackers=trackers, timings=timings)
+    federation = build_federation(resolved, out=folder, loggers=loggers, timings=timings)
     if method is None:
         refuse_unread_settings(federation)
     return federation.run(resume=resume, force=force, progress=progress)

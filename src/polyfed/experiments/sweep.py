@@ -20,12 +20,12 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
+from polyfed.loggers.base import Logger
+from polyfed.loggers.console import Console
 from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.sweep_figure import draw
 from polyfed.report.sweeps import SweepCell, SweepRow, SweepTable, build_table, short_names, to_html, to_text, write
-from polyfed.tracking.base import Tracker
-from polyfed.tracking.console import Console
 
 __all__ = ["Sweep", "parse", "sweep"]
 
@@ -164,7 +164,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     data = DataCache()
     pending = check_planned_runs(members, folder, force, data)
     _check_validation(pending, data)
-    watchers: list[Tracker] = [Console()] if progress else []
+    watchers: list[Logger] = [Console()] if progress else []
     failures = run_planned(members, pending, force, data, watchers)
     runs = _by_slug(members, failures)
     cells = [

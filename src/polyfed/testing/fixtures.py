@@ -28,10 +28,10 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import eval_mode
+from polyfed.loggers.base import Logger
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
-from polyfed.tracking.base import Tracker
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)
@@ -120,7 +120,7 @@ class TinyFederation:
         plugins: Sequence[Plugin] = (),
         out: Path | None = None,
         checkpoint_every: int = 100,
-        trackers: Sequence[Tracker] = (),
+        loggers: Sequence[Logger] = (),
         public: bool = True,
         executor: str = "serial",
         workers: int | None = None,
@@ -140,7 +140,7 @@ class TinyFederation:
             out=Output(out, checkpoint_every=checkpoint_every),
             seed=seed,
             builders=self.builders,
-            trackers=trackers,
+            loggers=loggers,
         )
 
     def run(self, method: Method, training: Training = SHORT, **options: Any) -> Federation:

@@ -167,7 +167,7 @@ class ConformanceKit:
         watch = _Watch()
         spy = Spy(self.method, every=watch.every, broadcast=watch.broadcast)
         training = SHORT.model_copy(update={"client_fraction": 0.7})
-        federation = self.usual.federation(spy, training, trackers=[watch])
+        federation = self.usual.federation(spy, training, loggers=[watch])
         watch.federation = federation
         before = repr(vars(self.method))
         try:
@@ -286,18 +286,18 @@ class _Watch:
         self.sent += [(f"'{k}' for client {number}", t, t.detach().clone()) for k, t in flatten(second).items()]
         return second
 
-    # as a tracker of rounds
+    # as a logger of rounds
     def start(self, info: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def client_done(self, done: int, total: int) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def message(self, text: str) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         """After a round: who shares memory with whom, and whether what was sent is still what it was."""

@@ -52,7 +52,7 @@ def said(told: Told) -> list[str]:
 
 
 class Told:
-    """A tracker that keeps what it is told; `each` is called after every round."""
+    """A logger that keeps what it is told; `each` is called after every round."""
 
     def __init__(self, each: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
         self.messages: list[str] = []
@@ -203,10 +203,8 @@ class Remembers(Local):
 def test_a_state_that_did_not_change_is_not_sent_again() -> None:
     kept: list[int] = []
     fed: list[Federation] = []
-    tracker = Told(lambda _: kept.append(id(fed[0].clients[0].state["kept"]["once"])))  # type: ignore[index,call-overload]
-    fed.append(
-        ConformanceKit(method=Remembers()).usual.federation(Remembers(), executor="processes", trackers=[tracker])
-    )
+    logger = Told(lambda _: kept.append(id(fed[0].clients[0].state["kept"]["once"])))  # type: ignore[index,call-overload]
+    fed.append(ConformanceKit(method=Remembers()).usual.federation(Remembers(), executor="processes", loggers=[logger]))
     fed[0].run()
     assert kept[0] == kept[1]
     assert int(get_tensor(fed[0].clients[0].state, "round")) == 2
@@ -318,7 +316,7 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(tmp_path: Path) -
         evaluation=QUIET,
         executor="processes",
         workers=2,
-        trackers=[told],
+        loggers=[told],
     )
     assert difference(all_state(serial), all_state(found)) is None
     assert records(serial) == records(found)
@@ -332,7 +330,7 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
     told = Told()
     training = Training(rounds=2, batch_size=8, lr=0.1)
     method = deadly(lambda client: client.id == 2 and client.round == 1)
-    found = run(method, training, evaluation=QUIET, executor="processes", workers=2, trackers=[told])
+    found = run(method, training, evaluation=QUIET, executor="processes", workers=2, loggers=[told])
     first, second = found.history
     assert first["dropped"] == [2]
     assert second["dropped"] == []
@@ -363,7 +361,7 @@ def test_workers_that_die_between_rounds_are_replaced() -> None:
     told = Told(kill)
     fed.append(
         ConformanceKit(method=FedGH()).usual.federation(
-            FedGH(), TRAINING, executor="processes", workers=2, trackers=[told]
+            FedGH(), TRAINING, executor="processes", workers=2, loggers=[told]
         )
     )
     fed[0].run()
@@ -432,7 +430,7 @@ def begun(folder: Path) -> tuple[int, list[int]]:
                 notes.with_suffix(".new").write_text(json.dumps([w.process for w in fed.executor.running]))  # type: ignore[attr-defined]
                 notes.with_suffix(".new").rename(notes)
 
-            fed.trackers.append(Told(note))
+            fed.loggers.append(Told(note))
             fed.run()
             os._exit(0)
         except RunInterrupted:
@@ -555,7 +553,7 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
     monkeypatch.setattr(os, "fork", no_fork) if what == "fork" else None
     monkeypatch.setattr(worker, "find_trouble", lambda: "no gradients") if what == "gradient" else None
     told = Told()
-    found = run(FedAvg(), executor="processes", workers=2, trackers=[told])
+    found = run(FedAvg(), executor="processes", workers=2, loggers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]
     assert said(told) == [f"there can be no worker processes ({reason}); all is done by this one"]
     assert difference(all_state(serial), all_state(found)) is None
@@ -580,7 +578,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(rounds=2, batch_size=8)
     given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "processes", "workers": 1}
     fed = [
-        Federation(members, FedAvg(), training, Evaluation(every_n_rounds=9), trackers=[Told(each)], **grouped(**given))
+        Federation(members, FedAvg(), training, Evaluation(every_n_rounds=9), loggers=[Told(each)], **grouped(**given))
     ]
     fed[0].run()
     assert asked[0] == [1, 2, 0, 3]  # by rows

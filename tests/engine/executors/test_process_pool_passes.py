@@ -42,7 +42,7 @@ METHODS = {
 
 
 class Messages:
-    """A tracker that keeps the messages about workers."""
+    """A logger that keeps the messages about workers."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -134,7 +134,7 @@ def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytes
     serial = run(METHODS["fedhenn"], "serial")
     monkeypatch.setattr(base, "run_pass", deadly)
     told = Messages()
-    found = run(METHODS["fedhenn"], trackers=[told])
+    found = run(METHODS["fedhenn"], loggers=[told])
     same(serial, found)
     assert found.history[1]["dropped"] == serial.history[1]["dropped"]
     who = "round 2: the worker of client 2 died"

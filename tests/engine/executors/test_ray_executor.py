@@ -57,7 +57,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayStub]:
 
 
 class Told:
-    """A tracker that keeps the messages."""
+    """A logger that keeps the messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -175,7 +175,7 @@ def test_what_crosses_is_bytes(ray: RayStub) -> None:
 
 def test_progress_and_timings_are_told(ray: RayStub) -> None:
     watch = Told()
-    found = run(on_ray(recipe_of("fedgh"), workers=1), trackers=[watch], timings=True)
+    found = run(on_ray(recipe_of("fedgh"), workers=1), loggers=[watch], timings=True)
     assert watch.progress[:3] == [(1, 3), (2, 3), (3, 3)]
     for record in found.history:
         assert record["timings"]["train"] > 0
@@ -202,7 +202,7 @@ def dies(when: Callable[[dict[str, Any]], bool], times: int) -> Callable[[str, t
 def test_work_whose_actor_died_is_done_again_by_another(ray: RayStub) -> None:
     recipe, watch = recipe_of("fedgh"), Told()
     ray.fault = dies(lambda asked: (asked["what"], asked["round"], asked["client"]) == ("job", 2, 1), 1)
-    same(run(on_ray(recipe), trackers=[watch]), run(recipe))
+    same(run(on_ray(recipe), loggers=[watch]), run(recipe))
     assert ray.actors == 3
     assert "round 2: the worker of client 1 died (ActorDiedError); its work is done again" in watch.messages
 
@@ -227,7 +227,7 @@ def test_where_no_core_is_left_the_others_go_on(ray: RayStub) -> None:
         return error
 
     ray.fault = fault
-    same(run(on_ray(recipe), trackers=[watch]), run(recipe))
+    same(run(on_ray(recipe), loggers=[watch]), run(recipe))
     assert watch.messages[-1] == "no core of the cluster is free in place of it; the run goes on with 1 workers"
     ray.without_room, ray.fault = False, fault
     first = dies(lambda asked: True, 1)
@@ -247,7 +247,7 @@ def test_one_that_dies_on_a_lost_node_as_it_begins_is_replaced_again(ray: RayStu
         return first(name, args)
 
     ray.fault = fault
-    same(run(on_ray(recipe), trackers=[watch]), run(recipe))
+    same(run(on_ray(recipe), loggers=[watch]), run(recipe))
     assert len(begun) == 4
 
 

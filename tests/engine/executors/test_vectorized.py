@@ -71,7 +71,7 @@ SIZES = [12, 7, 1, 30, 17]
 
 
 class Told:
-    """A tracker that keeps the lines it is told."""
+    """A logger that keeps the lines it is told."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -110,10 +110,10 @@ def near(one: Any, other: Any) -> bool:
 
 
 def same(run: Callable[..., Federation], lines: Sequence[str] = ()) -> Federation:
-    """`run(executor=, trackers=)` gives the same by either executor; the lines that only one says match these."""
+    """`run(executor=, loggers=)` gives the same by either executor; the lines that only one says match these."""
     told_serial, told = Told(), Told()
-    serial = run(executor="serial", trackers=[told_serial])
-    found = run(executor="vectorized", trackers=[told])
+    serial = run(executor="serial", loggers=[told_serial])
+    found = run(executor="vectorized", loggers=[told])
     assert isinstance(found.executor, VectorizedExecutor)
     assert difference(all_state(serial), all_state(found), CLOSE) is None
     assert near(serial.history, found.history)
@@ -204,7 +204,7 @@ def test_batchnorm_is_given_no_filled_batches(stacks: list[int]) -> None:
 def test_small_stacks_are_of_clients_of_like_size(stacks: list[int]) -> None:
     run = of_toys(Local(), sizes=[30, 7, 30, 7, 7], training=TWO_ROUNDS)
     told = Told()
-    a, b = run(executor="serial"), run(executor="vectorized", workers=2, trackers=[told])
+    a, b = run(executor="serial"), run(executor="vectorized", workers=2, loggers=[told])
     assert difference(all_state(a), all_state(b), CLOSE) is None
     assert stacks == [2] * 4 + [2] + [2] * 4 + [2]  # 30 and 30 in four steps; 7 and 7 in one; the last 7 alone
     assert told.messages == []
@@ -501,7 +501,7 @@ def test_what_cannot_be_stacked_trains_alone_and_is_said(method: Method, net: An
     build = toys.NETS[net] if isinstance(net, str) else net
     run = of_toys(method, build, sizes=[9, 5, 12], training=TWO_ROUNDS)
     told = Told()
-    serial, found = run(executor="serial"), run(executor="vectorized", trackers=[told])
+    serial, found = run(executor="serial"), run(executor="vectorized", loggers=[told])
     assert difference(all_state(serial), all_state(found)) is None  # bit for bit
     (line,) = told.messages
     assert re.match(rf"\w+: clients train one after the other; net: .*{reason}", line)
@@ -569,7 +569,7 @@ def test_dropout_has_a_mask_for_every_client_the_same_when_run_again(stacks: lis
         return [torch.cat([t.flatten() for t in (client.weights or {}).values()]) for client in federation.clients]
 
     told = Told()
-    dropping = weights(run(0.4, trackers=[told]))
+    dropping = weights(run(0.4, loggers=[told]))
     assert stacks == [3] * 4
     assert told.messages[1:] == [
         "fedavg: net: dropout draws other masks for clients trained as one than for each alone"
@@ -588,7 +588,7 @@ def test_dropout_resumes_with_the_same_masks(tmp_path: Path, stacks: list[int]) 
     run = of_toys(FedAvg(), toys.NETS["dropout"], training=Training(rounds=4, batch_size=8, lr=0.1))
     whole = run(executor="vectorized")
     with pytest.raises(RuntimeError, match="stopped"):
-        run(executor="vectorized", out=tmp_path, checkpoint_every=1, trackers=[Stops(2)])
+        run(executor="vectorized", out=tmp_path, checkpoint_every=1, loggers=[Stops(2)])
     members = toys.clients(["net"] * len(SIZES), SIZES, test=5)
     given = grouped(
         executor="vectorized",
@@ -605,7 +605,7 @@ def test_dropout_resumes_with_the_same_masks(tmp_path: Path, stacks: list[int]) 
 
 def test_a_loss_that_is_no_function_is_found_out() -> None:
     told = Told()
-    of_toys(Remembers(), training=TWO_ROUNDS)(executor="vectorized", trackers=[told])
+    of_toys(Remembers(), training=TWO_ROUNDS)(executor="vectorized", loggers=[told])
     assert re.search("not those of one after the other", told.messages[0])
 
 
@@ -625,7 +625,7 @@ def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
 
     run = of_toys(Late(), training=TWO_ROUNDS)
     told = Told()
-    serial, found = run(executor="serial"), run(executor="vectorized", trackers=[told])
+    serial, found = run(executor="serial"), run(executor="vectorized", loggers=[told])
     assert difference(all_state(serial), all_state(found)) is None
     assert re.search("reads 'more' of the context in some steps only", told.messages[0])
 
@@ -808,7 +808,7 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
     whole = begun(tmp_path / "whole", executor="vectorized")
     whole.run()
     (tmp_path / "half").mkdir()
-    halved = begun(tmp_path / "half", executor="vectorized", trackers=[Stops(2)])
+    halved = begun(tmp_path / "half", executor="vectorized", loggers=[Stops(2)])
     with pytest.raises(RuntimeError, match="stopped"):
         halved.run()
     for other in ({}, {"executor": "serial"}, {"executor": "vectorized", "workers": 2}):

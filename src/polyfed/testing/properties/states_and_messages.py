@@ -57,7 +57,7 @@ def state_is_explicit(kit: ConformanceKit) -> None:
     straight = kit.run(training=four)
     with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
         out = Path(place) / "run"
-        stopped = kit.usual.federation(kit.method, four, out=out, trackers=[stop := _Stop(3)])
+        stopped = kit.usual.federation(kit.method, four, out=out, loggers=[stop := _Stop(3)])
         stop.federation = stopped
         try:
             stopped.run()
@@ -101,14 +101,14 @@ def goes_on_after_its_end(kit: ConformanceKit) -> None:
 
 
 class _Stop:
-    """A tracker that interrupts a round."""
+    """A logger that interrupts a round."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.federation = typing.cast(Federation, None)
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def client_done(self, done: int, total: int) -> None:
         """Ctrl-C in the middle of the round."""
@@ -116,13 +116,13 @@ class _Stop:
             raise KeyboardInterrupt
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def message(self, text: str) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
 
 
 def scoring_changes_nothing(kit: ConformanceKit) -> None:

@@ -1,4 +1,4 @@
-"""Who watches a run: a whole tracker, an object with some of its methods, or a function of a round's record."""
+"""Who watches a run: a whole logger, an object with some of its methods, or a function of a round's record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyfed.errors import ConfigError
 _EVENTS = ("start", "client_done", "round", "message", "end")
 
 
-class Tracker(Protocol):
+class Logger(Protocol):
     """Somebody who watches a run: progress on a terminal, curves elsewhere."""
 
     def start(self, info: Mapping[str, Any]) -> None:
@@ -36,33 +36,33 @@ class _OfRounds:
         self._function = function
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """See `Tracker`."""
+        """See `Logger`."""
         self._function(record)
 
 
-def as_tracker(given: Any) -> Any:
+def as_logger(given: Any) -> Any:
     """What to tell about a run: the object itself, or a function made one.
 
     Args:
-        given: an object with at least one of `Tracker`'s methods, or a function of a round's record.
+        given: an object with at least one of `Logger`'s methods, or a function of a round's record.
 
     Raises:
         ConfigError: neither.
     """
     if isinstance(given, type):
-        raise ConfigError(f"trackers: expected an object, got the class {given.__name__}; write {given.__name__}()")
+        raise ConfigError(f"loggers: expected an object, got the class {given.__name__}; write {given.__name__}()")
     if any(callable(getattr(given, event, None)) for event in _EVENTS):
         return given
     if callable(given):
         return _OfRounds(given)
     raise ConfigError(
-        f"trackers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, got "
+        f"loggers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, got "
         f"{type(given).__name__}"
     )
 
 
 def notify(watchers: Iterable[Any], event: str, *what: Any) -> None:
-    """Tell those who want to know. event: the name of one of `Tracker`'s methods; what: its arguments."""
+    """Tell those who want to know. event: the name of one of `Logger`'s methods; what: its arguments."""
     for one in watchers:
         answer = getattr(one, event, None)
         if callable(answer):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.tracking.console import Console
+from polyfed.loggers.console import Console
 from polyfed.units import human_bytes, human_seconds
 
 INFO = {

@@ -19,9 +19,9 @@ from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output
 from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.loggers.tensorboard import TensorBoard
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
-from polyfed.tracking.tensorboard import TensorBoard
 from tests.helpers.small_recipe import small_recipe
 
 RECIPE = small_recipe(training={"rounds": 2}, evaluation={"extra_stages": ["received"]})
@@ -83,7 +83,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
 
 class Stop:
-    """A tracker that stops a run after a round."""
+    """A logger that stops a run after a round."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -98,7 +98,7 @@ class Stop:
     start = client_done = message = end = _nothing
 
 
-def federation(out: Path, *trackers: Any) -> Federation:
+def federation(out: Path, *loggers: Any) -> Federation:
     clients = [Client("a", draw(12, (0, 1, 2), i), draw(9, (0, 1, 2), 9 + i)) for i in range(3)]
     training = SHORT.model_copy(update={"rounds": 5})
     return Federation(
@@ -107,7 +107,7 @@ def federation(out: Path, *trackers: Any) -> Federation:
         training,
         out=Output(out, checkpoint_every=2),
         builders={"a": lambda: tiny_model(1, 4, 6)},
-        trackers=trackers,
+        loggers=loggers,
     )
 
 
@@ -196,6 +196,6 @@ def test_a_run_without_a_folder_has_no_place_for_curves(tmp_path: Path) -> None:
 
 
 def test_nothing_of_it_is_imported_unless_asked_for() -> None:
-    code = "import sys, polyfed.tracking.tensorboard; print('tensorboard' in sys.modules)"
+    code = "import sys, polyfed.loggers.tensorboard; print('tensorboard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -4,7 +4,7 @@
     python scripts/checksums.py --against before.json        after it: says what differs, and exits with 1
 
 Every method runs on handwritten digits; so does every feature that cuts across methods: availability, late uploads,
-devices, privacy, compression, robust aggregation, malicious clients, closing rounds, early stop, resume, worker
+devices, privacy, compression, robust aggregation, malicious clients, final rounds, early stop, resume, worker
 processes, stacked training, a deployment in memory. Of each run three checksums are taken:
 
     records   rounds.jsonl and result.json, without times, seals and checksums: keys and values
@@ -130,7 +130,7 @@ FEATURES: dict[str, Case] = {
     "median": Case("fedavg", ("robust_aggregation.aggregator=median", "adversaries.sign_flip_fraction=0.2")),
     "Krum": Case("fedavg", ("robust_aggregation.aggregator=multi_krum", "adversaries.label_flip_fraction=0.2")),
     "bounded norms": Case("fedgh", ("robust_aggregation.max_update_norm=20.0",)),
-    "closing round": Case("fedrep", ("methods.fedrep.final_head_epochs=2",)),
+    "final round": Case("fedrep", ("methods.fedrep.final_head_epochs=2",)),
     "final average": Case("fedhenn", (*ONE_NETWORK, "methods.fedhenn.setting=homogeneous",
                                       "methods.fedhenn.final_average=true")),
     "early stop": Case("local", ("training.rounds=8", "evaluation.patience=1", "evaluation.min_delta=0.2")),

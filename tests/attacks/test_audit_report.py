@@ -212,11 +212,11 @@ def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, tmp_path:
 
 
 def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
-    """Not one that was refused, that never left a client, or of a closing round."""
+    """Not one that was refused, that never left a client, or of a final round."""
     lines: list[dict[str, Any]] = [
         {"round": 1, "clients": [0, 1, 2, 3]},
         {"round": 2, "clients": [0, 1, 2], "refused": [{"client": 0, "reason": "nan"}], "dropped": [2]},
-        {"round": 3, "clients": [0, 1, 2], "closing": True},
+        {"round": 3, "clients": [0, 1, 2], "final_round": True},
     ]
     record = dataclasses.replace(ran().record, rounds=[RoundRecord(**line) for line in lines])
     assert replays.last_upload_rounds(record) == {0: 1, 1: 2, 2: 1, 3: 1}

@@ -137,7 +137,7 @@ def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
     assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 0"
 
 
-def test_a_closing_round_comes_once(tmp_path: Path) -> None:
+def test_a_final_round_comes_once(tmp_path: Path) -> None:
     """Whatever round a server says it is: each would be one more answer about the same rows."""
     recipe = recipe_of(
         "fedrep", models={"architectures": ["digits-cnn1"]}, hyperparameters={"final_head_epochs": 1}, **NOISY
@@ -148,7 +148,7 @@ def test_a_closing_round_comes_once(tmp_path: Path) -> None:
     assert [envelope.facts["round"] for envelope in envelopes] == [3]
     for number in (1, 2, 3):
         asked = Envelope("train", {**envelopes[0].facts, "round": number}, serialize({}))
-        assert "for training in the closing round, exchange 0" in str(wire.ask(FIRST_NODE, asked))
+        assert "for training in the final round, exchange 0" in str(wire.ask(FIRST_NODE, asked))
 
 
 def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:

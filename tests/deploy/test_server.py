@@ -116,10 +116,10 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
         ("fedhenn", {"alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}),
     ],
 )
-def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, hyperparameters: Mapping[str, Any]) -> None:
+def test_nodes_take_part_in_a_final_round(tmp_path: Path, method: str, hyperparameters: Mapping[str, Any]) -> None:
     recipe = recipe_of(method, **ONE, data={"holdout": 20}, hyperparameters=hyperparameters)
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
-    assert run.history[-1]["closing"]
+    assert run.history[-1]["final_round"]
     assert run.history[-1]["dropped"] == []
     same(recipe, run, tmp_path)
 

@@ -30,7 +30,7 @@ SETTINGS: Mapping[str, Any] = {
     "training": {"rounds": 8, "batch_size": 10, "lr": 0.3},  # so large that it goes up and down
     "run": {"executor": "serial", "checkpoint_every": 3},
 }
-CLOSING = {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}
+FINAL = {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}
 
 
 def recipe(keep: str = "best", **sections: Mapping[str, Any]) -> Recipe:
@@ -171,8 +171,8 @@ def test_a_run_that_goes_on_keeps_the_best_of_all_its_rounds(tmp_path: Path) -> 
     )
 
 
-def test_a_closing_round_may_be_the_best(tmp_path: Path) -> None:
-    run = pf.run(recipe(method=CLOSING), out=tmp_path / "run")
+def test_a_final_round_may_be_the_best(tmp_path: Path) -> None:
+    run = pf.run(recipe(method=FINAL), out=tmp_path / "run")
     number = best_round(run.history)
     assert run.result["models_of_round"] == number
     assert len(run.history) == 9

@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, Any] = {
     "training": {"rounds": 3, "batch_size": 10, "lr": 0.05},
     "run": {"executor": "serial", "checkpoint_every": 2},
 }
-CLOSING = {"method": {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}}
+FINAL = {"method": {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}}
 AVERAGE = {
     "method": {"name": "fedhenn", "alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}
 }
@@ -102,8 +102,8 @@ CASES: dict[str, Mapping[str, Any]] = {
         "method": {"name": "fedavg"},
         "training": {"lr_schedule": "step", "lr_gamma": 0.5, "lr_step_size": 2, "warmup_rounds": 2},
     },
-    "a closing round": CLOSING,
-    "another closing round": AVERAGE,
+    "a final round": FINAL,
+    "another final round": AVERAGE,
     "scored in every second round": {"evaluation": {"every_n_rounds": 2, "extra_stages": ["received"]}},
     "late uploads, drops, joiners": {
         "method": {"name": "fedavg"},
@@ -120,7 +120,7 @@ CASES: dict[str, Mapping[str, Any]] = {
 }
 
 
-SOME = ("a closing round", "late uploads, drops, joiners")
+SOME = ("a final round", "late uploads, drops, joiners")
 
 
 @pytest.mark.parametrize("case", others_slow(CASES, quick=SOME))
@@ -141,19 +141,19 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_in_worker_processes_too(tmp_path: Path, finished: Finished) -> None:
     pool = {"run": {"executor": "processes", "workers": 2}}
-    pf.run(recipe(3, **CLOSING, **pool), out=tmp_path / "longer")
-    run = pf.run(recipe(5, **CLOSING, **pool), out=tmp_path / "longer", resume=True)
+    pf.run(recipe(3, **FINAL, **pool), out=tmp_path / "longer")
+    run = pf.run(recipe(5, **FINAL, **pool), out=tmp_path / "longer", resume=True)
     assert run.result["workers"] == 2
-    assert content(tmp_path / "longer") == finished.content(5, **CLOSING)
+    assert content(tmp_path / "longer") == finished.content(5, **FINAL)
 
 
 def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path, finished: Finished) -> None:
     folder = tmp_path / "longer"
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(3, **CLOSING), out=folder, loggers=[Stop(2)])
+        pf.run(recipe(3, **FINAL), out=folder, loggers=[Stop(2)])
     for rounds in (4, 5):
-        pf.run(recipe(rounds, **CLOSING), out=folder, resume=True)
-    assert content(folder) == finished.content(5, **CLOSING)
+        pf.run(recipe(rounds, **FINAL), out=folder, resume=True)
+    assert content(folder) == finished.content(5, **FINAL)
 
 
 class Stop:
@@ -169,21 +169,21 @@ class Stop:
 
 @pytest.mark.parametrize("number", others_slow((4, 5, 6), quick=(5,)))
 def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_path: Path, finished: Finished) -> None:
-    """After a round, after the last one, after the closing one."""
+    """After a round, after the last one, after the final one."""
     folder = tmp_path / "longer"
-    finished.copy(folder, 3, **CLOSING)
+    finished.copy(folder, 3, **FINAL)
     before = {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]}
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(5, **CLOSING), out=folder, resume=True, loggers=[Stop(number)])
+        pf.run(recipe(5, **FINAL), out=folder, resume=True, loggers=[Stop(number)])
     assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
     load_model(folder, 0)
     (found,) = load_runs(folder)
     assert not found.finished
     assert found.notes == (f"{tmp_path.name}/longer: unfinished, {number} of 5 rounds done, result.json is of 3",)
     with pytest.raises(ConfigError, match=r"training\.rounds was 5, now 3"):
-        pf.run(recipe(3, **CLOSING), out=folder, resume=True)
-    pf.run(recipe(5, **CLOSING), out=folder, resume=True)
-    assert content(folder) == finished.content(5, **CLOSING)
+        pf.run(recipe(3, **FINAL), out=folder, resume=True)
+    pf.run(recipe(5, **FINAL), out=folder, resume=True)
+    assert content(folder) == finished.content(5, **FINAL)
 
 
 STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
@@ -193,7 +193,7 @@ STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
 def test_killed_between_any_two_steps_the_same_command_goes_on(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Finished
 ) -> None:
-    sections = {**CLOSING, "evaluation": {"every_n_rounds": 2}}
+    sections = {**FINAL, "evaluation": {"every_n_rounds": 2}}
     folder = tmp_path / "longer"
     finished.copy(folder, 3, **sections)
     owner: Any = checkpoint if step == "remove" else RunFolder
@@ -292,12 +292,12 @@ def test_what_a_method_plans_is_its_own_word() -> None:
     assert why_not_longer({"training": {"rounds": 5, "lr_schedule": "step"}}, None, "") is None
 
 
-def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Path) -> None:
-    noisy = {**CLOSING, "privacy": {"max_grad_norm": 1.0, "noise_multiplier": 5.0}}
+def test_a_final_round_that_gave_something_away_is_not_taken_back(tmp_path: Path) -> None:
+    noisy = {**FINAL, "privacy": {"max_grad_norm": 1.0, "noise_multiplier": 5.0}}
     pytest.importorskip("opacus")
     pf.run(recipe(2, **noisy), out=tmp_path / "run")
     before = content(tmp_path / "run")
-    with pytest.raises(ConfigError, match="its closing round has given away what counts in epsilon"):
+    with pytest.raises(ConfigError, match="its final round has given away what counts in epsilon"):
         pf.run(recipe(3, **noisy), out=tmp_path / "run", resume=True)
     assert content(tmp_path / "run") == before
 
@@ -305,15 +305,15 @@ def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Pa
 @pytest.mark.parametrize("gone", ["all", "the last regular one"])
 def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path, finished: Finished) -> None:
     folder = tmp_path / "run"
-    finished.copy(folder, 3, **CLOSING)
+    finished.copy(folder, 3, **FINAL)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
     for written in (folder / "checkpoint").iterdir():
         if gone == "all" or written.name == "round-000003":
             shutil.rmtree(written)
     with pytest.raises(ConfigError, match="expected "):
-        pf.run(recipe(5, **CLOSING), out=folder, resume=True)
+        pf.run(recipe(5, **FINAL), out=folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
-    assert pf.run(recipe(3, **CLOSING), out=folder, resume=True).result["rounds"] == 3
+    assert pf.run(recipe(3, **FINAL), out=folder, resume=True).result["rounds"] == 3
 
 
 def test_a_damaged_last_checkpoint_costs_rounds_and_no_bits(tmp_path: Path, finished: Finished) -> None:

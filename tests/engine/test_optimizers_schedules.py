@@ -185,7 +185,7 @@ def test_adaptive_optimizers_follow_it_too() -> None:
 
 
 def curve(*values: float | None) -> list[dict[str, Any]]:
-    return [{"round": t, "validation": value, "closing": False} for t, value in enumerate(values, 1)]
+    return [{"round": t, "validation": value, "final_round": False} for t, value in enumerate(values, 1)]
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_when_a_curve_stops(values: Sequence[float | None], patience: int, delta
     assert early_stop_round(curve(*values), patience, delta) == stop
 
 
-def test_the_closing_round_is_no_evaluation_of_it() -> None:
-    closing = {"round": 3, "validation": 0.1, "closing": True}
-    assert early_stop_round([*curve(0.5, 0.4), closing], 2, 0.0) is None
+def test_the_final_round_is_no_evaluation_of_it() -> None:
+    final = {"round": 3, "validation": 0.1, "final_round": True}
+    assert early_stop_round([*curve(0.5, 0.4), final], 2, 0.0) is None
 
 
 class Scripted(Local):

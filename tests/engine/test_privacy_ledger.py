@@ -120,7 +120,7 @@ def test_a_run_stops_before_the_round_that_would_exceed_its_budget() -> None:
 def test_the_result_tells_epsilon_and_why_it_stopped(tmp_path: Path) -> None:
     made = federation(**NOISY, max_epsilon=by_hand(2.0, 2) + 0.01, out=tmp_path / "run")
     result = made.run().result
-    assert (result["stopped_after"], result["stopped_by"], result["closed"]) == (2, "budget", False)
+    assert (result["stopped_after"], result["stopped_by"], result["final_round"]) == (2, "budget", False)
     assert result["epsilon"] == {"client": pytest.approx(by_hand(2.0, 2))}
     assert result["epsilon_of"] == {"client": ["upload"]}
     again = federation(**NOISY, max_epsilon=by_hand(2.0, 2) + 0.01, out=tmp_path / "run").run(resume=True)

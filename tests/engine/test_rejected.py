@@ -25,9 +25,17 @@ def record(number: int, refused: dict[int, str], samples: int = 0, loss: float |
     """What a round of four clients leaves, as far as it matters here."""
     counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", *TIMES), 0)
     told = [{"client": client, "reason": reason} for client, reason in refused.items()]
-    more = {"evaluated": False, "accuracy": {}, "validation": None, "bytes_by_client": {}, "closing": False, "lr": 0.5}
+    more = {
+        "evaluated": False,
+        "accuracy": {},
+        "validation": None,
+        "bytes_by_client": {},
+        "final_round": False,
+        "lr": 0.5,
+    }
     return {
         **counts,
+        "final_round": False,
         **more,
         "accuracy_per_client": [],
         "round": number,

@@ -194,7 +194,7 @@ def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> N
             load_model(out, 0)
 
 
-@pytest.mark.parametrize(("key", "value"), [("closed", []), ("stopped_after", "2"), ("rounds", 2.5)])
+@pytest.mark.parametrize(("key", "value"), [("final_round", []), ("stopped_after", "2"), ("rounds", 2.5)])
 def test_a_result_of_another_shape_is_not_resumed(unfinished: Path, tmp_path: Path, key: str, value: object) -> None:
     out = Path(shutil.copytree(unfinished, tmp_path / "run"))
     made(out).run(resume=True)
@@ -223,7 +223,7 @@ def test_a_seal_is_of_all_bytes_and_shapes_are_told() -> None:
     for value, says in (
         ({"clients": [1, "x"]}, r"'clients\[1\]': expected a whole number, got 'x'"),
         ({"samples": True}, "'samples': expected a whole number, got True"),
-        ({"closing": 1}, "expected true or false, got 1"),
+        ({"final_round": 1}, "expected true or false, got 1"),
         ({"seconds": float("inf")}, "expected a number, got inf"),
         ({"seconds": None}, "'seconds': expected a value, got None"),
         ({"accuracy": {"personal": {"mean": "x"}}}, r"'accuracy\.personal\.mean': expected a number, got 'x'"),

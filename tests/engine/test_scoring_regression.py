@@ -129,7 +129,7 @@ def test_a_resumed_run_ends_alike(tmp_path: Path) -> None:
 
 def test_lower_is_better() -> None:
     values = {1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}
-    curve = [{"round": n, "closing": False, "validation": value, "rmse": {}} for n, value in values.items()]
+    curve = [{"round": n, "final_round": False, "validation": value, "rmse": {}} for n, value in values.items()]
     assert best_round(curve) == 2
     assert early_stop_round(curve, 2, 0.0) == 4
     assert early_stop_round(curve[:3], 2, 0.0) is None

@@ -1,4 +1,4 @@
-"""FedHeNN in its less usual forms: other similarities, sources and transports of the RAD, kernel uploads, closings."""
+"""FedHeNN, less usual forms: other similarities, sources and transports of the RAD, kernel uploads, final rounds."""
 
 from __future__ import annotations
 
@@ -518,7 +518,7 @@ def test_final_average_is_of_everybodys_latest_weights():
     method = homo(final_average=True)
     history = rounds(method, members, held=public(), rounds=2, client_fraction=0.4)
     *before, last = history
-    assert [r.record["closing"] for r in history] == [False, False, True]
+    assert [r.record["final_round"] for r in history] == [False, False, True]
     assert len(before) == 2
     trained = before[-1].weights
     w_hat = before[-1].after["model deep"]

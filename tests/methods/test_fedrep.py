@@ -235,12 +235,12 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
     method = FedRep(head_epochs=1, final_head_epochs=3)
     fed, watch = federation(method, clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
     fed.run()
-    last, closing = watch.rounds[-2:]
-    assert closing.record["closing"]
-    assert closing.record["bytes_up"] == 0
-    assert closing.record["samples"] == 4 * 3 * 10
-    assert same(extractor(closing), extractor(last))
-    for i, weights in closing.weights.items():
+    last, final = watch.rounds[-2:]
+    assert final.record["final_round"]
+    assert final.record["bytes_up"] == 0
+    assert final.record["samples"] == 4 * 3 * 10
+    assert same(extractor(final), extractor(last))
+    for i, weights in final.weights.items():
         assert all(torch.equal(weights[n], t) for n, t in extractor(last).items()), "what is kept is the newest"
         if last.weights[i] is not None:
             assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])

@@ -118,7 +118,7 @@ def test_equal_devices_and_a_buffer_for_all_are_synchronous_rounds(method: Metho
     synchronous, asynchronous = ran(method, ALIKE, rounds=3), ran(method, buffered(ALIKE, CLIENTS), rounds=3)
     assert difference(all_state(synchronous), all_state(asynchronous)) is None
     found = records(asynchronous)
-    regular = [record for record in found if not record["closing"]]
+    regular = [record for record in found if not record["final_round"]]
     assert [record.pop("aggregated") for record in regular] == [
         [{"client": client, "from": number} for client in range(CLIENTS)] for number in (1, 2, 3)
     ]

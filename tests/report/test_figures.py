@@ -207,10 +207,10 @@ def test_figures_that_are_unknown_or_were_not_recorded(two_by_two: Path, tmp_pat
         curves(load_runs(two_by_two), tmp_path, metric="auc")
 
 
-def test_a_closing_record_is_a_point_after_the_last_round(make: Any) -> None:
+def test_a_final_record_is_a_point_after_the_last_round(make: Any) -> None:
     folder = make("a", "fedgh")
     last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
-    last |= {"round": 3, "closing": True, "accuracy": {"personal": {"mean": 0.9}}}
+    last |= {"round": 3, "final_round": True, "accuracy": {"personal": {"mean": 0.9}}}
     with (folder / "rounds.jsonl").open("a") as stream:
         stream.write(json.dumps(last) + "\n")
     (group,), _ = group_runs(load_runs(folder))

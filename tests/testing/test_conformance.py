@@ -1241,7 +1241,7 @@ def test_fedin_with_more_pairs() -> None:
     ids=lambda method: method.name,
 )
 def test_personal_methods_in_another_form(method: Any) -> None:
-    """What their other hyperparameters may break: the closing round, empty messages, candidates of one kind, noise."""
+    """What their other hyperparameters may break: the final round, empty messages, candidates of one kind, noise."""
     asked = ["any_subset", "bytes_metered", "nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
     assert not testing.violations(method, asked)
 

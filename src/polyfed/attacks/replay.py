@@ -143,11 +143,11 @@ class Replay:
 
 
 def last_upload_rounds(record: RunRecord) -> dict[int, int]:
-    """Client -> the last round in which the server got an upload of it; closing rounds do not count."""
+    """Client -> the last round in which the server got an upload of it; final rounds do not count."""
     found: dict[int, int] = {}
     for line in record.rounds:
         lost = {upload.client for upload in line.refused} | {*line.dropped}
-        if not line.closing:
+        if not line.final_round:
             found |= {client: line.round for client in line.clients if client not in lost}
     return dict(sorted(found.items()))
 

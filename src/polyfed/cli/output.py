@@ -102,9 +102,9 @@ def _print_scores(result: Mapping[str, Any]) -> None:
     table = result.get("clients_table") or []
     for line in describe_unevaluated({row["id"]: row["last_evaluated"] for row in table if "last_evaluated" in row}):
         print_text(line)
-    before = result.get(f"{main.name}_before_closing")
+    before = result.get(f"{main.name}_before_final_round")
     if before is not None:
-        print_text(f"{main.title} {main.text(before)}{main.unit} before the closing round")
+        print_text(f"{main.title} {main.text(before)}{main.unit} before the final round")
     stopped = result.get("stopped_after")
     if stopped is not None:
         why = (
@@ -124,7 +124,7 @@ def _print_classes(stage: str, parts: Mapping[str, Mapping[str, float]]) -> None
 def _print_kept_models(result: Mapping[str, Any]) -> None:
     """Which round's the models are, where it is not the last one's."""
     kept = result.get("models_of_round")
-    last = (result.get("stopped_after") or result["rounds"]) + result.get("closed", False)
+    last = (result.get("stopped_after") or result["rounds"]) + result.get("final_round", False)
     if kept is None or kept == last:
         return
     main = main_score_of(result)

@@ -131,7 +131,7 @@ class Training(Settings):
         return max(1, int(self.client_fraction * clients + 1e-9))  # 0.29 * 100 is 28.999...
 
     def lr_at(self, round: int, lr: float | None = None) -> float:
-        """The learning rate of a round; a closing round after the last one has the last one's.
+        """The learning rate of a round; a final round after the last one has the last one's.
 
         With warmup_rounds = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
         constant lr; exponential lr gamma^p; step lr gamma^floor(p / step_size); cosine

@@ -111,7 +111,7 @@ class Node:
             ConfigError: there is no such round in this node's recipe. RunError: too much was answered already.
         """
         rounds = self._recipe.training.rounds
-        last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
+        last = rounds + 1 if turn.has_final_round else rounds  # the final round has a number of its own
         trains = envelope.kind == "train" and not task.is_final
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
@@ -120,7 +120,7 @@ class Node:
         privacy = self._recipe.privacy
         most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
         if envelope.kind == "train":
-            when = "the closing round" if task.is_final else f"round {task.round}"  # which comes once in a run
+            when = "the final round" if task.is_final else f"round {task.round}"  # which comes once in a run
             ledger.count(f"training in {when}, exchange {task.exchange_index}", turn.request(envelope), most)
         elif envelope.kind == "score":
             ledger.count(f"scores in round {task.round}", turn.request(envelope), _SCORINGS * most)
@@ -195,8 +195,8 @@ class NodeTask:
         self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client:03d}")
 
     @property
-    def closes(self) -> bool:
-        """Whether the method has a closing round."""
+    def has_final_round(self) -> bool:
+        """Whether the method has a final round."""
         return bool(self._method.final_exchanges())
 
     def introduction(self) -> ClientHello:

@@ -124,17 +124,17 @@ class Checkpointer:
             return snapshot
         *earlier_records, last = folder.records(snapshot.round)
         self._history[:] = earlier_records
-        if not last["closing"] or self.has_stopped():
+        if not last["final_round"] or self.has_stopped():
             return snapshot
         if last.get("releases"):
             raise ConfigError(
-                f"{folder.path} cannot go on for more rounds: its closing round has given away what counts in epsilon; "
+                f"{folder.path} cannot go on for more rounds: its final round has given away what counts in epsilon; "
                 "choose another --out or --overwrite"
             )
         earlier = self.latest(folder, before=snapshot.round)
         if earlier is None:
             place = folder.checkpoints
-            raise ConfigError(f"expected the checkpoint before the closing round in {place}, got none; use --overwrite")
+            raise ConfigError(f"expected the checkpoint before the final round in {place}, got none; use --overwrite")
         checkpoint.remove(folder.checkpoints, snapshot.round)
         return earlier
 
@@ -146,7 +146,7 @@ class Checkpointer:
         """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""
         last = self._history[-1]
         number = last["round"]
-        if not last["evaluated"] or last["closing"] or number % self._evaluation.every_n_rounds == 0:
+        if not last["evaluated"] or last["final_round"] or number % self._evaluation.every_n_rounds == 0:
             return
         del self._history[-1]
         if not self._is_last(number):

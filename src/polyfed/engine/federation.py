@@ -476,8 +476,8 @@ class Federation:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
         assert self.folder is not None
         snapshot = self.checkpointer.latest(self.folder)
-        closed = result.get("closed", bool(self.method.final_exchanges()))
-        last = (result.get("stopped_after") or self.training.rounds) + closed
+        final = result.get("final_round", bool(self.method.final_exchanges()))
+        last = (result.get("stopped_after") or self.training.rounds) + final
         records = self.folder.rounds(last)
         if snapshot is not None and snapshot.round == last:
             self.checkpointer.go_back(snapshot, records)

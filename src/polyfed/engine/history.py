@@ -71,7 +71,7 @@ def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def best_round(records: Sequence[Mapping[str, Any]]) -> int | None:
-    """The (first) round with the best validation score, a closing one included; None without validation data."""
+    """The (first) round with the best validation score, a final one included; None without validation data."""
     candidates = [record for record in records if record["validation"] is not None]
     if not candidates:
         return None
@@ -102,7 +102,7 @@ def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_de
     waited = 0  # evaluations since that one
     for record in records:
         value = record["validation"]
-        if record["closing"] or value is None:
+        if record["final_round"] or value is None:
             continue
         if score.is_better(value, best, min_delta):
             best = value
@@ -140,7 +140,7 @@ def summarize_run(
         score.name: main.get("mean"),
         f"{score.name}_std": main.get("std"),
         f"{score.name}_bottom_decile": main.get("bottom_decile"),
-        f"{score.name}_before_closing": _before_closing(records, stage),
+        f"{score.name}_before_final_round": _before_final_round(records, stage),
         f"{score.name}_best_by_validation": best_by_validation(records, stage),
         f"{score.name}_by_stage": last[score.name],
         f"{score.name}_by_predictor": last.get(f"{score.name}_by_predictor", {}),
@@ -155,7 +155,7 @@ def summarize_run(
         "bytes_down_paper": _total(records, "bytes_down_paper"),
         **_epsilon(records),
         **_early_end(records, facts),
-        "closed": _is_closed(records),
+        "final_round": _had_final_round(records),
         "refused": sum(len(record["refused"]) for record in records),
         "nothing_learnt": _nothing_learnt(records),
         "samples": samples,
@@ -178,15 +178,15 @@ def _total(records: Sequence[Mapping[str, Any]], key: str) -> int:
     return sum(record[key] for record in records)
 
 
-def _is_closed(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last round was a closing one."""
-    return bool(records) and bool(records[-1]["closing"])
+def _had_final_round(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last round was a final one."""
+    return bool(records) and bool(records[-1]["final_round"])
 
 
-def _before_closing(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """The mean score in the last evaluated round before a closing one; None where there was none."""
-    scored = [record for record in records if record["evaluated"] and not record["closing"]]
-    if not scored or not _is_closed(records):
+def _before_final_round(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    """The mean score in the last evaluated round before a final one; None where there was none."""
+    scored = [record for record in records if record["evaluated"] and not record["final_round"]]
+    if not scored or not _had_final_round(records):
         return None
     mean: float | None = scored[-1][main_score_of(scored[-1]).name].get(stage, {}).get("mean")
     return mean
@@ -194,7 +194,7 @@ def _before_closing(records: Sequence[Mapping[str, Any]], stage: str) -> float |
 
 def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """After which round a run ended before its last planned one, and why."""
-    done = sum(not record["closing"] for record in records)
+    done = sum(not record["final_round"] for record in records)
     if done >= facts["rounds"]:
         return {"stopped_after": None, "stopped_by": None}
     evaluation = facts["evaluation"]
@@ -208,7 +208,7 @@ def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
     dropped = any(record.get("dropped") for record in records)
     if not (refused or dropped) or not all(map(_is_lost, records)):
         return None
-    rounds = sum(not record["closing"] for record in records)
+    rounds = sum(not record["final_round"] for record in records)
     where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
     if not refused:
         return f"nothing was learnt: {where} all clients dropped out; see availability.dropout_rate"

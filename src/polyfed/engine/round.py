@@ -170,7 +170,7 @@ class RoundRunner:
         """What the round leaves behind."""
         record: dict[str, Any] = {"round": round.number, "seconds": 0.0, "processor_seconds": 0.0}
         record |= {
-            "closing": round.final,
+            "final_round": round.final,
             "clients": selected,
             "lr": self.training.lr_at(round.number),
             **round.totals.record(),

@@ -98,7 +98,7 @@ class RunLoop:
             return
         refusal = federation.why_not([done + 1], final=True)
         if refusal is not None:
-            federation.tell("message", f"no closing round, as it {refusal}")
+            federation.tell("message", f"no final round, as it {refusal}")
             return
         self._round_or_undo(done + 1, final)
         federation.checkpointer.save(len(federation.history))
@@ -171,7 +171,7 @@ class RunLoop:
 
     def _is_final_done(self) -> bool:
         history = self._federation.history
-        return bool(history) and bool(history[-1]["closing"])
+        return bool(history) and bool(history[-1]["final_round"])
 
     def _why_stopped(self) -> str:
         """Why fewer rounds were run than were planned."""

@@ -36,7 +36,7 @@ class ArchitectureCheck:
         down, up: bytes that go to and come from this client in rounds 1 and 2.
         seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
             a round.
-        closing: bytes down, bytes up and seconds of the closing round; zeros where there is none.
+        final_round: bytes down, bytes up and seconds of the final round; zeros where there is none.
         operations: of this client's receiving, training and uploading in rounds 1 and 2; counted where devices are
             simulated.
     """
@@ -55,7 +55,7 @@ class ArchitectureCheck:
     seconds_row: float = 0.0
     flops: int = 0
     peak: int = 0
-    closing: tuple[int, int, float] = (0, 0, 0.0)
+    final_round: tuple[int, int, float] = (0, 0, 0.0)
     operations: tuple[int, int] = (0, 0)
 
 

@@ -92,7 +92,7 @@ def estimate_costs(
         for share, scored in zip(shares, scoring, strict=True)
     ]
     server = rounds * trial.server_seconds
-    closing_down, closing_up, closing_seconds = (sum(kind.closing[place] for kind in mine) for place in range(3))
+    final_down, final_up, final_seconds = (sum(kind.final_round[place] for kind in mine) for place in range(3))
     return CostEstimate(
         facts={
             **federation.facts,
@@ -105,9 +105,9 @@ def estimate_costs(
         unused=unused,
         holdout=holdout,
         # one client's rounds follow each other
-        seconds=max(sum(work) / workers, *work) + server + closing_seconds / workers,
-        bytes_up=answers * sum(share.of(share.kind.up) for share in shares) + closing_up,
-        bytes_down=reached * sum(share.of(share.kind.down) for share in shares) + closing_down,
+        seconds=max(sum(work) / workers, *work) + server + final_seconds / workers,
+        bytes_up=answers * sum(share.of(share.kind.up) for share in shares) + final_up,
+        bytes_down=reached * sum(share.of(share.kind.down) for share in shares) + final_down,
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
         workers=workers,
         **_on_device(federation),

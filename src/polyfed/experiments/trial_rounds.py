@@ -146,7 +146,7 @@ class TrialRounds:
         own = model_factory.module(client.architecture, variant, alone=True)
         split = own if isinstance(own, SplitModel) else None
         early, late, final = (self.executor.costs[played.number, client.id] for played in (first, second, last))
-        closing = final.batch * self.executor.steps(client, federation.method.final_exchanges()) + final.rest
+        final_seconds = final.batch * self.executor.steps(client, federation.method.final_exchanges()) + final.rest
         return ArchitectureCheck(
             name=self.networks[client.id],
             client=client.id,
@@ -162,6 +162,6 @@ class TrialRounds:
             seconds_row=late.row,
             flops=flops(federation.method.personal_model(module), example_input(client, module)),
             peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + late.peak,
-            closing=(last.down.get(client.id, 0), last.up.get(client.id, 0), closing),
+            final_round=(last.down.get(client.id, 0), last.up.get(client.id, 0), final_seconds),
             operations=(early.operations, late.operations),
         )

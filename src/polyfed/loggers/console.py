@@ -58,7 +58,7 @@ class Console:
         self._row = visible(str(info.get("label") or info.get("method", "?")))
         self._rounds = int(info.get("rounds") or 0)
         self._done = max(0, int(info.get("start_round") or 1) - 1)
-        self._closing = False
+        self._is_final = False
         self._clients: tuple[int, int] = (0, 0)
         self._accuracy = ""
         self._up = float(info.get("bytes_up") or 0)
@@ -112,7 +112,7 @@ class Console:
         if self._quiet:
             return
         self._done = int(record.get("round") or self._done + 1)
-        self._closing = bool(record.get("closing"))
+        self._is_final = bool(record.get("final_round"))
         self._clients = (0, 0)
         self._up += record.get("bytes_up") or 0
         self._down += record.get("bytes_down") or 0
@@ -166,7 +166,7 @@ class Console:
         """What the line says, the most important first."""
         loss = None if record is None else record.get("train_loss")
         return [
-            "closing round" if self._closing else f"round {self._done}/{self._rounds}",
+            "final round" if self._is_final else f"round {self._done}/{self._rounds}",
             self._accuracy,
             f"{human_seconds(self._remaining)} left" if self._remaining > 0 and math.isfinite(self._remaining) else "",
             f"up {human_bytes(self._up)}  down {human_bytes(self._down)}",

@@ -80,7 +80,7 @@ class FedRep(Method):
         return weight_averaging.broadcast(server, self.aggregation, client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if server.exchange == "train":  # in the closing round nothing comes up
+        if server.exchange == "train":  # in the final round nothing comes up
             weights = {i: server.share(i, self.weighting) for i in uploads}
             weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 

@@ -159,7 +159,7 @@ class DeviceSimulation(Plugin):
     def _start_buffer(self, round: Round) -> UploadBuffer | None:
         """The round's buffer, if the server waits for so many uploads; and who begins in it.
 
-        A closing round, and one whose clients are given, has none: what is under way is lost.
+        A final round, and one whose clients are given, has none: what is under way is lost.
         """
         size = self.settings.buffer_size
         if size is None:

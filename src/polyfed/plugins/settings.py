@@ -15,7 +15,7 @@ __all__ = ["Adversaries", "Availability", "Compression", "RobustAggregation"]
 class Availability(Settings):
     """``[availability]``: who is there, who drops out, what arrives late; all off by default.
 
-    Share of `client_fraction` is drawn of those present. A closing round reaches all who are present, in time; what
+    Share of `client_fraction` is drawn of those present. A final round reaches all who are present, in time; what
     would arrive after the last round is lost.
     """
 

@@ -161,7 +161,7 @@ def axes_of(runs: Iterable[RunRecord]) -> list[str]:
 def series(group: Group, x: str = "round", stage: str | None = None, metric: str = "accuracy") -> list[Series]:
     """The numbers behind the curves. A point is a round that every seed of the row evaluated.
 
-    Where seeds stopped early after different rounds, their closing rounds are no such point.
+    Where seeds stopped early after different rounds, their final rounds are no such point.
     """
     stages = group.stages(stage)
     lines = [_series(name, runs, x, stages[name], metric) for name, runs in group.rows.items()]
@@ -185,7 +185,7 @@ def _series(name: str, runs: Sequence[RunRecord], x: str, stage: str, metric: st
 
 
 def _points(run: RunRecord, x: str, stage: str, metric: str) -> Iterator[tuple[tuple[int, bool], tuple[float, float]]]:
-    """Each evaluated round, and whether it is the closing one, with its place on the axis and its figure."""
+    """Each evaluated round, and whether it is the final one, with its place on the axis and its figure."""
     spent = 0.0
     for record in run.rounds:
         if x == "bytes":
@@ -199,7 +199,7 @@ def _points(run: RunRecord, x: str, stage: str, metric: str) -> Iterator[tuple[t
         value = _value(record, stage, metric)
         if value is not None and math.isfinite(value):
             place = float(record.round) if x == "round" else spent
-            yield (record.round, record.closing), (place, float(value))
+            yield (record.round, record.final_round), (place, float(value))
 
 
 def _value(record: RoundRecord, stage: str, metric: str) -> float | None:

@@ -241,8 +241,8 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         for line in dict.fromkeys(run.result.nothing_learnt for run in runs):
             if line:
                 yield f"{name}: {line}"
-        if any(run.rounds and run.rounds[-1].closing for run in runs):
-            yield f"{name}: figures after a closing round"
+        if any(run.rounds and run.rounds[-1].final_round for run in runs):
+            yield f"{name}: figures after a final round"
         tables = [run.result.clients_table or [] for run in runs]
         last = {row.id: row.last_evaluated for table in tables for row in table if row.last_evaluated is not None}
         yield from (f"{name}: {line}" for line in describe_unevaluated(last))

@@ -76,14 +76,14 @@ class FigureSummary(Record):
 class RoundRecord(ScoredRecord):
     """One round, a line of rounds.jsonl."""
 
-    round: Count = Field(description="counted from 1; a closing round has the number after the last one")
+    round: Count = Field(description="counted from 1; a final round has the number after the last one")
     seconds: IfPresent[Number] = Field(None, description="wall-clock time of the round, evaluation included")
     processor_seconds: IfPresent[Number] = Field(
         None,
         description="processor time of the round, of the run's process and its workers; in a deployment of the server",
     )
-    closing: Flag = Field(
-        False, description="whether this is the closing round that some methods have after the last one"
+    final_round: Flag = Field(
+        False, description="whether this is the final round that some methods have after the last one"
     )
     clients: list[Count] = Field([], description="clients that were selected and reached")
     lr: IfPresent[Number] = Field(None, description="learning rate of the round, as the schedule has it")
@@ -311,8 +311,8 @@ class RunResult(ScoredRecord):
     accuracy: Number | None = Field(description="mean over clients in the main stage, last evaluation")
     accuracy_std: Number | None = Field(None, description="standard deviation over clients")
     accuracy_bottom_decile: Number | None = Field(None, description="mean of the lowest tenth of the clients")
-    accuracy_before_closing: Number | None = Field(
-        None, description="`accuracy` before the closing round, if there was one"
+    accuracy_before_final_round: Number | None = Field(
+        None, description="`accuracy` before the final round, if there was one"
     )
     accuracy_best_by_validation: Number | None = Field(
         None, description="test accuracy of the round with the best validation accuracy"
@@ -356,7 +356,7 @@ class RunResult(ScoredRecord):
         None, description="the round after which the run ended early; null if it ran to its end"
     )
     stopped_by: Text | None = Field(None, description="why it ended early: `patience` or `budget`")
-    closed: Flag = Field(False, description="whether there was a closing round")
+    final_round: Flag = Field(False, description="whether there was a final round")
     refused: IfPresent[Count] = Field(None, description="number of rejected uploads")
     nothing_learnt: Text | None = Field(
         None,
@@ -379,7 +379,7 @@ class RunResult(ScoredRecord):
     made_of: MadeOf = Field(MadeOf(), description="checksums of the data and of your own code")
     models_of_round: IfPresent[Count] = Field(
         None,
-        description='the round that `models/` are of: the last one, a closing one included; with `run.keep = "best"` '
+        description='the round that `models/` are of: the last one, a final one included; with `run.keep = "best"` '
         'the first one with the best validation accuracy; absent with `run.keep = "nothing"`',
     )
 
@@ -404,7 +404,7 @@ class RunResult(ScoredRecord):
 _NEEDED_TO_GO_ON = (
     "seconds",
     "processor_seconds",
-    "closing",
+    "final_round",
     "clients",
     "lr",
     "train_loss",

@@ -158,7 +158,7 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
 
 
 class Passages(FedAvg):
-    """Two exchanges in a round and a closing one, with phases that no message could carry."""
+    """Two exchanges in a round and a final one, with phases that no message could carry."""
 
     name: ClassVar[str] = "exchanges"
 
@@ -179,14 +179,14 @@ class Passages(FedAvg):
             super().aggregate(server, {i: {"model": m["model"], "n": m["n"]} for i, m in uploads.items()})
 
 
-def test_exchanges_phases_and_the_closing_round() -> None:
+def test_exchanges_phases_and_the_final_round() -> None:
     method = Passages()
     kit = ConformanceKit(method=method)
     a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "processes"))
     assert difference(all_state(a), all_state(b)) is None
     assert records(a) == records(b)
     assert b.history[0]["server"]["steps asked"] == 0 < b.history[0]["server"]["steps heads"]
-    assert b.history[-1]["closing"]
+    assert b.history[-1]["final_round"]
 
 
 class Remembers(Local):

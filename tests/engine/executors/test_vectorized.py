@@ -224,9 +224,9 @@ def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
     assert found.history[-1]["accuracy"].keys() == {"personal", "received", "after_training"}
 
 
-def test_phases_closing_rounds_public_and_other_data() -> None:
-    closing = FedHeNN(setting="homogeneous", final_average=True, alignment_data={"size": 8, "batch": 8})
-    assert same(of_kit(closing, one=True)).history[-1]["closing"]
+def test_phases_final_rounds_public_and_other_data() -> None:
+    final = FedHeNN(setting="homogeneous", final_average=True, alignment_data={"size": 8, "batch": 8})
+    assert same(of_kit(final, one=True)).history[-1]["final_round"]
 
     class Thrice(Local):
         def phases(self, training: Training) -> Sequence[Phase]:

@@ -26,7 +26,7 @@ class TrainJob:
     round: int
     scores: bool = False  # score it right after local training, too
     from_scores: Sequence[str] = ()  # with these figures of `scoring.FROM_SCORES`
-    is_final: bool = False  # the exchange is one of the closing round's
+    is_final: bool = False  # the exchange is one of the final round's
     exchange_index: int = 0  # where among the round's exchanges it stands
     counted: bool = False  # tell how many operations it takes
     uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is

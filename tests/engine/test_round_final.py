@@ -1,4 +1,4 @@
-"""The closing round, and exchanges with phases of their own."""
+"""The final round, and exchanges with phases of their own."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CtrlC:
             raise KeyboardInterrupt
 
 
-# the closing round --------------------------------------------------------------------------------------------------
+# the final round ----------------------------------------------------------------------------------------------------
 
 
 def test_it_comes_after_the_last_round_for_everybody() -> None:
@@ -109,7 +109,7 @@ def test_it_comes_after_the_last_round_for_everybody() -> None:
 
     made = ran(Spy(Finish(), start_round=plan), evaluation=Evaluation(every_n_rounds=10))
     assert [record["round"] for record in made.history] == [1, 2, 3, 4]
-    assert [record["closing"] for record in made.history] == [False, False, False, True]
+    assert [record["final_round"] for record in made.history] == [False, False, False, True]
     assert [len(record["clients"]) for record in made.history] == [3, 3, 3, 6]
     assert planned[-1] == (4, ALL, 3)
     assert [record["evaluated"] for record in made.history] == [False, False, True, True]
@@ -172,7 +172,7 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
     third, last = made.history[2:]
     assert result["accuracy"] == last["accuracy"]["personal"]["mean"]
     assert result["accuracy_per_client"] == last["accuracy_per_client"]
-    assert result["accuracy_before_closing"] == third["accuracy"]["personal"]["mean"] != result["accuracy"]
+    assert result["accuracy_before_final_round"] == third["accuracy"]["personal"]["mean"] != result["accuracy"]
     assert result["accuracy_best_by_validation"] == best_by_validation(made.history, "personal")
     assert (result["rounds"], result["stopped_after"]) == (3, None)
     for client in made.clients:
@@ -180,8 +180,8 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
         with torch.no_grad():
             right = (model(client.data.test.x).argmax(1) == client.data.test.y).double().mean()
         assert float(right) == pytest.approx(result["accuracy_per_client"][client.id])
-    assert ran(FedAvg()).history[-1]["closing"] is False
-    assert federation(FedAvg()).run().result["accuracy_before_closing"] is None
+    assert ran(FedAvg()).history[-1]["final_round"] is False
+    assert federation(FedAvg()).run().result["accuracy_before_final_round"] is None
 
 
 STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_round=3)
@@ -200,7 +200,7 @@ def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     result = second.run(resume=True).result
     assert records(second) == records(whole)
     assert difference(all_state(second), all_state(whole)) is None
-    assert result["accuracy_before_closing"] is not None
+    assert result["accuracy_before_final_round"] is not None
     third = federation(Finish(), availability=STORM, out=tmp_path / "run")
     read = third.run(resume=True)
     assert read.result == result
@@ -218,7 +218,7 @@ def test_everybody_present_is_reached_in_time() -> None:
 
 
 def test_what_is_under_way_after_the_last_round_is_lost() -> None:
-    """Also where the closing round has an exchange of the same name."""
+    """Also where the final round has an exchange of the same name."""
 
     class Late(Finish):
         @property
@@ -245,9 +245,9 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     evaluation = Evaluation(patience=2)
     whole = federation(Finish(), settings, evaluation=evaluation)
     result = whole.run().result
-    assert [record["closing"] for record in whole.history] == [False, False, False, True]
+    assert [record["final_round"] for record in whole.history] == [False, False, False, True]
     assert (result["stopped_after"], result["rounds"]) == (3, 9)
-    assert result["accuracy_before_closing"] is not None
+    assert result["accuracy_before_final_round"] is not None
     for where in ({"after": 2}, {"within": 4}, {"after": 4}):
         out = tmp_path / "-".join(f"{key}{value}" for key, value in where.items())
         with pytest.raises(RunInterrupted):
@@ -271,15 +271,15 @@ def test_its_rate_is_that_of_the_schedule() -> None:
 
 
 def test_a_check_knows_its_cost() -> None:
-    """Bytes of the whole run, the closing round included, are those of a run."""
+    """Bytes of the whole run, the final round included, are those of a run."""
     full = THREE.model_copy(update={"client_fraction": 1.0})
     made = federation(Finish(), full)
     result = made.run().result
     found = estimate_costs(federation(Finish(), full))
     assert found.bytes_up == pytest.approx(result["bytes_up"])
     assert found.bytes_down == pytest.approx(result["bytes_down"])
-    assert all(kind.closing[1] == 8 and kind.closing[2] > 0 for kind in found.architectures)
-    assert all(kind.closing == (0, 0, 0.0) for kind in estimate_costs(federation(FedAvg(), full)).architectures)
+    assert all(kind.final_round[1] == 8 and kind.final_round[2] > 0 for kind in found.architectures)
+    assert all(kind.final_round == (0, 0, 0.0) for kind in estimate_costs(federation(FedAvg(), full)).architectures)
 
 
 def test_reports_cope(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_reports_cope(tmp_path: Path) -> None:
         ran(Finish(), seed=seed, out=tmp_path / f"seed-{seed}", evaluation=Evaluation())
     runs = load_runs(tmp_path)
     (group_,), _ = group_runs(runs)
-    assert group_.notes == ("fedavg: figures after a closing round",)
+    assert group_.notes == ("fedavg: figures after a final round",)
     (line,) = series(group_)
     assert line.x == (1, 2, 3, 4)
     (section,) = compare_runs(runs).sections
@@ -304,7 +304,7 @@ def test_the_terminal_says_so() -> None:
     stream = io.StringIO()
     ran(Finish(), loggers=[Console(stream=stream, terminal=False)])
     lines = stream.getvalue().splitlines()
-    assert any("closing round" in line for line in lines)
+    assert any("final round" in line for line in lines)
     assert not any("round 4/3" in line for line in lines)
     stream = io.StringIO()
     still = Training(rounds=5, lr=0.0)

@@ -1420,7 +1420,7 @@ def use_certify(place: Path) -> None:
     """A new certificate by the authority that is there."""
     from polyfed.deploy.tls import make_server_certificate
 
-    make_server_certificate(place, ["localhost"], days=r_days(place), force=True)
+    make_server_certificate(place, ["localhost"], days=r_days(place), overwrite=True)
 
 
 def r_days(place: Path) -> int:

@@ -371,7 +371,7 @@ def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_
     (run / "attack").mkdir()
     for name in FILES:
         (run / "attack" / name).write_text("an earlier one")
-    found, files = attacks.attack(run, steps=5, images=1, tv=[0.0], noise=[0.0], force=True)
+    found, files = attacks.attack(run, steps=5, images=1, tv=[0.0], noise=[0.0], overwrite=True)
     assert {file.relative_to(run / "attack").name for file in files} == set(FILES)
     assert all(b"earlier" not in file.read_bytes() for file in files)
     assert json.loads(files[0].read_text()) == json.loads(json.dumps(found.to_dict()))
@@ -380,8 +380,8 @@ def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_
     assert "best" not in text  # an image is its own
     shutil.copytree(run / "attack", tmp_path / "runs" / "another-attack")
     assert [record.path for record in load_runs(tmp_path / "runs")] == [run]
-    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=True, force=False)
-    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=False, force=True)
+    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=True, overwrite=False)
+    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=False, overwrite=True)
 
 
 @pytest.mark.slow

@@ -254,7 +254,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"README\.md is there already; replace it with --overwrite"):
         create_app(tmp_path, QUICKSTART)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "other"]
-    create_app(tmp_path, QUICKSTART, force=True)
+    create_app(tmp_path, QUICKSTART, overwrite=True)
     assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# test-nothing-is-overwritten")
     assert (tmp_path / "other").read_text() == "mine"
 

@@ -108,7 +108,7 @@ def test_run_config_changes_both_halves(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match="already holds a run"):
         flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9)
     flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9, resume=True)
-    flown(recipe_of("local"), tmp_path, monkeypatch, force=True)
+    flown(recipe_of("local"), tmp_path, monkeypatch, overwrite=True)
     assert RunFolder(tmp_path / "out").read_result()["method"] == "local"  # type: ignore[index]
 
 

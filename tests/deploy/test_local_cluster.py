@@ -168,7 +168,7 @@ def test_every_program_is_told_what_makes_it_safe(place: Path) -> None:
     assert len(ports) == 4
     run = next(program for program in programs if program["words"][0] == "run")  # type: ignore[index]
     told = dict(zip(run["words"], run["words"][1:], strict=False))  # type: ignore[index,call-overload]
-    assert told["-c"] == f'out="{place / "run"}" resume=false force=false deadline=7.0'
+    assert told["-c"] == f'out="{place / "run"}" resume=false overwrite=false deadline=7.0'
     assert not (place / "run-nodes").exists()
     assert living(place) == []
 
@@ -233,7 +233,7 @@ def test_a_failure_is_one_line_and_leaves_no_process(
     assert living(place) == []
     assert (place / "run-nodes" / "logs").is_dir(), "what was said is kept"
     monkeypatch.delenv("FAULT")
-    assert len(local("recipe.toml", out="run", force=True).history) == 2
+    assert len(local("recipe.toml", out="run", overwrite=True).history) == 2
     assert not (place / "run-nodes").exists()
 
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_is_said_before_anything_starts(place: Path, monkeypatch:
         "expected --deadline as seconds, more than 0, got -1": lambda: local("recipe.toml", deadline=-1),
         "expected --timeout as seconds, more than 0, got inf": lambda: local("recipe.toml", timeout=float("inf")),
         "did you mean 'rounds'": lambda: local("recipe.toml", overrides=["training.round=1"]),
-        "one of --resume and --overwrite": lambda: local("recipe.toml", resume=True, force=True),
+        "one of --resume and --overwrite": lambda: local("recipe.toml", resume=True, overwrite=True),
         "without ';'": lambda: local("recipe.toml", overrides=["run.label='a;b'"], out="run"),
         "without quotation marks": lambda: local("recipe.toml", out='ru"n'),
         "fedhenn|FedHeNN": lambda: local("recipe.toml", method="fedhenn", out="run"),

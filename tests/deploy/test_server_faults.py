@@ -471,7 +471,7 @@ def test_a_new_run_in_the_same_place_is_another_experiment(tmp_path: Path) -> No
     recipe = three_rounds("local")
     first = served(recipe, Nearby(recipe, tmp_path), tmp_path)
     before = event_log(tmp_path / "out")[0]["experiment"]
-    again = served(recipe, Nearby(recipe, tmp_path), tmp_path, force=True)
+    again = served(recipe, Nearby(recipe, tmp_path), tmp_path, overwrite=True)
     assert told(first.history) == told(again.history)
     assert event_log(tmp_path / "out")[0]["experiment"] != before
 

@@ -95,7 +95,7 @@ def test_a_renewed_certificate_keeps_the_authority(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"server\.pem is there already; replace .* certificate with --overwrite"):
         make_server_certificate(tmp_path, ["localhost"])
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert [file.name for file in make_server_certificate(tmp_path, ["fl.example.org"], force=True)] == [
+    assert [file.name for file in make_server_certificate(tmp_path, ["fl.example.org"], overwrite=True)] == [
         "server.pem",
         "server.key",
     ]
@@ -107,16 +107,16 @@ def test_half_an_authority_or_a_wrong_one_is_refused(tmp_path: Path) -> None:
     make_server_certificate(tmp_path, ["localhost"])
     (tmp_path / "ca.key").rename(tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"expected ca.key beside .*ca.crt, got none"):
-        make_server_certificate(tmp_path, ["localhost"], force=True)
+        make_server_certificate(tmp_path, ["localhost"], overwrite=True)
     (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
     with pytest.raises(ConfigError, match=r"expected ca.key to be the key of ca.crt .*, got another one"):
-        make_server_certificate(tmp_path, ["localhost"], force=True)
+        make_server_certificate(tmp_path, ["localhost"], overwrite=True)
     (tmp_path / "ca.key").write_text("no key")
     with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
-        make_server_certificate(tmp_path, ["localhost"], force=True)
+        make_server_certificate(tmp_path, ["localhost"], overwrite=True)
     (tmp_path / "kept").replace(tmp_path / "ca.key")
     with pytest.raises(ConfigError, match="good for 9999 days or more"):
-        make_server_certificate(tmp_path, ["localhost"], days=9999, force=True)
+        make_server_certificate(tmp_path, ["localhost"], days=9999, overwrite=True)
 
 
 @pytest.mark.parametrize("host", ["", "two words", "-a.org", "a..b", "fl.example.org:8000", "https://x", "ä.org"])
@@ -144,7 +144,7 @@ def test_a_nodes_key_pair_belongs_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is there already; replace the node's keys with --overwrite"):
         make_node_key(private)
     before = private.read_bytes()
-    make_node_key(private, force=True)
+    make_node_key(private, overwrite=True)
     assert private.read_bytes() != before
 
 
@@ -168,5 +168,5 @@ def test_an_authority_of_another_kind_of_key_is_one_line(tmp_path: Path) -> None
         altered = base64.encodebytes(content.replace(old, new)).rstrip()
         (tmp_path / name).write_bytes(b"\n".join([first, altered, last, b""]))
         with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
-            make_server_certificate(tmp_path, ["localhost"], force=True)
+            make_server_certificate(tmp_path, ["localhost"], overwrite=True)
         (tmp_path / name).write_bytes(whole)

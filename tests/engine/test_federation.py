@@ -536,7 +536,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="method"):
         usual(FedAvg(), out=out).run(resume=True)
     assert (out / "result.json").read_bytes() == kept
-    usual(FedAvg(), out=out).run(force=True)
+    usual(FedAvg(), out=out).run(overwrite=True)
     assert json.loads((out / "result.json").read_text())["method"] == "fedavg"
 
 
@@ -546,20 +546,20 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     (out / "notes.txt").write_text("mine")
     (out / "analysis").mkdir()
     (out / "analysis" / "thesis.tex").write_text("mine")
-    usual(Local(), out=out).run(force=True)
+    usual(Local(), out=out).run(overwrite=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "attack.json").write_text("mine")
     (out / "attack").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="got a link"):
-        usual(Local(), out=out).run(force=True)
+        usual(Local(), out=out).run(overwrite=True)
     for kept in (out / "notes.txt", out / "analysis" / "thesis.tex", tmp_path / "elsewhere" / "attack.json"):
         assert kept.read_text() == "mine"
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("mine")
-    for force in (False, True):
+    for overwrite in (False, True):
         with pytest.raises(ConfigError, match="other files"):
-            usual(Local(), out=other).run(force=force)
+            usual(Local(), out=other).run(overwrite=overwrite)
     assert sorted(path.name for path in other.iterdir()) == ["thesis.tex"]
 
 
@@ -571,7 +571,7 @@ def test_force_leaves_no_analysis_of_the_run_before(tmp_path: Path) -> None:
         (out / name).write_text("of the run before")
     usual(Local(), out=out).run(resume=True)
     assert (out / "attack" / "leakage.md").exists()
-    usual(Local(), out=out).run(force=True)
+    usual(Local(), out=out).run(overwrite=True)
     assert not any((out / name).exists() for name in ("analysis", "attack"))
 
 
@@ -581,7 +581,7 @@ def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
 
     class Second(Watcher):
         def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-            for options in ({"resume": True}, {"force": True}):
+            for options in ({"resume": True}, {"overwrite": True}):
                 with pytest.raises(ConfigError, match="another process is at work"):
                     usual(Local(), out=out).run(**options)
 

@@ -318,7 +318,7 @@ def test_a_folder_that_may_not_be_written_to_is_one_line(tmp_path: Path, unfinis
     for folder in (above, *(path for path in above.rglob("*") if path.is_dir())):
         folder.chmod(0o555)
     before = {path: path.read_bytes() for path in above.rglob("*") if path.is_file()}
-    for out, options in ((above / "new", {}), (above / "run", {"resume": True}), (above / "run", {"force": True})):
+    for out, options in ((above / "new", {}), (above / "run", {"resume": True}), (above / "run", {"overwrite": True})):
 
         def work(out: Path = out, options: dict[str, bool] = options) -> None:
             if os.geteuid() == 0:

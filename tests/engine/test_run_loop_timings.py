@@ -28,9 +28,9 @@ RECIPE: dict[str, Any] = {
 FEDHENN = {"name": "fedhenn", "alignment_data": {"size": 20, "batch": 8}, "eta0": 0.1}
 
 
-def records(method: dict[str, Any], timings: bool, workers: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def records(method: dict[str, Any], profile: bool, workers: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     executor = {"executor": "processes" if workers > 1 else "serial", "workers": workers}
-    done = pf.run(pf.Recipe.from_dict({**RECIPE, "method": method, "run": executor}), timings=timings)
+    done = pf.run(pf.Recipe.from_dict({**RECIPE, "method": method, "run": executor}), profile=profile)
     return dict(done.result), [dict(record) for record in done.history]
 
 

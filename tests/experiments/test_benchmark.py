@@ -468,7 +468,7 @@ def test_force_replaces_figures_of_another_recipe(
     stored["recipe"]["training"]["rounds"] = 3
     stored["rows"] = [row | {"accuracy": {"5": 0.5}} for row in stored["rows"]]
     (elsewhere / "short.json").write_text(json.dumps(stored))
-    benchmark(suite, tmp_path / "out", settings=["short"], results=elsewhere, force=True)
+    benchmark(suite, tmp_path / "out", settings=["short"], results=elsewhere, overwrite=True)
     assert figures(elsewhere) == figures(done.folder / "results")
 
 
@@ -479,7 +479,7 @@ def test_force_runs_the_methods_that_are_named_again(
     for row in stored["rows"]:
         row["accuracy"] = dict.fromkeys(row["accuracy"], 0.5)
     (elsewhere / "long.json").write_text(json.dumps(stored))
-    asked = {"settings": ["long"], "methods": ["fedgh"], "results": elsewhere, "force": True}
+    asked = {"settings": ["long"], "methods": ["fedgh"], "results": elsewhere, "overwrite": True}
     for _ in range(2):
         benchmark(suite, tmp_path / "out", **asked)  # type: ignore[arg-type]
         assert {place.split("/")[-2] for place in runs_in(tmp_path / "out/long")} == {"fedgh"}

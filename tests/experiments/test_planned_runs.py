@@ -182,7 +182,7 @@ def test_a_report_tells_of_other_data_under_the_same_name(place: Path) -> None:
     pf.run("recipe.toml", out="runs/fedavg")
     assert not [note for note in compare_runs(load_runs("runs")).sections[0].notes if "other data" in note]
     change("yes", "aye")
-    pf.run("recipe.toml", out="runs/fedavg", force=True)
+    pf.run("recipe.toml", out="runs/fedavg", overwrite=True)
     notes = compare_runs(load_runs("runs")).sections[0].notes
     assert "fedavg, seed 0: other data under the same name than of local, which do not compare" in notes
 

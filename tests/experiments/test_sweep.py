@@ -398,7 +398,7 @@ def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:
     assert more.table is not None
     assert [row.settings.get("method.header_lr") for row in more.table.rows] == [None, 0.0, 0.1, 1.0]
     assert {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in times} == times
-    sweep(tiny, settings, out="grid", force=True)
+    sweep(tiny, settings, out="grid", overwrite=True)
     assert all((Path("grid") / name / "result.json").stat().st_mtime_ns > before for name, before in times.items())
 
 

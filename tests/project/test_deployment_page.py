@@ -70,7 +70,7 @@ def test_the_local_command_asks_for_what_the_command_line_takes(
     assert cli.status(words[1:]) == 130
     assert asked["recipe"] == Path("recipes/quickstart.toml")
     assert (asked["nodes"], asked["overrides"], asked["out"]) == (3, ["training.rounds=2"], Path("runs/deployed"))
-    assert (asked["resume"], asked["force"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
+    assert (asked["resume"], asked["overwrite"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
 
 
 def test_ray_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

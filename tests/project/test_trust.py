@@ -544,13 +544,13 @@ def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Pat
     run = linked("rounds.jsonl")
     (Path("outside") / "rounds.jsonl").unlink()
     (run / "result.json").unlink()
-    for options in ({"resume": True}, {"force": True}):
+    for options in ({"resume": True}, {"overwrite": True}):
         with pytest.raises(ConfigError, match="got a link"):
             pf.run("mine.toml", out=run, **options)
     assert not [*Path("outside").iterdir()]
 
 
-@pytest.mark.parametrize("options", [{"resume": True, "overrides": ["training.rounds=3"]}, {"force": True}])
+@pytest.mark.parametrize("options", [{"resume": True, "overrides": ["training.rounds=3"]}, {"overwrite": True}])
 def test_nothing_is_written_through_a_hard_link(options: dict[str, Any], clean: Path, tmp_path: Path) -> None:
     """The same file under a name elsewhere, as in backups that share what has not changed."""
     shutil.copytree(clean / "run", tmp_path / "run")

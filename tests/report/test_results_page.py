@@ -106,11 +106,11 @@ def test_what_stands_beside_a_run_may_change_and_its_settings_may_not(tmp_path: 
         "training": {"rounds": 3},
     }
     folder = RunFolder(tmp_path / "run")
-    with folder.open(settings, resume=False, force=False):
+    with folder.open(settings, resume=False, overwrite=False):
         pass
-    folder.validate(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, force=False)
+    folder.validate(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, overwrite=False)
     with pytest.raises(ConfigError, match=r"another recipe's run: run\.seed was 0, now 1"):
-        folder.validate(settings | {"run": {"seed": 1}}, resume=True, force=False)
+        folder.validate(settings | {"run": {"seed": 1}}, resume=True, overwrite=False)
 
 
 # docs/results --------------------------------------------------------------------------------------------------------

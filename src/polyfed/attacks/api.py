@@ -42,7 +42,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     seed: int = 0,
     device: str = "cpu",
     out: str | Path | None = None,
-    force: bool = False,
+    overwrite: bool = False,
     trust: bool = False,
 ) -> tuple[AttackResult, list[Path]]:
     """Reconstruct images of a client from what it sent last in a finished run, and score them.
@@ -55,7 +55,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         steps, lr: of Adam. tv: weights of the total variation, each a reconstruction; 0 is the paper's objective.
         seed: of the noise that the reconstructions start from, one for each image, alike for all levels.
         device: where networks compute.
-        out: folder; None: ``RUN/attack``. force: replace what an earlier attack wrote there.
+        out: folder; None: ``RUN/attack``. overwrite: replace what an earlier attack wrote there.
         trust: whether code that the folder names ("package.module:name") may be imported.
 
     Returns:
@@ -72,7 +72,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         raise ConfigError(f"--noise: expected levels of at least 0, got {list(noise)}")
     check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
-    _check_place(folder, force, FILES, "an attack")
+    _check_place(folder, overwrite, FILES, "an attack")
     exposure = collect_target(run, client, images, noise, sources, device, trust)
     found = run_attack(exposure, settings)
     return found, _write(found, folder)
@@ -89,7 +89,7 @@ def audit(  # noqa: PLR0913 - what a user may choose, each by its name
     steps: int = 300,
     seed: int = 0,
     out: str | Path | None = None,
-    force: bool = False,
+    overwrite: bool = False,
     trust: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[AuditReport], list[Path]]:
@@ -105,7 +105,7 @@ def audit(  # noqa: PLR0913 - what a user may choose, each by its name
         images: how many of the first client's images are made again; 0: none. steps: of Adam for each.
         seed: of all draws.
         out: folder; None: ``attack`` in the run's folder, or in the one above all of them.
-        force: replace what an earlier report wrote there. say: told what is being done.
+        overwrite: replace what an earlier report wrote there. say: told what is being done.
         trust: whether code that the folders name ("package.module:name") may be imported.
 
     Returns:
@@ -122,7 +122,7 @@ def audit(  # noqa: PLR0913 - what a user may choose, each by its name
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
     check_links(above)
     folder = above / ATTACK if out is None else Path(out)
-    _check_place(folder, force, REPORT_FILES, "a report of leakage")
+    _check_place(folder, overwrite, REPORT_FILES, "a report of leakage")
     found = [audit_run(record, options, say) for record in records]
     make_folder(folder)
     told = {"options": asdict(options), "runs": [each.to_dict() for each in found]}
@@ -144,7 +144,7 @@ def _told_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
 # files ------------------------------------------------------------------------------------------------------------
 
 
-def _check_place(folder: Path, force: bool, own: Sequence[str], what: str) -> None:
+def _check_place(folder: Path, overwrite: bool, own: Sequence[str], what: str) -> None:
     """Whether the files can be written there without loss.
 
     Raises:
@@ -158,7 +158,7 @@ def _check_place(folder: Path, force: bool, own: Sequence[str], what: str) -> No
     there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if there - {*FILES, *REPORT_FILES}:
         raise ConfigError(f"expected an empty or new folder for the attack, got {folder} with other files in it")
-    if there & set(own) and not force:
+    if there & set(own) and not overwrite:
         raise ConfigError(f"{folder} already holds {what}; replace it with --overwrite or choose another --out")
 
 

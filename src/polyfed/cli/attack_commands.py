@@ -41,7 +41,7 @@ def attack(
     ] = "0,1",
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
-    force: Annotated[bool, typer.Option("--overwrite", help="Replace the attack that the folder holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the attack that the folder holds.")] = False,
     device: OwnDevice = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
@@ -70,7 +70,7 @@ def attack(
         seed=seed,
         device=device,
         out=out,
-        force=force,
+        overwrite=overwrite,
         trust=trust_code,
     )
     print_text(to_text(found, terminal_width()))
@@ -99,7 +99,7 @@ def leakage(
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam for each.")] = 300,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
-    force: Annotated[bool, typer.Option("--overwrite", help="Replace the report that the folder holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that the folder holds.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Report what a curious server learns, method by method.
@@ -125,7 +125,7 @@ def leakage(
         steps=steps,
         seed=seed,
         out=out,
-        force=force,
+        overwrite=overwrite,
         trust=trust_code,
         say=print_stderr,
     )

@@ -29,7 +29,7 @@ def init(
     settings: Overrides = None,
     seed: Seed = None,
     preset: PresetNames = None,
-    force: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a recipe as a Flower app.
 
@@ -40,7 +40,7 @@ def init(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.app_template import create_app
 
-    options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "host": host, "force": force}
+    options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "host": host, "overwrite": overwrite}
     announce_imports(recipe, settings, method)
     print_files(create_app(folder, recipe, overrides=settings or (), **options))
 
@@ -51,7 +51,9 @@ def certify(
         list[str], typer.Option("--host", metavar="NAME", help="How nodes call the server. May be repeated.")
     ],
     days: Annotated[int, typer.Option(metavar="NUMBER", help="How long the certificate is good for.")] = 365,
-    force: Annotated[bool, typer.Option("--overwrite", help="Replace the server's certificate that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the server's certificate that is there.")
+    ] = False,
 ) -> None:
     """Write the server's certificate, and its authority.
 
@@ -62,12 +64,12 @@ def certify(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.tls import make_server_certificate
 
-    print_files(make_server_certificate(folder, host, days, force))
+    print_files(make_server_certificate(folder, host, days, overwrite))
 
 
 def key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Its private half.", show_default=False)],
-    force: Annotated[bool, typer.Option("--overwrite", help="Replace keys that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace keys that are there.")] = False,
 ) -> None:
     """Write a node's key pair.
 
@@ -78,7 +80,7 @@ def key(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.tls import make_node_key
 
-    print_files(make_node_key(file, force))
+    print_files(make_node_key(file, overwrite))
 
 
 def release(
@@ -166,7 +168,7 @@ def local(
     seed: Seed = None,
     out: RunFolder = None,
     resume: Resume = False,
-    force: ReplaceRun = False,
+    overwrite: ReplaceRun = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give the run up after so long.")] = None,
     preset: PresetNames = None,
@@ -182,7 +184,7 @@ def local(
     from polyfed.deploy.local_cluster import local
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
-    options |= {"resume": resume, "force": force, "deadline": deadline, "timeout": timeout}
+    options |= {"resume": resume, "overwrite": overwrite, "deadline": deadline, "timeout": timeout}
     announce_imports(recipe, settings, method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)
     print_run(done.result, done.path)

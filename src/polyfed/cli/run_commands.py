@@ -55,7 +55,7 @@ def run(
     seed: Seed = None,
     out: RunFolder = None,
     resume: Resume = False,
-    force: ReplaceRun = False,
+    overwrite: ReplaceRun = False,
     workers: Workers = None,
     executor: Annotated[
         str | None,
@@ -67,7 +67,7 @@ def run(
     ] = None,
     device: Device = None,
     loggers: Loggers = None,
-    timings: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
     preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
@@ -99,10 +99,10 @@ def run(
         executor=executor,
         preset=preset,
     )
-    done = run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
+    done = run(asked, out=asked.folder, resume=resume, overwrite=overwrite, progress=not quiet, profile=profile)
     print_run(done.result, done.path)
     print_preset(asked)
-    if timings:
+    if profile:
         print_timings(done.result, done.history)
     raise_if_nothing_learnt(done.result)
 
@@ -120,7 +120,7 @@ def compare(
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every method for each.")] = "0",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs and tables [runs/RECIPE].")] = None,
     settings: Overrides = None,
-    force: RunAgain = False,
+    overwrite: RunAgain = False,
     workers: Workers = None,
     device: Device = None,
     loggers: Loggers = None,
@@ -153,7 +153,7 @@ def compare(
         parse_seeds(seeds),
         out,
         overrides=with_loggers(settings, loggers),
-        force=force,
+        overwrite=overwrite,
         progress=not quiet,
         device=device,
         workers=workers,
@@ -175,7 +175,7 @@ def sweep(
     method: MethodName = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every combination for each.")] = "0",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for all of it [runs/RECIPE-sweep].")] = None,
-    force: RunAgain = False,
+    overwrite: RunAgain = False,
     workers: Workers = None,
     device: Device = None,
     preset: PresetNames = None,
@@ -201,7 +201,7 @@ def sweep(
         method=method,
         seeds=parse_seeds(seeds),
         out=out,
-        force=force,
+        overwrite=overwrite,
         progress=not quiet,
         device=device,
         workers=workers,
@@ -230,7 +230,7 @@ def benchmark(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of figures and page; what it has is not run again [OUT/results]."),
     ] = None,
-    force: RunAgain = False,
+    overwrite: RunAgain = False,
     workers: Workers = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -256,7 +256,7 @@ def benchmark(
         settings=named,
         methods=None if methods is None else parse_names(methods, "--methods", "fedgh,fedproto"),
         results=results,
-        force=force,
+        overwrite=overwrite,
         progress=not quiet,
         workers=workers,
         device=device,

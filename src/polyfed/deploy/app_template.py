@@ -49,7 +49,7 @@ def create_app(
     seed: int | None = None,
     preset: str | None = None,
     host: str = "localhost",
-    force: bool = False,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write the folder.
 
@@ -58,7 +58,7 @@ def create_app(
         recipe: the TOML file.
         method, overrides, seed, preset: as for `polyfed.run`.
         host: the name or address by which nodes call the server, for the commands in the README and the examples.
-        force: replace files that are there; others in the folder stay.
+        overwrite: replace files that are there; others in the folder stay.
 
     Returns:
         The files written.
@@ -79,7 +79,7 @@ def create_app(
     files["recipe.toml"] = source.read_text(encoding="utf-8")
     files["pyproject.toml"] = tomli_w.dumps(_project(about, settings))
     taken = [place / name for name in files if (place / name).exists() and not _is_same(place / name, source)]
-    if taken and not force:
+    if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
     return [_written(place / name, text) for name, text in sorted(files.items())]
 

@@ -76,7 +76,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     preset: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    force: bool = False,
+    overwrite: bool = False,
     deadline: float = 600.0,
     timeout: float | None = None,
     progress: bool = False,
@@ -86,7 +86,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     Args:
         recipe: the TOML file.
         nodes: how many clients, in place of ``data.num_clients``.
-        method, overrides, seed, preset, out, resume, force: as for `polyfed.run`; `out` defaults to `Recipe.folder`.
+        method, overrides, seed, preset, resume, overwrite: as for `polyfed.run`. out: default: `Recipe.folder`.
         deadline: seconds that a node has to answer; after them it counts as dropped out for the round.
         timeout: seconds after which the whole run is given up; None: never.
         progress: show how it gets on, on standard error.
@@ -112,9 +112,9 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
         changes.append(f"run.modules={json.dumps(modules)}")
     asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).validate(chosen.to_dict(), resume, force, chosen.planned)
+    RunFolder(folder).validate(chosen.to_dict(), resume, overwrite, chosen.planned)
     app_template.app_config(**asked)
-    config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
+    config = {"out": str(folder), "resume": resume, "overwrite": overwrite, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this
     federation = build_federation(chosen, out=folder)  # whether data, models and method fit
     if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:

@@ -338,7 +338,7 @@ def serve(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    force: bool = False,
+    overwrite: bool = False,
     min_nodes: int | None = None,
     deadline: float = 600.0,
     max_megabytes: float = LIMIT / 1e6,
@@ -348,7 +348,7 @@ def serve(
 
     Args:
         recipe: the experiment, the same as the nodes'. wire: reaches them. out: run folder; default: the recipe's own.
-        resume: go on where the run folder's last round ends. force: replace the run that it holds.
+        resume: go on where the run folder's last round ends. overwrite: replace the run that it holds.
         min_nodes: begin when so many clients are there; default: all. Those that come later join.
         deadline: seconds that a node has for an answer; then it has dropped out of the round.
         max_megabytes: of a node's answer; a larger one counts for nothing.
@@ -360,7 +360,7 @@ def serve(
     count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.validate(recipe.to_dict(), resume, force, recipe.planned)
+    folder.validate(recipe.to_dict(), resume, overwrite, recipe.planned)
     if path.exists():
         make_private(path)
 
@@ -379,9 +379,9 @@ def serve(
         federation = _federation_of_fitting_nodes(make, registry, settled, min_nodes or count)
         settled = set(registry.known)
         try:
-            return federation.run(resume=resume, force=force)
+            return federation.run(resume=resume, overwrite=overwrite)
         except ClientJoined:
-            resume, force = True, False
+            resume, overwrite = True, False
             say(f"{len(registry.known)} of {count} clients are known now")
 
 

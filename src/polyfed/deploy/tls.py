@@ -38,7 +38,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
 
 
 def make_server_certificate(
-    folder: str | Path, hosts: Sequence[str], days: int = 365, force: bool = False
+    folder: str | Path, hosts: Sequence[str], days: int = 365, overwrite: bool = False
 ) -> list[Path]:
     """Write a server's certificate, and the authority that signs it where the folder has none yet.
 
@@ -46,7 +46,7 @@ def make_server_certificate(
         folder: made if missing; the authority in it is kept, so that a renewed certificate needs no change on nodes.
         hosts: host names and IP addresses that nodes call the server by, at least one; this machine's own are added.
         days: how long the certificate is good for, and a new authority ten times as long.
-        force: replace a server's certificate that is there.
+        overwrite: replace a server's certificate that is there.
 
     Returns:
         The files written.
@@ -64,7 +64,7 @@ def make_server_certificate(
     if not 1 <= days <= _LONGEST:
         raise ConfigError(f"expected a certificate that is good for 1 to {_LONGEST} days, got {days} days")
     taken = [place / name for name in (SERVER, SERVER_KEY) if (place / name).exists()]
-    if taken and not force:
+    if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
     has = [(place / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)]
     if any(has) and not all(has):
@@ -78,7 +78,7 @@ def make_server_certificate(
     return [*written, place / SERVER, place / SERVER_KEY]
 
 
-def make_node_key(path: str | Path, force: bool = False) -> list[Path]:
+def make_node_key(path: str | Path, overwrite: bool = False) -> list[Path]:
     """Write a node's key pair: `path` and, beside it, `path`.pub, both in OpenSSH's form, as SuperNodes read them.
 
     Raises:
@@ -91,7 +91,7 @@ def make_node_key(path: str | Path, force: bool = False) -> list[Path]:
     private = Path(path)
     public = private.with_name(f"{private.name}.pub")
     for file in (private, public):
-        if file.exists() and not force:
+        if file.exists() and not overwrite:
             raise ConfigError(f"{file} is there already; replace the node's keys with --overwrite")
     key = _new_key()
     _write(private, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()), private=True)

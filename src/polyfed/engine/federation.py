@@ -323,12 +323,12 @@ class Federation:
 
     # running ------------------------------------------------------------------------------------------------
 
-    def run(self, resume: bool = False, force: bool = False, progress: bool = False) -> Run:
+    def run(self, resume: bool = False, overwrite: bool = False, progress: bool = False) -> Run:
         """Run all rounds.
 
         Args:
             resume: those after the last checkpoint of the run folder; a finished run is only read.
-            force: replace the run that the folder holds.
+            overwrite: replace the run that the folder holds.
             progress: show how it gets on, on standard error.
 
         A finished run goes on, too, where more rounds are planned now than it had: it ends as if they had been from the
@@ -339,27 +339,27 @@ class Federation:
             RunError: a client or the server failed; says which, when and where.
             RunInterrupted: Ctrl-C; a checkpoint of the last whole round has been written.
         """
-        for name, value in (("resume", resume), ("force", force), ("progress", progress)):
+        for name, value in (("resume", resume), ("overwrite", overwrite), ("progress", progress)):
             if not isinstance(value, bool):
                 raise ConfigError(f"run: expected {name} to be True or False, got {described(value)}")
         given = self.loggers
         if progress:
             self.loggers = [LOGGERS["console"](), *given]
         try:
-            return self._run(resume, force)
+            return self._run(resume, overwrite)
         finally:
             self.loggers = given
 
-    def _run(self, resume: bool, force: bool) -> Run:
+    def _run(self, resume: bool, overwrite: bool) -> Run:
         if self.folder is None:
             return self._finished(RunLoop(self).run())
-        self.folder.validate(self.settings, resume, force, self.method.planned)
+        self.folder.validate(self.settings, resume, overwrite, self.method.planned)
         if resume:
             checkpoint.check_made_of(self.folder, self.data_checksum, self._code)
         result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
-        with self.folder.open(self.settings, resume, force, self.method.planned):
+        with self.folder.open(self.settings, resume, overwrite, self.method.planned):
             return self._finished(RunLoop(self).run())
 
     def made_of(self) -> dict[str, Any]:

@@ -117,19 +117,19 @@ class RunFolder:
         """Where the checkpoints lie."""
         return self.path / "checkpoint"
 
-    def validate(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> None:
+    def validate(self, settings: Mapping[str, Any], resume: bool, overwrite: bool, planned: str = "") -> None:
         """Whether `open` would succeed.
 
         Args:
             settings: of the run. With `resume` they may have more rounds than those of the run that the folder holds.
-            resume, force: see `open`. planned: what of the method depends on the number of rounds.
+            resume, overwrite: see `open`. planned: what of the method depends on the number of rounds.
 
         Raises:
-            ConfigError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
-                recipe or one that cannot go on for more rounds, a part of it is a link, or something else lies in its
-                place.
+            ConfigError: the folder holds a run and neither `resume` nor `overwrite` was given, it holds a run of
+                another recipe or one that cannot go on for more rounds, a part of it is a link, or something else lies
+                in its place.
         """
-        if resume and force:
+        if resume and overwrite:
             raise ConfigError("expected one of --resume and --overwrite, got both")
         check_links(self.path)
         if self.path.exists() and not self.path.is_dir():
@@ -137,10 +137,10 @@ class RunFolder:
         present = [name for name in PARTS if (self.path / name).exists()]
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
             raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
-        if present and not resume and not force:
+        if present and not resume and not overwrite:
             raise ConfigError(
                 f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with "
-                "--overwrite (force=True)"
+                "--overwrite (overwrite=True)"
             )
         if resume and present:
             self._same_recipe(settings, planned)
@@ -189,22 +189,22 @@ class RunFolder:
             )
 
     @contextlib.contextmanager
-    def open(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> Iterator[None]:
+    def open(self, settings: Mapping[str, Any], resume: bool, overwrite: bool, planned: str = "") -> Iterator[None]:
         """Make the folder ready, after `validate`, and keep other processes out of it within the block.
 
-        With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
+        With `overwrite` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
         killed process left half-written goes too.
 
         Raises:
             ConfigError: see `validate`; or another process is at work in the folder.
         """
-        self.validate(settings, resume, force, planned)
+        self.validate(settings, resume, overwrite, planned)
         with explain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.path):
-            self.validate(settings, resume, force, planned)  # it may have changed hands meanwhile
+            self.validate(settings, resume, overwrite, planned)  # it may have changed hands meanwhile
             with explain_disk_errors(self.path):
-                if force:
+                if overwrite:
                     self._clear()
                 for place in (self.path, self.checkpoints, self.path / "models"):
                     for left in place.glob(".*.tmp"):

@@ -134,7 +134,7 @@ class RunLoop:
         federation = self._federation
         began = time.perf_counter()
         used = processor_seconds()
-        with profile(federation.execution.timings) as watch:
+        with profile(federation.execution.profile) as watch:
             due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
             round = Round(
                 number,

@@ -54,7 +54,7 @@ def benchmark(
     settings: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     results: str | Path | None = None,
-    force: bool = False,
+    overwrite: bool = False,
     progress: bool = False,
     workers: int | None = None,
     device: str | None = None,
@@ -68,7 +68,7 @@ def benchmark(
         methods: only these, and Local: one that some of the settings have in these, any other one in all of them.
         results: the folder of figures and page; default ``<out>/results``. Figures that are there are gone on from,
             wherever they were made: what they have is not run again.
-        force: run again also what is done, and what the figures have, of these methods in these settings.
+        overwrite: run again also what is done, and what the figures have, of these methods in these settings.
         progress: show how it gets on, on standard error. workers, device: as for `polyfed.compare`.
 
     Raises:
@@ -86,7 +86,7 @@ def benchmark(
     if chosen_methods == ():
         raise ConfigError("methods: expected at least one, got none")
     request = BenchmarkRequest(
-        Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, device, force
+        Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, device, overwrite
     )
     read_processor_time(figures)  # what is wrong is told before the first run
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]

@@ -31,7 +31,7 @@ class BenchmarkRequest:
     Attributes:
         folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
         out: the folder of runs. figures: the folder of the settings' files.
-        progress, workers, device, force: see `polyfed.experiments.benchmark`.
+        progress, workers, device, overwrite: see `polyfed.experiments.benchmark`.
     """
 
     folder: Path
@@ -43,7 +43,7 @@ class BenchmarkRequest:
     progress: bool
     workers: int | None
     device: str | None
-    force: bool
+    overwrite: bool
 
     @property
     def watchers(self) -> list[Logger]:

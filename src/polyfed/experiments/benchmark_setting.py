@@ -168,7 +168,7 @@ class BenchmarkSetting:
         difference = None if stored is None else first_difference(stored.recipe, self.recipe)
         if difference is None:
             return stored
-        if self.request.force and self.request.methods is None:
+        if self.request.overwrite and self.request.methods is None:
             return None
         key, there, here = difference
         raise ConfigError(
@@ -208,7 +208,7 @@ class BenchmarkSetting:
     def _is_forced(self, row: str) -> bool:
         """Whether a row is run again though it is done: one of a method that was asked for."""
         request = self.request
-        if not request.force or row in self._made:
+        if not request.overwrite or row in self._made:
             return False
         return request.methods is None or row.removesuffix("-alone") in map(self._row_name, request.methods)
 
@@ -289,7 +289,7 @@ class BenchmarkSetting:
         Raises:
             ConfigError: they are not.
         """
-        all_again = self.request.force and self.request.methods is None
+        all_again = self.request.overwrite and self.request.methods is None
         if self._stored is None or not self._stored.data or all_again:
             return
         seed, checksum = next(iter(self._stored.data.items()))
@@ -316,7 +316,7 @@ class BenchmarkSetting:
             method=method,
             seeds=protocol.tuning_seeds,
             out=self._tuning_folder(method),
-            force=forced,
+            overwrite=forced,
             progress=request.progress,
             device=request.device,
             workers=request.workers,

@@ -40,7 +40,7 @@ def build_federation(
     out: str | Path | None = None,
     loggers: Sequence[object] = (),
     data: DataCache | None = None,
-    timings: bool = False,
+    profile: bool = False,
     wrap_executor: Callable[[Executor], Executor] | None = None,
     pretrained: bool = True,
 ) -> Federation:
@@ -51,7 +51,7 @@ def build_federation(
         out: run folder; None for a run that leaves nothing behind.
         loggers: who watches.
         data: where data are kept between calls.
-        timings: whether the records tell where the time of each round went.
+        profile: whether the records tell where the time of each round went.
         wrap_executor: makes the executor that is used of the recipe's.
         pretrained: False: networks begin as drawn, whatever ``[pretraining]`` says, for who does not let it run.
 
@@ -130,7 +130,7 @@ def build_federation(
             recipe.run.workers,
             recipe.run.device,
             recipe.run.precision,
-            timings,
+            profile,
             wrap_executor,
             functools.partial(rebuild_federation, recipe.dumps()) if recipe.run.executor == "ray" else None,
             recipe.run.compile,

@@ -69,7 +69,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     out: str | Path | None = None,
     *,
     overrides: Sequence[str] = (),
-    force: bool = False,
+    overwrite: bool = False,
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
@@ -89,7 +89,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         seeds: one run of every method for each.
         out: folder; default ``runs/<recipe>``. Runs lie in ``<out>/<method>/seed-<n>``, tables and curves in `out`.
         overrides: as for `run`; for one method only: ``"methods.fedgh.header_lr=0.1"``.
-        force: run again what is already done.
+        overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, preset: as for `run`.
         target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
@@ -120,7 +120,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     plan = functools.partial(plan_turns, data=data) if base.evaluation.held_out == EACH_GROUP else _plan_runs
     planned = plan(chosen.values(), unique_seeds, folder)
     watchers: list[Logger] = [Console()] if progress else []
-    pending = check_planned_runs(planned, folder, force, data)
+    pending = check_planned_runs(planned, folder, overwrite, data)
     few = len(set(seeds))
     if few < SEEDS:
         for watcher in watchers:
@@ -128,7 +128,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
                 f"warning: {human_count(few, 'seed')}, by which no difference can be told from chance; it takes "
                 f"{SEEDS}: --seeds 0,1,2"
             )
-    failures = run_planned(planned, pending, force, data, watchers)
+    failures = run_planned(planned, pending, overwrite, data, watchers)
     if len(failures) < len(planned) and not isinstance(recipe, Recipe):
         words = command_line(recipe, given, seeds, out, overrides, preset)
         if controls:

@@ -36,7 +36,7 @@ def check(
     overrides: Sequence[str] = (),
     device: str | None = None,
     workers: int | None = None,
-    profile: str | None = None,
+    preset: str | None = None,
 ) -> CostEstimate:
     """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
 
@@ -46,7 +46,7 @@ def check(
         ConfigError: the request is wrong, or models and data do not fit the method.
         RunError: the method fails; says with which client.
     """
-    resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=profile)
+    resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=preset)
     data = DataCache()
     federation = build_federation(resolved, data=data, pretrained=False)
     if method is None:

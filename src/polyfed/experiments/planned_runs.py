@@ -34,11 +34,13 @@ class PlannedRun:
         return f"{self.name}, seed {self.recipe.run.seed}"
 
 
-def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool, data: DataCache) -> list[PlannedRun]:
+def check_planned_runs(
+    members: Sequence[PlannedRun], folder: Path, overwrite: bool, data: DataCache
+) -> list[PlannedRun]:
     """The runs that are still to be done, after everything that can be known beforehand has been checked.
 
     Args:
-        members: all runs. folder: where tables will lie. force: also those that are done. data: kept between calls.
+        members: all runs. folder: where tables will lie. overwrite: also those that are done. data: kept between calls.
 
     Raises:
         ConfigError: a folder is taken or cannot be made, data that are not there, models that do not fit.
@@ -50,10 +52,10 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
     for member in members:
         place = RunFolder(member.folder)
         settings = member.recipe.to_dict()
-        place.validate(settings, not force, force, member.recipe.planned)
-        if force or place.finished(settings) is None:
+        place.validate(settings, not overwrite, overwrite, member.recipe.planned)
+        if overwrite or place.finished(settings) is None:
             pending.append(member)
-    if not force:
+    if not overwrite:
         _check_made_of(members, bool(pending), data)
     fitted: set[str] = set()
     for member in pending:
@@ -104,7 +106,7 @@ def data_checksum(recipe: Recipe, data: DataCache) -> str | None:
 def run_planned(
     members: Sequence[PlannedRun],
     pending: Sequence[PlannedRun],
-    force: bool,
+    overwrite: bool,
     data: DataCache,
     watchers: Sequence[Logger],
 ) -> dict[str, str]:
@@ -123,7 +125,7 @@ def run_planned(
                 watcher.message(f"{member.title}: already done, in {member.folder}")
             continue
         try:
-            _run_one(member, force, data, watchers)
+            _run_one(member, overwrite, data, watchers)
         except RunInterrupted as stop:
             raise RunInterrupted(f"{member.title}: {stop}; the same command goes on") from None
         except PolyfedError as error:
@@ -133,11 +135,11 @@ def run_planned(
     return failures
 
 
-def _run_one(member: PlannedRun, force: bool, data: DataCache, watchers: Sequence[Logger]) -> None:
+def _run_one(member: PlannedRun, overwrite: bool, data: DataCache, watchers: Sequence[Logger]) -> None:
     """Run one, and free its memory: a federation's parts know each other, so that only the collector frees them."""
     try:
         build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
-            resume=not force, force=force
+            resume=not overwrite, overwrite=overwrite
         )
     finally:
         gc.collect()

@@ -27,11 +27,11 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
-    force: bool = False,
+    overwrite: bool = False,
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
-    timings: bool = False,
+    profile: bool = False,
     preset: str | None = None,
     loggers: Sequence[object] = (),
 ) -> Run:
@@ -46,12 +46,12 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
             to `Recipe.folder`.)
         resume: go on where the run folder's last checkpoint ends; a finished run is only read, unless it is to have
             more rounds now (``overrides=["training.rounds=25"]``): it goes on, to the result of so many from the start.
-        force: replace the run that the folder holds, and what `polyfed plot` and `attack` made of it.
+        overwrite: replace the run that the folder holds, and what `polyfed plot` and `attack` made of it.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
-        timings: have records and result tell where the time went, too.
+        profile: have records and result tell where the time went, too.
         preset: one of the recipe's ``[presets]``, or several with commas between.
         loggers: who watches: functions of a round's record, and objects with any of `Logger`'s methods.
 
@@ -65,12 +65,12 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     folder = resolved.run.out
     if folder is not None:
         check_run_folder_place(Path(folder))
-        RunFolder(folder).validate(resolved.to_dict(), resume, force, resolved.planned)  # before data are loaded
+        RunFolder(folder).validate(resolved.to_dict(), resume, overwrite, resolved.planned)  # before data are loaded
     elif resume:
         raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
     elif resolved.run.loggers:
         raise ConfigError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
-    federation = build_federation(resolved, out=folder, loggers=loggers, timings=timings)
+    federation = build_federation(resolved, out=folder, loggers=loggers, profile=profile)
     if method is None:
         refuse_unread_settings(federation)
-    return federation.run(resume=resume, force=force, progress=progress)
+    return federation.run(resume=resume, overwrite=overwrite, progress=progress)

@@ -119,7 +119,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     method: str | None = None,
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
-    force: bool = False,
+    overwrite: bool = False,
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
@@ -139,7 +139,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         seeds: one run of every combination for each.
         out: folder; default ``runs/<recipe>-sweep``. Runs lie in ``<out>/<settings>/seed-<n>``; the table (md, csv,
             json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
-        force: run again what is already done.
+        overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, preset: as for `polyfed.run`.
         local: False: without Local beside them.
@@ -162,10 +162,10 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         for point in every
     ]
     data = DataCache()
-    pending = check_planned_runs(members, folder, force, data)
+    pending = check_planned_runs(members, folder, overwrite, data)
     _check_validation(pending, data)
     watchers: list[Logger] = [Console()] if progress else []
-    failures = run_planned(members, pending, force, data, watchers)
+    failures = run_planned(members, pending, overwrite, data, watchers)
     runs = _by_slug(members, failures)
     cells = [
         SweepCell(

@@ -35,7 +35,7 @@ class Console:
     Args:
         quiet: show nothing at all.
         stream: where to; standard error by default, so that standard output stays free for results.
-        terminal: force the live line (True) or plain lines (False); by default the stream is asked.
+        terminal: overwrite the live line (True) or plain lines (False); by default the stream is asked.
         clock: seconds, monotonic (tests hand in their own).
     """
 

@@ -175,7 +175,7 @@ def test_what_crosses_is_bytes(ray: RayStub) -> None:
 
 def test_progress_and_timings_are_told(ray: RayStub) -> None:
     watch = Told()
-    found = run(on_ray(recipe_of("fedgh"), workers=1), loggers=[watch], timings=True)
+    found = run(on_ray(recipe_of("fedgh"), workers=1), loggers=[watch], profile=True)
     assert watch.progress[:3] == [(1, 3), (2, 3), (3, 3)]
     for record in found.history:
         assert record["timings"]["train"] > 0

@@ -15,7 +15,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "run": "experiments.run", "compare": "experiments.compare", "check": "experiments.estimate",
     "federate": "experiments.data_cache", "predict": "experiments.prediction",
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
-    "Devices": "plugins.device_profiles", "Task": "engine.task", "Execution": "engine.task",
+    "Devices": "plugins.settings", "Task": "engine.task", "Execution": "engine.task",
     "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.alone",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
     "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",

@@ -23,10 +23,10 @@ from polyfed.experiments.prediction import predict as predict
 from polyfed.experiments.run import run as run
 from polyfed.models.adapt import split as split
 from polyfed.models.split import SplitModel as SplitModel
-from polyfed.plugins.device_profiles import Devices as Devices
 from polyfed.plugins.settings import Adversaries as Adversaries
 from polyfed.plugins.settings import Availability as Availability
 from polyfed.plugins.settings import Compression as Compression
+from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
 
 __version__: str

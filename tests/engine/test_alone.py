@@ -19,8 +19,7 @@ from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
-from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Availability, Compression, RobustAggregation
+from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT

@@ -25,8 +25,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import epochs_of_local
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProto, Local
-from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Adversaries, Availability
+from polyfed.plugins.settings import Adversaries, Availability, Devices
 from polyfed.registry import METHODS
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit

@@ -20,7 +20,7 @@ from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_memory, training_operations
 from polyfed.functional.lora import energy_beyond
 from polyfed.methods import FedHeNN, FjORD
-from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Devices
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES
@@ -110,7 +110,7 @@ def test_so_it_is_for_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_simulating_changes_no_method_and_every_executor_tells_the_same(name: str) -> None:
     kit, devices = (
         ConformanceKit(method=METHODS[name]()),
-        Devices(profiles=["phone-low", "laptop"], server_flops=1e9, time_jitter=0.1),
+        Devices(profiles=["phone-low", "laptop"], time_jitter=0.1),
     )
     training = Training(rounds=2, batch_size=8)
     runs = [

@@ -38,11 +38,6 @@ def test_work_is_the_same_after_a_checkpoint() -> None:
     assert second.result.weights is None
 
 
-def test_time_passes_until_the_upload_has_arrived() -> None:
-    work = WorkInFlight(1, 2.0, JobResult(0, {}, None, {}, TrainingResult()))
-    assert [work.after(seconds).seconds for seconds in (0.0, 0.5, 3.0)] == [2.0, 1.5, 0.0]
-
-
 def test_weights_outside_the_store_are_refused() -> None:
     work = WorkInFlight(1, 2.0, JobResult(3, {}, {"w": torch.ones(1)}, {}, TrainingResult()))
     with pytest.raises(RunError, match="expected a row of the store as client 3's weights, got dict"):

@@ -7,7 +7,7 @@ from typing import Any
 from polyfed.engine.task import Execution, Output, Task
 
 TASK = ("public", "test", "classes", "class_names", "dataset", "feature_names", "vocabulary", "label_column")
-EXECUTION = ("executor", "workers", "device", "precision", "profile", "compile")
+EXECUTION = ("executor", "workers", "device", "precision", "profile")
 OUTPUT = {
     "out": "path",
     "checkpoint_every": "checkpoint_every",

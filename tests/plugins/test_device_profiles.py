@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
-from polyfed.plugins.device_profiles import BUILT_IN, Devices, Profile, assign_devices, effective_availability
-from polyfed.plugins.settings import Availability
+from polyfed.plugins.device_simulation import assign_devices
+from polyfed.plugins.settings import BUILT_IN, Availability, Devices, Profile, effective_availability
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
 RECIPE: dict[str, Any] = {
@@ -32,24 +31,6 @@ def test_names_are_dealt_like_architectures() -> None:
     assert set(drawn[0]) == set(two)
 
 
-def test_shares_become_whole_clients_whom_the_seed_draws() -> None:
-    settings = Devices(fractions={"laptop": 0.5, "gpu": 0.3, "phone-low": 0.2})
-    found = [assign_devices(settings, 7, seed) for seed in range(4)]
-    for names in found:  # 3.5, 2.1 and 1.4: the largest remainder gets the one that is left
-        assert Counter(names) == {"laptop": 4, "gpu": 2, "phone-low": 1}
-    assert len(set(map(tuple, found))) > 1
-    assert assign_devices(settings, 7, 2) == found[2]
-
-
-def test_numbers_come_before_names() -> None:
-    assert assign_devices(Devices(profiles=["laptop"], by_client={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
-    assert assign_devices(Devices(by_client={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
-    with pytest.raises(ConfigError, match=r"each of the 3 clients.*got none for 1, 2"):
-        assign_devices(Devices(by_client={"0": "gpu"}), 3, 0)
-    with pytest.raises(ConfigError, match=r"expected clients 0 to 2, got 3"):
-        assign_devices(Devices(profiles=["laptop"], by_client={"3": "gpu"}), 3, 0)
-
-
 def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
     settings = Devices(profiles=["mine", "gpu"], custom={"mine": Profile(**OWN), "gpu": {"memory_bytes": 5.0}})
     assert settings.profile("mine") == Profile(**OWN)
@@ -64,7 +45,7 @@ def test_off_leaves_nothing_behind() -> None:
 
 
 def test_a_recipe_keeps_what_has_an_effect() -> None:
-    section = {"profiles": ["mine"], "custom": {"mine": OWN}, "round_timeout": 3.0, "server_flops": 1e12}
+    section = {"profiles": ["mine"], "custom": {"mine": OWN}, "round_timeout": 3.0}
     recipe = Recipe.from_dict({**RECIPE, "devices": section, "availability": {"delay_rounds": 2}})
     kept = recipe.to_dict()
     assert kept["devices"] == {
@@ -74,33 +55,17 @@ def test_a_recipe_keeps_what_has_an_effect() -> None:
     }
     assert kept["availability"] == {"delay_rounds": 2}, "who misses the deadline is late by it"
     assert Recipe.from_dict(kept).to_dict() == kept
-    shared = Recipe.from_dict({**RECIPE, "devices": {"fractions": {"laptop": 1.0}}}).to_dict()
-    assert shared["devices"] == {"fractions": {"laptop": 1.0}, "on_out_of_memory": "refuse"}
-    assert "availability" not in shared
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
         ({"profiles": ["laptob"]}, r"devices: unknown device 'laptob'; did you mean 'laptop'\?"),
-        ({"profiles": ["laptop"], "fractions": {"gpu": 1.0}}, "devices: expected profiles or fractions, got both"),
-        (
-            {"fractions": {"gpu": 0.5, "laptop": 0.4}},
-            r"devices.fractions: expected fractions that add up to 1, got 0\.9",
-        ),
-        ({"round_timeout": 3.0}, "devices: round_timeout: expected profiles, fractions or by_client beside it"),
-        (
-            {"on_out_of_memory": "leave out"},
-            "devices: on_out_of_memory: expected profiles, fractions or by_client beside it",
-        ),
+        ({"round_timeout": 3.0}, "devices: round_timeout: expected profiles beside it"),
         ({"profiles": ["laptop"], "round_timeout": 0.0}, r"devices.round_timeout: expected more than 0, got 0\.0"),
         (
             {"profiles": ["laptop"], "on_out_of_memory": "drop"},
             r"devices.on_out_of_memory: expected 'refuse' or 'leave out', got 'drop'",
-        ),
-        (
-            {"profiles": ["laptop"], "by_client": {"one": "gpu"}},
-            "devices: by_client: expected numbers of clients, got 'one'",
         ),
         ({"profiles": ["x"], "custom": {"x": {"flops": 1.0}}}, "expected the key 'devices.custom.x.memory_bytes'"),
         (

@@ -44,7 +44,6 @@ MAY_IMPORT = {
             "engine.alone",
             "engine.plugin",
             "engine.uploads",
-            "plugins.device_profiles",
             "plugins.settings",
             "validation",
         ),

@@ -39,7 +39,7 @@ def with_data(**keys: Any) -> dict[str, dict[str, Any]]:
 ONE_LAPTOP = {"profiles": ["laptop"]}
 NO_UPLOADS = "does nothing with method 'local', which uploads nothing"
 FEDAVG = {"method": {"name": "fedavg"}, "models": {"architectures": ["digits-cnn1"]}}
-NO_DEVICES = "expected profiles, fractions or by_client beside it"
+NO_DEVICES = "expected profiles beside it"
 NO_PARTITION = "does nothing beside partition = 'iid'; set partition to"
 NO_TEXTS = "with texts in Parquet or CSV files"
 
@@ -156,8 +156,6 @@ KEYS: dict[str, str | Refused] = {
     "compression.error_feedback": refused("set top_k_fraction below 1", error_feedback=False),
     "devices.profiles": "it says who has which device",
     "devices.assignment": refused("set profiles to two or more", **ONE_LAPTOP, assignment="blocks"),
-    "devices.fractions": refused("expected profiles or fractions, got both", **ONE_LAPTOP, fractions={"gpu": 1.0}),
-    "devices.by_client": "it says who has which device",
     "devices.custom": refused(
         "custom.gpu does nothing, as no client has it; name it in profiles",
         **ONE_LAPTOP,
@@ -170,7 +168,6 @@ KEYS: dict[str, str | Refused] = {
     ),
     "devices.on_out_of_memory": refused(NO_DEVICES, on_out_of_memory="leave out"),
     "devices.time_jitter": refused(NO_DEVICES, time_jitter=0.1),
-    "devices.server_flops": refused(NO_DEVICES, server_flops=1e9),
     "devices.custom.NAME": "a profile that somebody has is read as a whole",
     "robust_aggregation.aggregator": refused(
         f"robust_aggregation.aggregator = 'median' {NO_UPLOADS}", aggregator="median"
@@ -190,7 +187,6 @@ KEYS: dict[str, str | Refused] = {
     "run.executor": "clients' work is always carried out",
     "run.workers": refused("expected workers = 1, as the executor 'serial' has one", executor="serial", workers=2),
     "run.precision": "clients train",
-    "run.compile": refused("expected the executor 'vectorized'", compile=True),
     "run.checkpoint_every": "the command line always writes a run folder",
     "run.keep": refused("validation", with_data(split="8:0:2"), keep="best"),
     "run.out": "the folder is written",

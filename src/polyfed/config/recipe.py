@@ -68,8 +68,15 @@ from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters
 from polyfed.places import check_values
-from polyfed.plugins.device_profiles import Devices, check_lateness, effective_availability
-from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
+from polyfed.plugins.settings import (
+    Adversaries,
+    Availability,
+    Compression,
+    Devices,
+    RobustAggregation,
+    check_lateness,
+    effective_availability,
+)
 from polyfed.registry import check_trusted, folders_of, texts
 from polyfed.results.read import check_links
 from polyfed.validation.error_lines import WrongSettings, one_line

@@ -16,8 +16,7 @@ from polyfed.data.samples import ONE_LABEL
 from polyfed.data.table_columns import CellFormat
 from polyfed.data.text import TextConfig
 from polyfed.places import LARGEST
-from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
+from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
 from polyfed.registry import MODELS, PARTITIONS, suggest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
@@ -394,9 +393,6 @@ class RunSettings(Settings):
     )
     precision: Precision = Field(
         "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
-    )
-    compile: Annotated[bool, ActsWith("executor", ("auto", "vectorized"))] = Field(
-        False, description="compile the losses of clients that are vectorized (torch.compile): slow at first"
     )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     keep: Keep = Field(

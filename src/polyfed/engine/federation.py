@@ -260,7 +260,7 @@ class Federation:
         """What carries out the clients' work."""
         asked = self.execution
         scores = from_scores_of(self.evaluation)
-        context = WorkerContext(self.method, self.model_factory, self.clients, self.store, scores, asked.compile)
+        context = WorkerContext(self.method, self.model_factory, self.clients, self.store, scores)
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)

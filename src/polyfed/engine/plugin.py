@@ -11,11 +11,9 @@ read what came up (`decode`, `receive`) in the reverse order: what was done last
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -129,10 +127,6 @@ class Plugin:
 
         A final round reaches everybody who is present: most plugins leave it alone.
         """
-
-    def server_time(self, round: Round) -> AbstractContextManager[None]:
-        """Within the block the server works: it plans, broadcasts, aggregates."""
-        return contextlib.nullcontext()
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """What leaves the client in place of `upload`. Pure but for `client.state`; also called in workers and nodes.

@@ -23,7 +23,7 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import PolyfedError, RunError
-from polyfed.profiling import Section, section
+from polyfed.profiling import section
 from polyfed.registry import PLUGINS
 from polyfed.results.schema import RoundRecord, in_order
 from polyfed.signals import raise_if_lost
@@ -80,14 +80,14 @@ class RoundRunner:
             RunError: as for `run`.
         """
         selected = self._select(round)
-        with self._at_server(round, "planning", "aggregate"):
+        with server_stage("planning", round.number), section("aggregate"):
             self.method.start_round(self.server, selected)
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
             sent = self.executor.run(jobs, functools.partial(self._job_done, len(jobs)))
             read = self._receive(round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
-            with self._at_server(round, "aggregation", "aggregate"):
+            with server_stage("aggregation", round.number), section("aggregate"):
                 for plugin in self.plugins:
                     uploads = plugin.deliver(round, uploads)
                 self.aggregate(round, uploads)
@@ -120,7 +120,7 @@ class RoundRunner:
         ids = round.cohort if exchange.who == "selected" else round.present
         round.asked.update(ids)
         scores = round.evaluated and exchange.trains and self.evaluator.scores_after_training
-        with self._at_server(round, "broadcast", "messages"):
+        with server_stage("broadcast", round.number), section("messages"):
             return [
                 TrainJob(
                     self.clients[client_id],
@@ -187,16 +187,6 @@ class RoundRunner:
         with section("score"):
             record |= self.evaluator.record(round.totals.scores) if round.evaluated else self.evaluator.no_record()
         return in_order(record, RoundRecord)
-
-    @contextlib.contextmanager
-    def _at_server(self, round: Round, stage: str, profiled_as: Section) -> Iterator[None]:
-        """The server works: errors name the stage and the round, and plugins may take its time."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(server_stage(stage, round.number))
-            stack.enter_context(section(profiled_as))
-            for plugin in self.plugins:
-                stack.enter_context(plugin.server_time(round))
-            yield
 
 
 @contextlib.contextmanager

@@ -68,8 +68,6 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     )
     names = named(federation.clients)
     stacked = {"executor": "vectorized", "workers": size} if size > 1 else {}
-    if federation.execution.compile:
-        stacked["compile"] = True
     sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
     if federation.method.alone:
         hyperparameters["alone"] = True

@@ -146,8 +146,8 @@ class RunFolder:
             self._same_recipe(settings, planned)
 
     def _same_recipe(self, settings: Mapping[str, Any], planned: str) -> None:
-        stored = _with_compile(self._stored_recipe())
-        asked = _with_compile(tomllib.loads(tomli_w.dumps(settings)))
+        stored = self._stored_recipe()
+        asked = tomllib.loads(tomli_w.dumps(settings))
         before = rounds_of(stored)
         now = rounds_of(asked)
         if before < now:
@@ -409,11 +409,6 @@ def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _with_compile(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with ``run.compile``, which is kept with those executors alone that compile."""
-    return {**settings, "run": {"compile": False, **settings.get("run", {})}}
 
 
 def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:

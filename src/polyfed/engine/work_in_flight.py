@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,10 +34,6 @@ class WorkInFlight:
     def client_id(self) -> int:
         """Whose work it is."""
         return self.result.client_id
-
-    def after(self, seconds: float) -> WorkInFlight:
-        """The same so many seconds later."""
-        return dataclasses.replace(self, seconds=max(0.0, self.seconds - seconds))
 
 
 def pack(work: Sequence[WorkInFlight]) -> State:

@@ -133,7 +133,6 @@ def build_federation(
             profile,
             wrap_executor,
             functools.partial(rebuild_federation, recipe.dumps()) if recipe.run.executor == "ray" else None,
-            recipe.run.compile,
         ),
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, settings),
         seed=recipe.run.seed,

@@ -24,8 +24,7 @@ from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
-from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Availability, Compression, RobustAggregation
+from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
 
 __all__ = ["POOLED", "controls_of", "epochs_of_local", "longer", "pooled", "runs_alone"]
 

@@ -22,7 +22,7 @@ from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
 from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import format_value, kind_of, list_hyperparameters
 from polyfed.own_methods import method_class, with_hyperparameters
-from polyfed.plugins.device_profiles import Profile
+from polyfed.plugins.settings import Profile
 from polyfed.registry import suggest
 from polyfed.validation.hyperparameters import flat_hints
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from polyfed.experiments.recipe_reference import Key, Section, of_method, sections
-from polyfed.plugins.device_profiles import BUILT_IN
+from polyfed.plugins.settings import BUILT_IN
 from polyfed.registry import METHODS
 
 __all__ = ["to_schema"]

@@ -1,4 +1,4 @@
-"""What rounds would take on the devices that clients are said to have (`polyfed.plugins.device_profiles`).
+"""What rounds would take on the devices that clients are simulated to have (`settings.Devices`).
 
 In an exchange, down and up, client k with what is sent to it (d bytes), what it computes (c operations: receiving,
 training, what its upload needs) and what it sends (u bytes) takes
@@ -7,31 +7,28 @@ training, what its upload needs) and what it sends (u bytes) takes
 
 times exp(jitter z), z drawn from a normal distribution for each (round, client). The server waits for the slowest that
 is heard, at most until the deadline; or for so many uploads (`polyfed.plugins.upload_buffer`). A round is its exchanges
-one after the other, with the server's own time between them where `server_flops` is set. Nothing of it depends on the
-machine, on the executor or on how rounds are resumed.
+one after the other; the server's own work takes no time. Nothing of it depends on the machine, on the executor or on
+how rounds are resumed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from polyfed.core.randomness import generator
-from polyfed.core.server import Server
+from polyfed.core.randomness import generator, numpy_generator
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.working_copy import working_copy
-from polyfed.engine.operation_counter import OperationCounter, training_memory
+from polyfed.engine.operation_counter import training_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import ConfigError
 from polyfed.plugins.availability import ClientAvailability
-from polyfed.plugins.device_profiles import Devices, Profile, assign_devices, check_lateness
+from polyfed.plugins.settings import Devices, Profile, check_lateness
 from polyfed.plugins.upload_buffer import UploadBuffer, check_buffer, draw_starters
 from polyfed.units import human_bytes
 
@@ -69,6 +66,22 @@ def estimate_duration(profile: Profile, effort: Workload, factor: float = 1.0) -
     return Duration(factor * down, factor * effort.operations / profile.flops, factor * up)
 
 
+def assign_devices(devices: Devices, clients: int, seed: int) -> list[str]:
+    """The profile's name of each of so many clients; nothing where devices are off.
+
+    >>> assign_devices(Devices(profiles=["laptop", "gpu"]), 3, seed=0)
+    ['laptop', 'gpu', 'laptop']
+    """
+    names = devices.profiles
+    if not names:
+        return []
+    if devices.assignment == "blocks":
+        return [names[client * len(names) // clients] for client in range(clients)]
+    if devices.assignment == "random":
+        return [names[int(place)] for place in numpy_generator(seed, "devices").integers(0, len(names), clients)]
+    return [names[client % len(names)] for client in range(clients)]
+
+
 class DeviceSimulation(Plugin):
     """Who has which device, whose network does not fit it, and what a round would take.
 
@@ -89,7 +102,6 @@ class DeviceSimulation(Plugin):
         self._seed = 0
         self._clock = RoundClock(self, 0, None)
         self._buffer: UploadBuffer | None = None
-        self._waited = 0.0  # seconds of the round, for which work under way has gone on
 
     @property
     def enabled(self) -> bool:
@@ -164,7 +176,6 @@ class DeviceSimulation(Plugin):
         size = self.settings.buffer_size
         if size is None:
             return None
-        self._waited = 0.0
         if round.final or round.cohort:
             self.work = []
             round.server.upload_weights = {}
@@ -173,10 +184,6 @@ class DeviceSimulation(Plugin):
         starters = draw_starters(self._training, self._seed, round.number, round.present, at_work, size)
         round.cohort = sorted([*starters.at_once, *starters.then])
         return UploadBuffer(self.settings, starters)
-
-    def server_time(self, round: Round) -> AbstractContextManager[None]:
-        """The server's work takes time where `server_flops` says how fast it is."""
-        return self._clock.server_time(round.server)
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
@@ -198,23 +205,15 @@ class DeviceSimulation(Plugin):
         """Where uploads are buffered, those that fill the buffer; the others' work stays under way."""
         if self._buffer is None:
             return list(outcomes)
-        self._let_work_go_on()
         seconds = {job.client.id: self._clock.spent(job.client.id).seconds for job in jobs}
         done, self.work, waited = self._buffer.fill(round, jobs, outcomes, self.work, seconds)
         self._clock.seconds += waited
-        self._waited = self._clock.seconds
         return done
-
-    def _let_work_go_on(self) -> None:
-        """Work under way goes on while the server plans and aggregates."""
-        self.work = [one.after(self._clock.seconds - self._waited) for one in self.work]
-        self._waited = self._clock.seconds
 
     def record(self, round: Round) -> dict[str, Any]:
         """The simulated times."""
         if self._buffer is None:
             return self._clock.record()
-        self._let_work_go_on()
         return {**self._clock.record(), "aggregated": self._buffer.aggregated}
 
     def about_client(self, client_id: int) -> dict[str, Any]:
@@ -269,24 +268,6 @@ class RoundClock:
         self.stragglers: set[int] = set()
         self._spent: dict[int, Duration] = {}
         self._operations: dict[int, int] = {}
-
-    @contextlib.contextmanager
-    def server_time(self, server: Server) -> Iterator[None]:
-        """Within the block the server works; its time counts where `server_flops` says how fast it is.
-
-        Then it makes its passes over public inputs itself: nobody would count those that workers make.
-        """
-        rate = self._simulation.settings.server_flops if self.on else None
-        if rate is None:
-            yield
-            return
-        by_workers, server.run_passes = server.run_passes, None
-        try:
-            with OperationCounter() as done:
-                yield
-        finally:
-            server.run_passes = by_workers
-        self.seconds += done.count / rate
 
     def exchange(self, efforts: Mapping[int, Workload], waited_for: Collection[int]) -> set[int]:
         """Let an exchange take its time.

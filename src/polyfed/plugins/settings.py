@@ -1,15 +1,22 @@
-"""The settings of the plugins that have no file of their own for them; nothing here needs PyTorch."""
+"""The settings of the plugins; nothing here needs PyTorch.
+
+Built-in profiles of devices are orders of magnitude; `docs/devices.md` says where they come from. `flops` is what
+training reaches, about a tenth of what the hardware's vector units could do.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.settings import Finite, Positive, Settings, Share
+from polyfed.errors import ConfigError
+from polyfed.registry import suggest
 from polyfed.validation.effect import ActsWith
 
-__all__ = ["Adversaries", "Availability", "Compression", "RobustAggregation"]
+__all__ = ["Adversaries", "Availability", "Compression", "Devices", "RobustAggregation"]
 
 
 class Availability(Settings):
@@ -139,3 +146,124 @@ class Adversaries(Settings):
                 "them above 0, or leave attack_scale at 1"
             )
         return self
+
+
+# devices --------------------------------------------------------------------------------------------------------------
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Profile(Settings):
+    """``[devices.custom.NAME]``: a kind of device."""
+
+    flops: Rate = Field(description="FLOP/s that training reaches")
+    memory_bytes: Rate = Field(description="bytes that training may take")
+    download_bps: Rate = Field(description="bit/s from the server")
+    upload_bps: Rate = Field(description="bit/s to the server")
+    latency: Finite = Field(0.0, description="seconds that every message takes beside its bits")
+    availability: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="probability of being there in a round")
+
+
+BUILT_IN: Mapping[str, Profile] = {
+    "microcontroller": Profile(flops=5e7, memory_bytes=8e6, download_bps=5e6, upload_bps=5e6, latency=0.05),
+    "phone-low": Profile(flops=2e9, memory_bytes=5e8, download_bps=1e7, upload_bps=3e6, latency=0.1),
+    "phone-mid": Profile(flops=1e10, memory_bytes=1e9, download_bps=5e7, upload_bps=1e7, latency=0.05),
+    "phone-high": Profile(flops=3e10, memory_bytes=2e9, download_bps=1e8, upload_bps=2e7, latency=0.05),
+    "raspberry-pi": Profile(flops=5e9, memory_bytes=2e9, download_bps=5e7, upload_bps=5e7, latency=0.02),
+    "laptop": Profile(flops=1e11, memory_bytes=8e9, download_bps=1e8, upload_bps=4e7, latency=0.02),
+    "gpu": Profile(flops=4e12, memory_bytes=2.4e10, download_bps=1e9, upload_bps=1e9, latency=0.005),
+}
+
+
+class Devices(Settings):
+    """``[devices]``: who computes on what; off unless `profiles` assigns devices."""
+
+    profiles: list[str] = Field([], description="profiles, assigned to the clients as `assignment` says")
+    assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles", several=True)] = Field(
+        "round_robin", description="profiles: as in [models]"
+    )
+    custom: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not given stays")
+    round_timeout: Rate | None = Field(
+        None, description="seconds that the server waits for uploads, in each exchange; what comes later is late"
+    )
+    buffer_size: Positive | None = Field(
+        None,
+        description="uploads after which the server aggregates, of any clients (FedBuff); default: those of all "
+        "who take part in the round",
+    )
+    staleness: Annotated[Literal["polynomial", "constant"], ActsWith("buffer_size")] = Field(
+        "polynomial",
+        description="buffer_size: how much an upload counts that began tau rounds ago: 1 / sqrt(1 + tau), or 1",
+    )
+    on_out_of_memory: Literal["refuse", "leave out"] = Field(
+        "refuse", description="clients whose network does not fit their memory: none are run with, or without them"
+    )
+    time_jitter: Finite = Field(
+        0.0, description="a factor on a client's times, drawn each round: standard deviation of its logarithm; 0: none"
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether devices are simulated."""
+        return bool(self.profiles)
+
+    def profile(self, name: str) -> Profile:
+        """The profile of that name, one's own or built in."""
+        return self.custom[name] if name in self.custom else BUILT_IN[name]
+
+    def _inactive_keys(self) -> set[str]:
+        if not self.enabled:
+            return set(type(self).model_fields)
+        off = {key for key in ("custom", "time_jitter") if not getattr(self, key)}
+        return super()._inactive_keys() | off
+
+    @field_validator("custom", mode="before")
+    @classmethod
+    def _whole_profiles(cls, given: Any) -> Any:
+        """What a built-in profile's namesake does not give is the built-in one's."""
+        if not isinstance(given, Mapping):
+            return given
+        return {
+            name: {**BUILT_IN[name].model_dump(), **own} if name in BUILT_IN and isinstance(own, Mapping) else own
+            for name, own in given.items()
+        }
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Devices:
+        if self.round_timeout is not None and self.buffer_size is not None:
+            raise ValueError("expected round_timeout or buffer_size, got both")
+        switches = ("custom", "round_timeout", "buffer_size", "time_jitter")
+        asked = [name for name in switches if getattr(self, name)]
+        if not self.enabled and (asked or self.on_out_of_memory != "refuse"):
+            name = (asked or ["on_out_of_memory"])[0]
+            raise ValueError(f"{name}: expected profiles beside it, which are the clients' devices, got none")
+        for name in self.custom:
+            if name not in self.profiles:
+                raise ValueError(
+                    f"custom.{name} does nothing, as no client has it; name it in profiles, or leave it out"
+                )
+        for name in self.profiles:
+            if name not in self.custom and name not in BUILT_IN:
+                raise ValueError(f"unknown device '{name}'{suggest(name, [*self.custom, *BUILT_IN])}")
+        return self
+
+
+def effective_availability(availability: Availability, devices: Devices) -> dict[str, Any]:
+    """`[availability]` as a run folder keeps it: `delay_rounds` also says how late those are that miss the deadline."""
+    late = {"delay_rounds": availability.delay_rounds} if devices.round_timeout is not None else {}
+    return {**availability.effective(), **late}
+
+
+def check_lateness(availability: Availability, devices: Devices) -> None:
+    """Whether anybody can be late by `delay_rounds`.
+
+    Raises:
+        ConfigError: it was given, and nobody can: nothing arrives late, and there is no deadline to miss.
+    """
+    default = Availability.model_fields["delay_rounds"].default
+    off = not availability.delay_rate and "delay_rate" not in availability.model_fields_set
+    if off and devices.round_timeout is None and availability.delay_rounds != default:
+        raise ConfigError(
+            f"availability: delay_rounds = {availability.delay_rounds} does nothing beside delay_rate = 0.0; set "
+            f"delay_rate above 0 or devices.round_timeout, or leave delay_rounds at {default}"
+        )

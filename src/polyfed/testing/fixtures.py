@@ -30,8 +30,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import eval_mode
 from polyfed.loggers.base import Logger
 from polyfed.models.split import SequentialSplit
-from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
+from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)

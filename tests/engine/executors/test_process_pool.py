@@ -523,7 +523,6 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_pool.unavailable_reason("cpu") is None
     gpu: Any = SimpleNamespace(
         method=FedAvg(),
-        compiles=False,
         model_factory=SimpleNamespace(device=torch.device("cuda")),
         store=None,
         from_scores=(),

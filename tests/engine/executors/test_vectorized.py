@@ -755,7 +755,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     def choose(name: str, device: str, workers: int | None = None) -> object:
         parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
         context: Any = SimpleNamespace(
-            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=(), compiles=False
+            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=()
         )
         return process_pool.make_executor(name, workers, context, Training(), print)
 
@@ -786,7 +786,6 @@ def test_a_recipe_can_ask_for_it() -> None:
 def test_a_run_goes_on_with_another_executor_that_trains_clients_one_by_one(
     before: str, now: str, tmp_path: Path
 ) -> None:
-    """``run.compile`` is kept with ``auto`` alone."""
     recipe = {
         "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 20},
         "models": {"architectures": ["digits-cnn1"]},

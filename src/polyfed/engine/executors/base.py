@@ -42,7 +42,6 @@ class WorkerContext:
     """What is worked on.
 
     clients: by number. store: of their weights. from_scores: scores come with these of `scoring.FROM_SCORES`.
-    compiles: losses of clients that train as one are compiled.
     """
 
     method: Method
@@ -50,7 +49,6 @@ class WorkerContext:
     clients: Sequence[Client]
     store: WeightStore
     from_scores: Sequence[str]
-    compiles: bool = False
 
 
 def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:

@@ -78,8 +78,6 @@ def make_executor(
     device = context.model_factory.device.type
     if (size := clients_per_batch(name, device, workers)) > 1:
         return VectorizedExecutor(context, size, say)
-    if context.compiles:
-        raise ConfigError(f"expected the executor 'vectorized' with compile = true, got '{name}' on device '{device}'")
     asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
     if asked and (reason := unavailable_reason(device)):
         together = "'vectorized' or 'auto', by which clients of one network train as one"

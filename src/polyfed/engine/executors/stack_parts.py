@@ -54,12 +54,10 @@ class SignatureCache:
     Attributes:
         kinds: what is known of a kind of steps, or why it cannot be stacked.
         inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
-        compiled: losses that were compiled.
     """
 
     kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
     inputs: dict[Hashable, str] = field(default_factory=dict)
-    compiled: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
 
 
 def only_of(context: Context, names: frozenset[str]) -> Context:

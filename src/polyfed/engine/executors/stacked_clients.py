@@ -75,7 +75,7 @@ class StackedClients:
         clients: K >= 2, each with its `context`. rows: their networks' tensors, (K, ...) by name, trained in place.
         method: whose loss. template: the network; what it holds means nothing.
         known: what was tried before; grows. label: what that may depend on: the network, the exchange.
-        step: gives a block for the passes of each step, see `training.train`. compiles: whether losses are compiled.
+        step: gives a block for the passes of each step, see `training.train`.
     """
 
     def __init__(
@@ -87,10 +87,8 @@ class StackedClients:
         known: SignatureCache,
         label: Hashable = None,
         step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        compiles: bool = False,
     ) -> None:
         self.rows = rows
-        self._compiles = compiles
         self._method = method
         self._template = template
         self._known = known
@@ -279,12 +277,7 @@ class StackedClients:
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
         moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
         function = StackedLoss(self._loss, static, moving, names, self._drops)
-        if self._compiles and whole and self._is_full(turns, walks[0].client):
-            alike = structure(only_of({**walks[0].client.context, **turns[0].inputs}, kind.read), exact=True)
-            key = (self._label, part.phase.name, tuple(part.names), kind, len(walks), alike)
-            losses, sums = function.compiled(tensors, batch, shares, self._known.compiled, key)
-        else:
-            losses, sums = function(tensors, batch, shares)
+        losses, sums = function(tensors, batch, shares)
         leaves = {name: tensors[name] for name in part.names}
         ones = self._ones[: len(losses)].to(losses.dtype)  # made once, as no loss is scaled
         taken = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True)
@@ -306,11 +299,6 @@ class StackedClients:
             grads, losses, sums, batch, *function.given
         )
         return found
-
-    def _is_full(self, turns: Sequence[NextStep], client: Client) -> bool:
-        """Whether a step has whole batches: those of other sizes would be compiled for themselves, and no trial is."""
-        size = client.training.batch_size
-        return not self._drops and all(turn.number is not None and turn.count == size for turn in turns)
 
     # trials -----------------------------------------------------------------------------------------------------
 

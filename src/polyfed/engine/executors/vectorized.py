@@ -227,10 +227,9 @@ class VectorizedExecutor:
         phases = method.phases(clients[0].training) if exchange.phases is None else exchange.phases
         template = self._context.model_factory.module(jobs[0].client.architecture, jobs[0].variant)
         passes = self._context.model_factory.training
-        compiles = self._context.compiles
         try:
             _check_data(clients, phases)
-            stack = StackedClients(clients, stacked, method, template, self._known, kind, passes, compiles)
+            stack = StackedClients(clients, stacked, method, template, self._known, kind, passes)
             with _common_layers(clients, jobs[0]), attributes_kept(template):
                 return stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):

@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# The same few examples in every run, but with `--hypothesis-profile=long`: thousands, others each time.
+settings.register_profile("same", derandomize=True, max_examples=20, deadline=None, database=None)
+settings.register_profile("long", max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("same")
 
 _kept: list[Any] = []  # what torch.library declares lives as long as its handle
 

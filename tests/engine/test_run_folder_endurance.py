@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import resource
-import runpy
 import shutil
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -383,58 +379,3 @@ def test_memory_that_runs_out_is_one_line(executor: str, tmp_path: Path) -> None
     with pytest.raises(RunError, match=r"client \d \(.*\), round 1, training: memory ran out") as error:
         made(tmp_path / "run", _Hungry(), executor=executor, workers=workers).run()
     assert "\n" not in str(error.value)
-
-
-# signals and kills ------------------------------------------------------------------------------------------------
-
-ENDURANCE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "endurance.py")))
-
-
-@needs_linux
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))],
-    ids=lambda number: number.name,
-)
-def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    words = ["run", str(ROOT / "recipes" / "quickstart.toml"), "--method", "local", "--quiet", "--out", str(out)]
-    for setting in (
-        "data.num_clients=2",
-        "data.max_train_per_client=10",
-        "data.max_test_per_client=10",
-        "training.rounds=1000000",
-    ):
-        words += ["--set", setting]
-    words += ["--set", "run.executor=processes", "--set", "run.workers=2", "--set", "run.checkpoint_every=1000"]
-    process = ENDURANCE.started(words, tmp_path / "log")
-    assert ENDURANCE.until(lambda: ENDURANCE.lines(out) >= 3, 60), (tmp_path / "log").read_text()
-    staff = ENDURANCE.workers(process)
-    assert len(staff) == 2
-    for each in (*staff, process):  # as a terminal does, or a service's manager
-        os.kill(each, number)
-    status = ENDURANCE.ended(process, 60)
-    if status is None:
-        os.kill(process, signal.SIGKILL)
-    assert status == 128 + number
-    assert ENDURANCE.until(lambda: not any(map(ENDURANCE.there, staff)), 10)
-    said = (tmp_path / "log").read_text().splitlines()
-    assert said[-1].startswith("polyfed: interrupted ")
-    assert said[-1].endswith("go on with --resume")
-    assert "died" not in "".join(said)
-    (last,) = (int(path.name.removeprefix("round-")) for path in (out / "checkpoint").iterdir())
-    lines = (out / "rounds.jsonl").read_text().splitlines()
-    assert last in (len(lines), len(lines) - 1), "a line that is written before its round counts goes on resuming"
-    assert [json.loads(line)["round"] for line in lines] == list(range(1, len(lines) + 1))
-
-
-@pytest.mark.slow
-@needs_linux
-@pytest.mark.parametrize("executor", ["serial", "processes"])
-@pytest.mark.parametrize("name", ["fedgh", "late"])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(name: str, executor: str, tmp_path: Path) -> None:
-    told = ENDURANCE.case(name, executor, 4, 1, tmp_path)
-    assert told.wrong == []
-    assert told.kills == 4

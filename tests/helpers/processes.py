@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,3 +63,49 @@ def _run(words: Sequence[str], folder: Path, encoding: str, out: int, error: int
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def started(words: Sequence[str], log: Path) -> int:
+    """The number of a process of `polyfed WORDS`; what it prints goes to a file."""
+    child = os.fork()
+    if child:
+        return child
+    with contextlib.suppress(BaseException):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        from polyfed.cli.app import status
+
+        os._exit(status(list(words)))
+    os._exit(99)
+
+
+def ended(process: int) -> int:
+    """Wait for a process that `started` gave. Returns its status, below 0 for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs: it is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds, so long at most. Returns whether it does."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    return condition()

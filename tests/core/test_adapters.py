@@ -12,11 +12,8 @@ from torch import nn
 from polyfed.core.adapters import (
     adapted_layers,
     adapter_state,
-    adapters_of,
     add_adapters,
-    client_rank,
     draw_a,
-    group_of,
     merge_adapters,
 )
 from polyfed.core.modules import float_state
@@ -133,18 +130,6 @@ def test_a_layer_used_twice_has_one_adapter_and_layers_that_are_never_called_hav
     assert torch.allclose(merge_adapters(model.eval())(x), model(x), atol=1e-6)
 
 
-def test_adapters_by_layer_and_back() -> None:
-    group = adapter_state(adapted(vit()))
-    found = adapters_of(group, alpha=3.0)
-    assert {one.scale for one in found.values()} == {1.5}
-    assert all(torch.equal(group[name], t) for name, t in group_of(found).items())
-    assert {one.scale for one in adapters_of(group).values()} == {1.0}
-
-
-def test_ranks_are_dealt_in_turn() -> None:
-    assert [client_rank("2 4 8", i) for i in range(4)] == ["2", "4", "8", "2"]
-
-
 def test_a_is_drawn_within_one_over_the_root_of_inputs() -> None:
     a = draw_a(torch.empty(8, 16), torch.Generator().manual_seed(0))
     assert 0.2 < float(a.abs().max()) <= 0.25
@@ -157,9 +142,3 @@ def test_what_cannot_have_adapters_is_refused() -> None:
         add_adapters(nn.Sequential(nn.Linear(4, 3)), 2, 3.0, "")
     with pytest.raises(ConfigError, match=r"got none of these names \(query\); it has fc1, fc2, out, qkv"):
         add_adapters(vit(), 2, 3.0, "query")
-
-
-def test_a_layer_whose_weight_is_computed_has_none() -> None:
-    network = nn.Sequential(nn.Linear(4, 5), nn.utils.spectral_norm(nn.Linear(5, 5)), nn.Linear(5, 3))
-    found = add_adapters(split(network, head="2", extractor=None), 2, 3.0, "", False)
-    assert list(adapted_layers(found)) == ["original.0"]

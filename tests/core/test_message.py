@@ -101,16 +101,6 @@ def test_a_clone_has_tensors_of_its_own_in_the_plain_order() -> None:
         assert not value.requires_grad
 
 
-def test_contiguous_copies_only_what_lies_otherwise() -> None:
-    turned, plain = torch.arange(6.0).reshape(2, 3).T, torch.ones(2, 2)
-    found: Any = messages.contiguous({"t": turned, "p": plain, "g": {"t": turned, "p": plain}})
-    group: Any = found["g"]
-    for entries in (found, group):
-        assert entries["p"] is plain
-        assert entries["t"].is_contiguous()
-        assert torch.equal(entries["t"], turned)
-
-
 def test_a_shallow_copy_has_other_dictionaries_around_the_same_tensors() -> None:
     state = example()
     copy: Any = messages.shallow_copy(state)
@@ -143,8 +133,3 @@ def test_the_first_number_that_is_none() -> None:
         assert messages.first_nonfinite({**fine, "g": {"a": large, "b": bad}, "z": bad}) == "g/b"
     both = torch.tensor([math.inf, -math.inf])
     assert messages.first_nonfinite({**fine, "z": both}) == "z"
-
-
-def test_numbers_of_tensors() -> None:
-    assert messages.numbers_of([torch.tensor(2.5), torch.tensor(-3), torch.tensor(True)]) == [2.5, -3, 1]
-    assert messages.numbers_of([]) == []

@@ -13,15 +13,12 @@ import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import AuxiliaryModel
-from polyfed.core.modules import CompositeModel, export_state
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.prediction import load_model
 from polyfed.methods import Local
 from polyfed.methods.building_blocks import auxiliary_model
-from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
 from polyfed.testing.fixtures import draw, tiny_model
 
@@ -76,18 +73,6 @@ def test_which_network_it_is(shared: str, name: str) -> None:
     assert federation(Large(shared)).server.auxiliary_model == name
 
 
-def test_of_two_of_one_size_it_is_the_first() -> None:
-    twins = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(1, 4, 6)}
-    assert federation(Both(), ["b", "a", "b"], **twins).server.auxiliary_model == "b"
-
-
-def test_it_may_be_nobodys() -> None:
-    fed = federation(Large("huge"), huge=lambda: tiny_model(3, 8, 9))
-    assert fed.server.auxiliary_model == "huge" not in fed.server.architectures
-    model: Any = fed.server.model("huge", fed.server.initial_state("huge"))
-    assert (model.feature_dim, model.training) == (9, False)
-
-
 @pytest.mark.parametrize("shared", ["smallest", "large"])
 def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shared: str) -> None:
     names = ["middle", "large", "small", "large"]
@@ -99,15 +84,6 @@ def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shar
     assert not same(part(fed, 1, "own."), part(fed, 3, "own."))
     assert not same(part(other, 0, "own."), part(fed, 0, "own."))
     assert not same(part(federation(Both(shared=shared), names, 1), 0, "auxiliary_model."), initial)
-
-
-def test_the_server_sees_single_networks() -> None:
-    fed = federation(Both())
-    small = fed.server.model("small", fed.server.initial_state("small"))
-    trained = fed.model_factory.module("small")
-    assert (type(small), type(trained)) == (SequentialSplit, auxiliary_model.JointModel)
-    shared = {t.untyped_storage().data_ptr() for t in trained.parameters()}
-    assert not shared & {t.untyped_storage().data_ptr() for t in small.parameters()}
 
 
 def test_who_leaves_beside_alone_trains_what_it_trains_without() -> None:
@@ -170,17 +146,6 @@ def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
         federation(Large("other", 4), other=lambda: plain(36, 3))
 
 
-def test_exported_names_are_the_own_networks() -> None:
-    class Around(CompositeModel):
-        def export(self) -> dict[str, torch.Tensor]:
-            return {"a": torch.ones(1)}
-
-    assert export_state(Around()) == {"a": torch.ones(1)}
-    net = tiny_model(1, 4, 6)
-    assert same(export_state(net), net.state_dict())
-    assert same(export_state(net.head), net.head.state_dict())
-
-
 # by name, from a recipe ---------------------------------------------------------------------------------------------
 
 
@@ -227,14 +192,3 @@ def test_a_recipe_with_a_wrong_name_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=said):
         pf.run(recipe(shared=shared), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("shared", ["smallest", "digits-cnn4"])
-def test_a_run_folder_knows_the_network_that_it_was(tmp_path: Any, shared: str) -> None:
-    done = pf.run(recipe(shared=shared), out=tmp_path / "run")
-    x = torch.rand(4, 1, 8, 8)
-    model = load_model(tmp_path / "run", 0)
-    assert type(model.network) is type(done.models[0])
-    with torch.inference_mode():
-        assert torch.equal(model.network(x), done.models[0](x))
-    zoo.build("digits-cnn2", (1, 8, 8), 10).load_state_dict(done.models[0].state_dict())  # the original's names

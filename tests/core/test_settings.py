@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import polyfed as pf
 from polyfed.core.method import Method, hyperparameters
 from polyfed.core.settings import Settings
-from polyfed.errors import ConfigError, PolyfedError
+from polyfed.errors import ConfigError
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.toml"
 SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
@@ -88,22 +86,3 @@ def test_what_stands_without_a_name_is_refused() -> None:
         pf.Training(3)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^FedGH: expected each setting by its name, got 0.1 .* FedGH\(header_lr="):
         pf.methods.FedGH(0.1)  # type: ignore[call-arg]
-
-
-def test_it_is_shown_without_what_pydantic_says() -> None:
-    with pytest.raises(PolyfedError) as made:
-        pf.Training(rounds=0)
-    assert isinstance(made.value, ValueError)
-    assert made.value.__suppress_context__
-
-
-def test_a_recipe_that_is_made_by_hand() -> None:
-    with pytest.raises(ConfigError, match=r"^expected the section 'models', which is missing \(and 1 more\)$"):
-        pf.Recipe(data={"dataset": "digits"})  # type: ignore[call-arg, arg-type]
-
-
-def test_settings_are_what_they_were_otherwise() -> None:
-    training = pf.Training(rounds=3)
-    assert copy.deepcopy(training) == training == pf.Training.model_validate({"rounds": 3})
-    assert next(iter(inspect.signature(pf.Training).parameters)) == "rounds"
-    assert next(iter(inspect.signature(pf.methods.FedGH).parameters)) == "header_lr"

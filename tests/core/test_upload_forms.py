@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.core.message import Message
 from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.upload_check import find_mismatch
-from polyfed.methods import FedAvg, FedGH, FedProto
+from polyfed.methods import FedAvg, FedGH
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT
@@ -34,11 +33,6 @@ def told(method: Any, change: Any) -> str | None:
 
 def put(name: str, value: torch.Tensor) -> Any:
     return lambda message: message.update({name: value})
-
-
-def test_what_a_method_sends_is_of_its_form() -> None:
-    assert told(FedProto(), lambda message: None) is None
-    assert told(FedAvg(), lambda message: None) is None
 
 
 @pytest.mark.parametrize(
@@ -75,20 +69,6 @@ def test_what_is_otherwise_is_told(change: Any, said: str) -> None:
 )
 def test_what_is_otherwise_in_weights_is_told(change: Any, said: str) -> None:
     assert said in (told(FedAvg(), change) or "")
-
-
-def test_every_method_says_its_form_and_a_new_upload_says_it_anew() -> None:
-    assert all(METHODS[name].form is not None for name in METHODS)
-
-    class Other(FedAvg):
-        def upload(self, client: Any, trained: Any) -> Message:
-            return {}
-
-    class Same(FedAvg):
-        pass
-
-    assert Other.form is None
-    assert Same.form is FedAvg.form
 
 
 @pytest.mark.parametrize("name", METHODS)

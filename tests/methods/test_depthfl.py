@@ -13,8 +13,6 @@ from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL
-from polyfed.methods.building_blocks.client_shares import client_share
-from polyfed.models import build
 from tests.helpers.slices import order_of
 from tests.helpers.toys import NETS, batch, clients, federation, log_softmax, moved, numpy_mean, rounds, samples
 
@@ -71,14 +69,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, weight):
             np.testing.assert_allclose(out.grad.numpy(), grad, atol=1e-6)
 
 
-def test_padding_counts_nothing_and_no_exit_is_an_error():
-    several, y, w = [torch.randn(4, 3) for _ in range(3)], torch.tensor([0, 2, 1, 1]), torch.tensor([1.0, 1, 0, 0])
-    part = mutual_exits_loss([o[:2] for o in several], y[:2], torch.ones(2), 0.5)
-    torch.testing.assert_close(mutual_exits_loss(several, y, w, 0.5), part)
-    with pytest.raises(ValueError, match="expected at least one exit, got none"):
-        mutual_exits_loss([], y, w, 0.5)
-
-
 # a round --------------------------------------------------------------------------------------------------------------
 
 
@@ -112,27 +102,6 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
             sent = [round.up[i]["model"] for i in range(5)]
             assert any(name in model for model in sent)
             np.testing.assert_allclose(after[name].numpy(), numpy_mean(sent, counts, name), atol=1e-6)
-
-
-def test_who_has_which_depth():
-    """Client 0 has all blocks; names say what each client holds, its early classifiers with it."""
-    history = rounds(DepthFL(), clients(["deep"] * 5, 8), rounds=1)
-    for client in range(5):
-        names = history[0].down[client]["model"].keys()
-        blocks = BLOCKS[client % 4]
-        assert {n for n in LAYERS if f"{n}.linear.weight" in names} == set(LAYERS[:blocks])
-        assert {n for n in EXITS if f"early_exits.block{n}.linear.bias" in names} == set(range(2, min(blocks, 4) + 1))
-        assert ("head.weight" in names) == (blocks == 5)
-    assert [client_share("1 0.5 0.25", k) for k in range(5)] == ["1", "0.5", "0.25", "1", "0.5"]
-
-
-def test_what_no_sub_model_holds_stays_bit_for_bit():
-    """Only clients 2 and 3 answer: nothing behind the third block is touched, in two rounds."""
-    history = rounds(DepthFL(), clients(["deep"] * 4, 8), lose=lambda round, client: client < 2, rounds=2)
-    start, end = history[0].before["model"], history[1].after["model"]
-    largest = history[0].down[2]["model"]
-    for name, before in start.items():
-        assert torch.equal(before, end[name]) == (name not in largest)
 
 
 # distillation and prediction ------------------------------------------------------------------------------------------
@@ -174,27 +143,10 @@ def test_prediction_is_by_the_mean_of_all_classifiers_or_by_the_last():
         assert torch.equal(DepthFL(predictor="last").personal_model(network)(x), outputs[-1])
 
 
-def test_an_exported_model_has_all_classifiers_that_predict():
-    network = DepthFL().build(NETS["deep"](), "0.75")
-    assert DepthFL().personal_model(network).state_dict().keys() == network.state_dict().keys()
-    alone = DepthFL(predictor="last").personal_model(network).state_dict().keys()
-    assert {name.split(".")[1] for name in alone if name.startswith("early_exits")} == {"block4"}
-
-
-def test_a_resnet18_is_cut_behind_its_stages():
-    network = DepthFL().build(build("resnet18", (3, 32, 32), 10), "")
-    assert network.blocks == (3, 5, 7, 9)  # the stem and eight residual blocks, two a stage
-
-
 @pytest.mark.parametrize("depths", ["", "0.5", "0.5 1", "1 1", "1 0", "1 0.5 half", "2 1", "1,0.5"])
 def test_lists_that_are_no_shares_are_refused(depths):
     with pytest.raises(ConfigError, match="expected shares of the network from 1 down"):
         DepthFL(depths=depths)
-
-
-def test_what_cannot_work_is_refused_before_round_1():
-    with pytest.raises(ConfigError, match="one architecture for all clients"):
-        federation(DepthFL(), clients(["shallow", "deep"], 8))
 
 
 @pytest.mark.parametrize(

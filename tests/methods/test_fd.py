@@ -10,10 +10,9 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.method import Context
-from polyfed.methods import FD, Local
+from polyfed.methods import FD
 from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, model_with, rounds, same, samples, worker
+from tests.helpers.toys import CLASSES, NETS, batch, federation, model_with, rounds, samples, worker
 
 MIXED = ["bn", "broad", "wide"]  # nothing alike but the classes
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
@@ -55,19 +54,6 @@ def test_uploads_and_targets_against_numpy(method):
             n = [int((people[j].data.train.y == c).sum()) if method.weighting == "count" else 1 for j in others]
             assert row.numpy() == pytest.approx(np.average([sent[j][c] for j in others], axis=0, weights=n), abs=1e-6)
         assert second.down[i]["labels"].tolist() == sorted(sent[i])
-
-
-def test_disjoint_classes_teach_nobody():
-    people = members(((0,), (1, 2)))
-    for i, (ours, theirs) in enumerate(zip(rounds(FD(), people), rounds(Local(), people), strict=True)):
-        assert ours.down == {0: {}, 1: {}}, i
-        assert all(same(ours.trained[k], theirs.trained[k]) for k in range(2))
-        assert "distillation" not in ours.record["sums"]
-
-
-def test_a_class_that_nobody_else_has_is_not_taught():
-    _, second = rounds(FD(), members(((0, 1), (1, 2))))
-    assert second.down[0]["labels"].tolist() == second.down[1]["labels"].tolist() == [1]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
@@ -115,14 +101,6 @@ def test_the_control_flat_keeps_a_classs_own_entry_and_spreads_the_rest(method):
             assert rest.std() > 1e-4, "else nothing is spread"
 
 
-def test_a_control_of_two_classes_is_fd_itself():
-    """Where there is only one other class, it is not told how much alike it is."""
-    people = [Client("deep", samples(9, i, (0, 1))) for i in range(3)]
-    ours, theirs = (rounds(FD(control=control), people, classes=2)[1] for control in ("flat", "none"))
-    for i in range(3):
-        assert ours.down[i]["outputs"].numpy() == pytest.approx(theirs.down[i]["outputs"].numpy(), abs=1e-7)
-
-
 @pytest.mark.parametrize("method", FORMS, ids=["plain", "logits"])
 def test_the_control_uniform_is_label_smoothing(method):
     """(1 - e) of the label and e / C of every class, e = lambda / (1 + lambda), but for the factor 1 + lambda."""
@@ -133,22 +111,6 @@ def test_the_control_uniform_is_label_smoothing(method):
     loss, _ = method.loss(at.model, batch(data), method.receive(at, method.broadcast(fed.server, 2)))
     smoothed = torch.nn.functional.cross_entropy(at.model(data.x)[:, :CLASSES], data.y, label_smoothing=0.2)
     assert float(loss) == pytest.approx(1.25 * float(smoothed), rel=1e-5)
-
-
-def test_controls_are_told_apart():
-    kinds = ("none", "own", "flat", "uniform")
-    assert [FD(control=control).is_control for control in kinds] == [False, True, True, True]
-
-
-def test_the_gradient_leads_towards_the_target():
-    fed, _ = federation(FD(distillation_weight=1e3), clients(["deep"]))
-    at, data = worker(fed, 0), fed.clients[0].data.train
-    for way in (0, 1):
-        target = torch.eye(CLASSES)[[way] * CLASSES]
-        context: Context = {"targets": target, "known": torch.ones(CLASSES, dtype=torch.bool)}
-        grads = FD(distillation_weight=1e3).gradients(at.model, batch(data), context).grads
-        assert grads["head.bias"] is not None
-        assert [bool(g < 0) for g in grads["head.bias"]] == [c == way for c in range(CLASSES)]
 
 
 def test_a_class_that_nobody_sends_anew_keeps_what_was_sent():

@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import ConfigError
 from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep, Local
@@ -74,16 +73,6 @@ def test_given_weights_reach_the_means_of_other_methods(method):
     assert not same(bits(plain[-1].after), bits(given[-1].after))
 
 
-def test_given_weights_are_one_for_each_client():
-    with pytest.raises(ConfigError, match="expected a number for each of 2 clients, got 3"):
-        federation(FedAvg(), clients(["deep"] * 2), client_weights=[1.0, 2.0, 3.0])
-
-
-def test_one_client_has_all_the_weight():
-    (round,) = rounds(FedAvg(), clients(["shallow"]), rounds=1)
-    assert same(shared(round.after), round.weights[0])
-
-
 def test_shares_are_over_those_who_answered():
     sizes = [4, 8, 12, 20]
     history = rounds(
@@ -103,25 +92,6 @@ def test_shares_are_over_those_who_answered():
     assert same(shared(history[3].after), shared(history[2].after)), "nobody answered: the model stays"
 
 
-def test_everybody_starts_from_what_was_sent():
-    history = rounds(FedAvg(), clients(["shallow"] * 3), rounds=3, client_fraction=0.7)
-    state = None
-    for round in history:
-        assert len(round.down) == 2
-        for message in round.down.values():
-            assert same(message["model"], shared(round.before))
-            assert state is None or same(message["model"], state)
-        state = shared(round.after)
-
-
-def test_lr_0_leaves_the_weights_but_not_batchnorms_statistics():
-    history = rounds(FedAvg(), clients(["bn"] * 2), rounds=2, lr=0.0)
-    start, end = shared(history[0].before), shared(history[1].after)
-    parameters = {name for name, _ in NETS["bn"]().named_parameters()}
-    for name in start:
-        assert torch.equal(start[name], end[name]) == (name in parameters)
-
-
 def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home():
     (round,) = rounds(FedAvg(), clients(["bn"] * 2, sizes=[8, 24]), rounds=1)
     model = shared(round.after)
@@ -134,18 +104,6 @@ def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home():
     assert not any("num_batches" in name for message in round.up.values() for name in message["model"])
     counter = "extractor.bn.num_batches_tracked"
     assert [int(round.weights[i][counter]) for i in (0, 1)] == [2, 6]
-
-
-@pytest.mark.parametrize("architecture", ["shallow", "bn"])
-def test_bytes(architecture):
-    model = NETS[architecture]()
-    floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
-    history = rounds(FedAvg(), clients([architecture] * 4), rounds=2, client_fraction=0.5)
-    for round in history:
-        assert round.record["bytes_down"] == 2 * 4 * floats
-        assert round.record["bytes_up"] == 2 * (4 * floats + 8)
-        assert set(round.record["bytes_by_client"]) == {str(i) for i in round.record["clients"]}
-        assert all(nbytes(m) == 4 * floats + 8 for m in round.up.values())
 
 
 # ---- several architectures  ----
@@ -169,16 +127,6 @@ def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
     for number, architecture in enumerate(architectures):
         own = {name for name, t in NETS[architecture]().state_dict().items() if t.is_floating_point()}
         assert history[1].down[number]["model"].keys() == own
-
-
-def test_absent_layers_keep_their_value():
-    lose = lambda round, client: client in (1, 2)  # noqa: E731
-    (round,) = rounds(FedAvg(), clients(["shallow", "deep", "deep"]), rounds=1, lose=lose)
-    before, after = shared(round.before), shared(round.after)
-    for name in before:
-        held = name in round.up[0]["model"]
-        assert torch.equal(before[name], after[name]) != held
-        assert not held or torch.equal(after[name], round.up[0]["model"][name])
 
 
 def test_layer_wise_starts_alike_where_names_are_shared():
@@ -212,29 +160,12 @@ def test_same_shape_never_mixes_architectures():
     assert same(alone[0].after["model shallow"], history[0].after["model shallow"])
 
 
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
-def test_architectures_may_be_called_like_paths(aggregation, tmp_path):
-    """The server's state is written to checkpoints, whose names are separated by "/"."""
-    builders = {"hub/deep": NETS["deep"], "hub/shallow": NETS["shallow"]}
-    fed, _ = federation(FedAvg(aggregation=aggregation), clients(list(builders)), builders, out=tmp_path / "run")
-    assert fed.run().path is not None
-
-
 def test_layer_wise_refuses_what_is_not_nested():
     with pytest.raises(ConfigError, match=r"client 1 \('wide'\).*same-shape"):
         federation(FedAvg(), clients(["shallow", "wide"]))
 
 
 # ---- reductions  ----
-
-
-def test_identical_data_and_one_full_batch_is_the_centralised_step():
-    data = samples(20, seed=7)
-    (round,) = rounds(FedAvg(), [Client("deep", data) for _ in range(3)], rounds=1, batch_size=20, lr=0.5)
-    model = model_with(NETS["deep"], shared(round.before))
-    F.cross_entropy(model(data.x), data.y).backward()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(shared(round.after)[name], p.detach() - 0.5 * p.grad, atol=1e-6, rtol=0)
 
 
 def test_one_step_on_parts_is_one_step_on_the_whole():
@@ -252,13 +183,6 @@ def test_one_step_on_parts_is_one_step_on_the_whole():
         gaps[weighting] = moved(expected, shared(round.after))
     assert gaps["samples"] < 1e-6
     assert gaps["uniform"] > 1e-3
-
-
-def test_one_client_is_local_training_from_the_shared_start():
-    fedavg = rounds(FedAvg(), clients(["deep"]), rounds=3)
-    start = model_with(NETS["deep"], shared(fedavg[0].before))
-    local = rounds(Local(), [Client(start, clients(["deep"])[0].data.train)], rounds=3)
-    assert same(local[-1].weights[0], fedavg[-1].weights[0])
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.client import PublicData
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
@@ -88,31 +87,6 @@ def test_two_rounds_by_hand(weighting):
         assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
 
 
-def test_an_architecture_learns_from_the_other():
-    """The same round with another upload of 'broad' alone gives another 'shallow'."""
-    method = FedDF(**WHOLE)
-    (plain,) = played(method, rounds=1)
-    (fewer,) = played(method, rounds=1, lose=lambda round, client: client == 3)
-    assert not same(plain.after["model shallow"], fewer.after["model shallow"])
-    (averaged,) = played(FedDF(server_steps=0), rounds=1)
-    (without,) = played(FedDF(server_steps=0), rounds=1, lose=lambda round, client: client == 3)
-    assert same(averaged.after["model shallow"], without.after["model shallow"])
-
-
-def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looked_at():
-    """Nothing of five steps of 4 among 20 inputs is left out: another input anywhere leads elsewhere."""
-    method = FedDF(server_batch=4, server_steps=5)
-    (plain,) = played(method, rounds=1)
-    turned = PublicData(dataclasses.replace(HELD.samples, y=(HELD.samples.y + 1) % CLASSES))
-    for held in (turned, dataclasses.replace(turned, origin="other")):
-        assert same(plain.after["model broad"], played(method, held=held, rounds=1)[0].after["model broad"])
-    for row in (0, 7, 19):
-        x = HELD.samples.x.clone()
-        x[row] += 3.0
-        held = PublicData(dataclasses.replace(HELD.samples, x=x))
-        assert not same(plain.after["model broad"], played(method, held=held, rounds=1)[0].after["model broad"])
-
-
 # labels of public rows ------------------------------------------------------------------------------------------------
 
 
@@ -160,25 +134,7 @@ def test_the_steps_end_where_the_accuracy_no_longer_rises_and_the_best_counts():
     assert moved(stopped.after["model shallow"], best[1]) < 1e-5
 
 
-def test_patience_that_outlasts_the_steps_changes_which_network_counts_but_never_loses_accuracy():
-    few = {**WHOLE, "server_steps": 12, "server_lr": 0.3}
-    (plain,) = played(FedDF(**few), ["shallow"] * 4, rounds=1)
-    (patient,) = played(FedDF(**few, patience=100), ["shallow"] * 4, rounds=1)  # looks after step 10 alone
-    at_ten, at_end = (accuracy(r.after["model shallow"], "shallow", HELD.samples.y) for r in (patient, plain))
-    assert at_ten > 0
-    assert at_end > 0
-    assert not same(plain.after["model shallow"], patient.after["model shallow"])
-    (late,) = played(FedDF(**few, patience=1000), ["shallow"] * 4, rounds=1)  # never looks
-    assert same(plain.after["model shallow"], late.after["model shallow"])
-
-
 # who answers, and which networks --------------------------------------------------------------------------------------
-
-
-def test_an_architecture_of_which_nobody_answers_keeps_its_network():
-    (round,) = played(FedDF(**WHOLE), lose=lambda round, client: MIXED[client] == "broad", rounds=1)
-    assert same(round.before["model broad"], round.after["model broad"])
-    assert not same(round.before["model shallow"], round.after["model shallow"])
 
 
 def test_batchnorm_and_dropout_of_the_distilled_networks():
@@ -210,22 +166,3 @@ def test_what_cannot_work_is_refused_before_round_1():
     for labels in ({"drop_worst": True}, {"patience": 100}):
         with pytest.raises(ConfigError, match=r"^feddf needs 20 rows .*holdout"):
             federation(FedDF(**WHOLE, **labels), clients(["shallow"]), held=other)
-
-
-# mutants of the server's step, seen by the oracle of `test_two_rounds_by_hand` ----------------------------------------
-
-
-@pytest.mark.parametrize("mutant", ["own architecture", "first client", "probabilities"])
-def test_another_ensemble_is_another_network(mutant):
-    """The ensemble of one architecture, of one client, or of probabilities, would be seen."""
-    (round,) = played(FedDF(**WHOLE), rounds=1, lr=0.02)
-    sent = [round.up[i]["model"] for i in range(4)]
-    scores = scores_of(MIXED, sent)
-    targets = {
-        "own architecture": scores[[0, 2]].mean(0),
-        "first client": scores[0],
-        "probabilities": np.log(np.mean([softmax(s) for s in scores], axis=0)),
-    }[mutant]
-    mean = {n: torch.from_numpy(numpy_mean([sent[0], sent[2]], (12, 16), n)).float() for n in sent[0]}
-    wrong = distilled(model_with(NETS["shallow"], mean), targets, 3, 0.02)
-    assert moved(round.after["model shallow"], wrong) > 1e-4

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed import testing
 from polyfed.core.client import PublicData
 from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg, FedET
+from polyfed.methods import FedET
 from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import (
     CLASSES,
@@ -19,7 +18,6 @@ from tests.helpers.toys import (
     clients,
     federation,
     model_with,
-    moved,
     numpy_mean,
     public,
     rounds,
@@ -83,15 +81,6 @@ def test_two_rounds_by_hand(weighting):
         assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
 
 
-def test_the_large_network_is_the_clients_or_another():
-    assert all(
-        t.shape == NETS["wide"]().state_dict()[n].shape for n, t in played(FedET(**WHOLE))[0].after["server"].items()
-    )
-    deep = played(FedET(**WHOLE, network="deep"))
-    assert deep[0].after["server"].keys() == NETS["deep"]().state_dict().keys()
-    assert moved(deep[0].after["server"], deep[1].after["server"]) > 0
-
-
 @pytest.mark.parametrize(("aggregation", "architectures"), [("same-shape", MIXED), ("layer-wise", ["shallow", "deep"])])
 @pytest.mark.parametrize("network", ["largest", "bn"])
 def test_all_networks_begin_with_the_same_head(aggregation, architectures, network):
@@ -116,33 +105,7 @@ def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looke
         assert not same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
 
 
-# ---- who answers ----
-
-
-def test_an_architecture_of_which_nobody_answers_keeps_its_network_and_gets_the_head():
-    (round,) = played(FedET(**WHOLE), lose=lambda round, client: MIXED[client] == "wide", rounds=1)
-    before, after = round.before["model wide"], round.after["model wide"]
-    assert all(torch.equal(before[name], after[name]) != (name in HEAD) for name in before)
-    assert all(torch.equal(after[name], round.after["server"][name]) for name in HEAD)
-
-
-def test_one_client_teaches_hard_labels():
-    lone = [played(FedET(**{**WHOLE, "diversity_weight": weight}), ["shallow"]) for weight in (0.0, 0.7)]
-    assert same(lone[0][1].after["server"], lone[1][1].after["server"])
-    assert all(round.record["server"]["disputed"] == 0 for round in lone[1])
-
-
 # ---- kinds of networks ----
-
-
-def test_nested_networks_may_be_averaged_layer_wise():
-    history = played(FedET(**WHOLE, aggregation="layer-wise"), ["shallow", "deep", "deep"])
-    union, server = history[-1].after["model union"], history[-1].after["server"]
-    assert all(torch.equal(union[name], server[name]) for name in HEAD)
-    sent = [history[-1].up[i]["model"] for i in range(3)]
-    np.testing.assert_allclose(
-        union["extractor.linear.bias"].numpy(), numpy_mean(sent, (1, 1, 1), "extractor.linear.bias"), atol=1e-6
-    )
 
 
 def test_batchnorm_and_dropout_of_the_large_network():
@@ -168,14 +131,3 @@ def test_what_cannot_work_is_refused_before_round_1():
         federation(FedET(**WHOLE, aggregation="layer-wise"), clients(["shallow", "wide"]), held=HELD)
     with pytest.raises(ConfigError, match="got 'widest'"):
         federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)
-
-
-def test_without_teaching_one_architecture_is_averaged():
-    idle, plain = (played(m, ["deep"] * 3, held=None) for m in (FedET(server_steps=0), FedAvg(weighting="uniform")))
-    assert same(idle[-1].after["model deep"], plain[-1].after["model union"])
-
-
-@pytest.mark.slow
-def test_the_kit_layer_wise():
-    method = FedET(server_steps=2, server_batch=8, aggregation="layer-wise", weighting="samples")
-    assert testing.violations(method, only=["state_is_explicit", "any_subset", "nothing_aliased"]) == {}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import Local
@@ -127,13 +126,6 @@ def test_everybody_starts_from_one_model() -> None:
             assert ("start" in message) == (f"weights {i}" not in before.after)
 
 
-def test_candidates_are_of_ones_own_architecture() -> None:
-    """Nobody shares an architecture: nothing comes, and nothing but a client's own model is there to compare."""
-    people = given(["bn", "deep", "shallow"])
-    mine = rounds(FedFomo(aggregation="same-shape"), people, rounds=3, client_fraction=0.7)
-    assert not any(name.startswith("candidate") for r in mine for message in r.down.values() for name in message)
-
-
 def test_validation_rows_are_not_trained_on() -> None:
     people = members(["shallow"] * 2, sizes=10, held=9)
     seen = [round.record["samples"] for round in rounds(FedFomo(), people, rounds=2, local_epochs=3)]
@@ -144,21 +136,6 @@ def test_validation_rows_are_not_trained_on() -> None:
     again = rounds(FedFomo(), members(["shallow"] * 2, sizes=10, held=9), rounds=2, local_epochs=3)
     assert same(turned[0].weights[0], again[0].weights[0])
     assert not same(turned[1].weights[0], again[1].weights[0])
-
-
-def test_bytes_and_what_of_a_candidate_is_sent() -> None:
-    architectures = ["shallow", "deep", "deep"]
-    history = rounds(FedFomo(), members(architectures), rounds=2)
-    floats_of = {a: {n for n, t in NETS[a]().state_dict().items() if t.is_floating_point()} for a in architectures}
-    size = {n: t.numel() for n, t in NETS["deep"]().state_dict().items()}
-    for i, mine in enumerate(architectures):
-        sent = [set(message) for message in history[1].down[i].values()]
-        expected = [floats_of[a] & floats_of[mine] for j, a in enumerate(architectures) if j != i]
-        assert sorted(map(len, sent)) == sorted(map(len, expected))
-        assert nbytes(history[1].down[i]) == 4 * sum(size[n] for names in expected for n in names)
-        assert nbytes(history[1].up[i]) == 4 * sum(size[n] for n in floats_of[mine]) + 4 * 2
-    apart = rounds(FedFomo(aggregation="same-shape"), members(architectures), rounds=2)
-    assert [len(apart[1].down[i]) for i in range(3)] == [0, 1, 1]
 
 
 def chosen(round: Round, before: Round, i: int) -> list[int]:
@@ -185,28 +162,6 @@ def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
         greedy.append(hits)
     assert greedy[0] == 7 * 6
     assert greedy[1] < 20
-
-
-def test_epsilon_decays_to_nothing() -> None:
-    decayed = rounds(FedFomo(num_models=2, epsilon=0.5, epsilon_decay=0.5), members(["shallow"] * 6), rounds=4)
-    best = rounds(FedFomo(num_models=2, epsilon=0.0), members(["shallow"] * 6), rounds=4)
-    assert all(same(a.weights[i], b.weights[i]) for a, b in zip(decayed, best, strict=True) for i in range(6))
-
-
-def test_who_was_absent_stays_a_candidate_and_a_newcomer_is_sent_some() -> None:
-    fed, watch = federation(FedFomo(num_models=5), members(["shallow"] * 6), rounds=6, client_fraction=0.34)
-    fed.run()
-    came: set[int] = set()
-    newcomers = 0
-    for before, round in zip([None, *watch.rounds], watch.rounds, strict=False):
-        for i in round.record["clients"]:
-            assert len(round.down[i]) == len(came - {i}) + (i not in came)
-            newcomers += bool(came) and i not in came
-            if before is not None:
-                assert set(chosen(round, before, i)) == came - {i}
-        came |= set(round.record["clients"])
-    assert newcomers
-    assert not any(round.record["refused"] for round in watch.rounds)
 
 
 def test_statistics_travel_with_a_candidate_and_are_no_part_of_the_distance() -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from polyfed.core.client import Client, PublicData
-from polyfed.core.message import nbytes
+from polyfed.core.client import Client
 from polyfed.core.model_factory import ModelFactory
-from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
-from polyfed.models import zoo
-from polyfed.models.split import SequentialSplit
 from tests.helpers.nested import nested
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
@@ -102,20 +95,6 @@ def test_constant_eta_aligns_in_round_1_too():
     assert all(set(m) == {"rad", "factor"} for m in history[0].down.values())
 
 
-@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
-def test_heterogeneous_without_weight_is_local_bit_for_bit(client_fraction):
-    members = clients([*MIXED, "bn", "dropout"])
-    ours = rounds(
-        hetero(eta0=0.0), members, rounds=3, client_fraction=client_fraction
-    )  # no hold-out rows: never touched
-    local = rounds(Local(), members, rounds=3, client_fraction=client_fraction)
-    for a, b in zip(ours, local, strict=True):
-        assert a.record["bytes_down"] == 0
-        assert "rad" not in a.before
-        for i in range(len(members)):
-            assert a.weights[i] is b.weights[i] is None or same(a.weights[i], b.weights[i])
-
-
 # ---- the first step and its gradient (8.4, 8.6, 8.7)  ----
 
 
@@ -135,60 +114,9 @@ def at_step(method, members, *, round=2, number=0, step=0, double=False):
     return fed, at, message, {**at.context, **inputs}
 
 
-def alignment_only(method, at, context):
-    """The alignment's gradient and value; the task's is taken off by a batch of weight 0."""
-    data = batch(at.data.train)
-    nothing = data._replace(w=torch.zeros_like(data.w), x=data.x.to(next(at.model.parameters()).dtype))
-    return method.gradients(at.model, nothing, context)
-
-
 def test_homogeneous_without_weight_sends_weights_alone():
     for round in rounds(homo(eta0=0.0), clients(["deep"] * 2), rounds=3):
         assert all(message.keys() == {"model"} for message in round.down.values())
-
-
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("rows", [20, 8])
-def test_homogeneous_first_step_has_no_alignment_gradient(rows, double):
-    method = homo(batch=rows)
-    _, at, _, context = at_step(method, clients(["deep"] * 2), double=double)
-    found = alignment_only(method, at, context)
-    tolerance = 1e-14 if double else 1e-6  # "exactly 0" up to rounding: the target was centered by itself
-    assert abs(float(found.loss)) < tolerance
-    assert max(float(g.abs().max()) for g in found.grads.values() if g is not None) < tolerance
-    task = super(FedHeNN, method).gradients(at.model, batch(at.data.train), {}) if not double else None
-    assert task is None or max(float(g.abs().max()) for g in task.grads.values()) > 1e-3
-
-
-def test_started_at_the_target_without_a_task_the_model_stays():
-    """8.8 (a): homogeneous, the task's loss switched off. The rate is small: a large one would blow up the rounding."""
-    method = homo(eta0=1.0)
-    _, at, _, context = at_step(method, clients(["deep"]), double=True)
-    before = {n: p.detach().clone() for n, p in at.model.named_parameters()}
-    for _ in range(20):
-        found = alignment_only(method, at, context)
-        with torch.no_grad():
-            for name, p in at.model.named_parameters():
-                if found.grads[name] is not None:
-                    p -= 0.01 * found.grads[name]
-    assert moved(before, at.model.state_dict()) < 1e-14
-
-
-def test_one_client_meets_its_own_kernel():
-    method = hetero()
-    _, at, message, context = at_step(method, clients(["broad"]))
-    assert up_to_scale(received_kernel(message), kernel(at.model, message["rad"])) < 1e-6
-    assert abs(float(alignment_only(method, at, context).loss)) < 1e-6
-
-
-def test_identical_clients_are_aligned():
-    torch.manual_seed(2)
-    model = NETS["deep"]()
-    members = [Client(model, samples(12, i)) for i in range(3)]
-    for number in range(3):
-        method = hetero()
-        _, at, _, context = at_step(method, members, number=number)
-        assert abs(float(alignment_only(method, at, context).loss)) < 1e-6
 
 
 def hand_gradient(model, data, x, k_bar, weight):
@@ -318,41 +246,6 @@ def test_kernel_alignment_of_each_pool(pool, norm):
     assert len(seen) < 5 or pool != "seen", "choose another seed: somebody should stay unseen for long"
 
 
-def test_unselected_clients_count_with_their_latest_weights():
-    """The first round's clients, not drawn again, are in the later K_bar as they were after that round."""
-    members = clients(MIXED)
-    history = rounds(hetero(), members, held=public(), rounds=3, client_fraction=0.5)
-    third = history[2]
-    out = set(range(4)) - set(third.record["clients"])
-    latest = known_to_the_server(members, history, 3)
-    assert any(i in out and i in round.up for round in history[:2] for i in range(4))
-    message = third.down[third.record["clients"][0]]
-    assert up_to_scale(received_kernel(message), k_bar(members, latest, message["rad"], range(4))) < 1e-6
-    without = k_bar(members, latest, message["rad"], third.record["clients"])
-    assert up_to_scale(received_kernel(message), without) > 1e-3
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_the_server_knows_the_weights_from_which_a_client_starts(own):
-    torch.manual_seed(4)
-    members = clients(MIXED)
-    if own:
-        members = [Client(NETS[c.architecture](), c.data.train) for c in members]
-    fed, watch = federation(hetero(), members, held=public(), rounds=2, lr=0.0)
-    fed.method.init_server(fed.server)
-    initial = {i: dict(fed.server.client_weights(i)) for i in range(4)}
-    for i in range(4):
-        assert same(initial[i], worker(fed, i).model.state_dict())
-        assert not fed.server.has_weights(i)
-        if own:
-            assert same(initial[i], members[i].given.state_dict())
-    assert moved(initial[0], {n: t for n, t in initial[1].items() if n in initial[0]}) > 1e-3
-    fed.run()
-    for i in range(4):  # at rate 0 what is trained and uploaded is the start
-        assert same(watch.rounds[0].trained[i], initial[i])
-        assert same(watch.rounds[0].up[i]["model"], initial[i])
-
-
 # ---- the RAD (8.14)  ----
 
 
@@ -407,97 +300,7 @@ def test_homogeneous_bytes():
         assert round.record["bytes_by_client"] == expected
 
 
-class Pooled(nn.Module):
-    """Mean colors of 64 parts of an image: cheap, but fed like a CIFAR network."""
-
-    def forward(self, x):
-        return F.adaptive_avg_pool2d(x, 8).flatten(1)
-
-
-@pytest.mark.slow
-def test_bytes_of_the_papers_sizes(monkeypatch):
-    """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights. And the page."""
-    g = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, generator=g)
-    held = PublicData(LabeledSamples(images, torch.zeros(5000, dtype=torch.int64)))
-    builders = {
-        "tiny": lambda: SequentialSplit(Pooled(), nn.Sequential(nn.Linear(192, 80), nn.Tanh()), nn.Linear(80, 10)),
-        "fedhenn-cifar10": lambda: zoo.build("fedhenn-cifar10", (3, 32, 32), 10),
-    }
-    data = (images[:4], torch.tensor([0, 1, 2, 3]))
-    hyperparameters = {"eta0": 0.01, "size": 5000, "batch": 16, "eta_schedule": "constant"}
-    monkeypatch.setattr(kernel_alignment, "EXACT_RANK", 0)
-    (round,) = rounds(
-        FedHeNN(**nested(rank=64, **hyperparameters)), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
-    )
-    assert (nbytes({"rad": round.down[0]["rad"]}), nbytes({"f": round.down[0]["factor"]["values"]})) == (
-        15_360_000,
-        1_280_000,
-    )
-    hyperparameters |= {"size": 20, "setting": "homogeneous"}
-    (round,) = rounds(
-        FedHeNN(**nested(**hyperparameters)),
-        [Client("fedhenn-cifar10", data)],
-        builders,
-        held=held,
-        classes=10,
-        rounds=1,
-    )
-    assert nbytes(round.down[0]) == 1_231_368 + 20 * 3072
-    assert nbytes(round.up[0]) == 1_231_368 + 8
-    hyperparameters |= {"setting": "heterogeneous"}
-    (round,) = rounds(
-        FedHeNN(**nested(**hyperparameters)),
-        [Client("fedhenn-cifar10", data)],
-        builders,
-        held=held,
-        classes=10,
-        rounds=1,
-    )
-    assert nbytes(round.up[0]) == 1_231_368
-
-    pair = [Client("d64", data), Client("d64", data)]  # widths that add up to r = 128
-    builders = {
-        "d64": lambda: SequentialSplit(Pooled(), nn.Sequential(nn.Linear(192, 64), nn.Tanh()), nn.Linear(64, 10))
-    }
-    hyperparameters |= {"size": 5000}
-    (weights,) = rounds(FedHeNN(**nested(**hyperparameters)), pair, builders, held=held, classes=10, rounds=1)
-    assert nbytes(weights.down[0]) == 15_360_000 + 2_560_000
-    kernels = FedHeNN(**nested(uploads="kernels", refresh=0, **hyperparameters))
-    first, second = rounds(kernels, pair, builders, held=held, classes=10, rounds=2)
-    assert (nbytes(first.down[0]), nbytes(first.up[0])) == (15_360_004, 1_280_004)
-    assert (nbytes(second.down[0]), nbytes(second.up[0])) == (2_560_004, 1_280_004)
-    page = (Path(__file__).parents[2] / "docs" / "methods" / "fedhenn.md").read_text()
-    for row in (
-        "| 15 360 000 + 2 560 000 |",
-        "| 4 P_k | 1 231 368 |",
-        "| b L r + 4 | 2 560 004 |",
-        "| b L d_k + 4 | 1 280 004 |",
-        "| 4 P + R | 1 231 368 + 15 360 000 |",
-        "| 4 P + 8 | 1 231 376 |",
-    ):
-        assert row in page
-
-
 # ---- state and results  ----
-
-
-def test_unselected_and_lost_clients():
-    history = rounds(
-        hetero(),
-        clients([*MIXED, "deep"]),
-        held=public(),
-        rounds=4,
-        client_fraction=0.6,
-        lose=lambda r, i: i == 0 or r == 3,
-    )
-    for last, round in itertools.pairwise(history):
-        for i in set(range(5)) - set(round.record["clients"]):
-            assert str(i) not in round.record["bytes_by_client"]
-            assert round.weights[i] is last.weights[i] or same(round.weights[i], last.weights[i])
-        assert all(name == "last" or name.startswith("weights ") for name in round.after), "nothing of the RAD"
-        assert "weights 0" not in round.after
-    assert all(same(history[2].after[n], history[2].before[n]) for n in history[2].after if n.startswith("weights"))
 
 
 @pytest.mark.slow

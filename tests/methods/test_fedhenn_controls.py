@@ -12,7 +12,7 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedHeNN, Local
 from tests.helpers.nested import nested
-from tests.helpers.toys import NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
+from tests.helpers.toys import NETS, clients, federation, model_with, public, rounds
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 
@@ -70,34 +70,6 @@ def test_own_is_the_clients_own_kernel_alone(pool, norm):
     assert checked >= 4
 
 
-def test_own_starts_without_a_pull_and_keeps_what_the_client_was():
-    """At the weights that the client received the term and its gradient are zero; away from them it is not."""
-    method = hetero(control="own")
-    fed, _ = federation(method, clients(MIXED), held=public())
-    method.init_server(fed.server)
-    fed.server.round = 2
-    method.start_round(fed.server, [0, 1, 2, 3])
-    at = worker(fed, 3, 2)
-    at.context = method.receive(at, method.broadcast(fed.server, 3))
-    context = {**at.context, **method.step_inputs(at, 0, torch.Generator().manual_seed(0))}
-    data = batch(at.data.train)
-    nothing = data._replace(w=torch.zeros_like(data.w))
-    found = method.gradients(at.model, nothing, context)
-    assert abs(float(found.loss)) < 1e-6
-    assert max(float(g.abs().max()) for g in found.grads.values() if g is not None) < 1e-5
-    with torch.no_grad():
-        for i, p in enumerate(at.model.parameters()):
-            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)), alpha=0.3)
-    assert float(method.gradients(at.model, nothing, context).loss) > 1e-3
-
-
-def test_of_one_client_the_mean_kernel_is_its_own():
-    members = clients(["broad"])
-    ours = rounds(hetero(control="own"), members, held=public(), rounds=3)
-    plain = rounds(hetero(), members, held=public(), rounds=3)
-    assert all(same(a.weights[0], b.weights[0]) for a, b in zip(ours, plain, strict=True))
-
-
 def test_permuted_is_the_mean_kernel_in_another_order():
     """Rows and columns alike; the inputs stay as they are, so that none has its own row."""
     members = clients(MIXED)
@@ -116,16 +88,6 @@ def test_permuted_is_the_mean_kernel_in_another_order():
         assert up_to_scale(received_kernel(message), k_bar) > 1e-2
         orders.append(order.tolist())
     assert orders[0] != orders[1]
-
-
-def test_each_control_trains_other_weights():
-    members = clients(MIXED)
-    found = {c: rounds(hetero(control=c), members, held=public())[-1] for c in ("none", "own", "permuted")}
-    for one, other in (("none", "own"), ("none", "permuted"), ("own", "permuted")):
-        assert all(moved(found[one].weights[i], found[other].weights[i]) > 1e-6 for i in range(4))
-    sent = {name: round.record["bytes_by_client"] for name, round in found.items()}
-    assert sent["permuted"] == sent["none"]
-    assert sent["own"]["3"]["down"] < sent["none"]["3"]["down"]  # as many columns as its own representation has
 
 
 @pytest.mark.parametrize(

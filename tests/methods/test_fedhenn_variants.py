@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -11,16 +10,12 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client, PublicData
-from polyfed.core.settings import Evaluation
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.federation import Federation, Training
-from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
-from polyfed.plugins.settings import Availability
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.nested import nested
 from tests.helpers.quick import others_slow
@@ -35,7 +30,6 @@ from tests.helpers.toys import (
     public,
     rounds,
     same,
-    samples,
     worker,
 )
 
@@ -173,13 +167,6 @@ def test_transports_are_alike_but_for_bytes(setting, refresh):
             assert a.record["bytes_down"] - b.record["bytes_down"] == 3 * saved
 
 
-def test_the_rad_may_be_another_data_set():
-    elsewhere = PublicData(samples(40, 77), origin="other")
-    (round,) = rounds(hetero(), clients(MIXED), held=elsewhere, rounds=1)
-    rows = {tuple(row) for row in elsewhere.samples.x.tolist()}
-    assert all(tuple(row) in rows for row in round.down[0]["rad"].tolist())
-
-
 # ---- how long it stays ----
 
 
@@ -274,24 +261,6 @@ def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, text):
     federation(hetero(eta0=0.0), members, held=held)
 
 
-def words(data):
-    return LabeledSamples(data.x.long(), data.y)
-
-
-def word_clients(architectures):
-    """Clients whose stored inputs are whole numbers."""
-    kinds = enumerate(architectures)
-    return [Client(a, words(samples(12, i)), prepare=torch.Tensor.float) for i, a in kinds]
-
-
-def test_words_can_be_a_rad():
-    members, held = word_clients(MIXED), PublicData(words(public().samples))
-    for hyperparameters in ({}, {"transport": "indices"}, {"uploads": "kernels", "refresh": 0}):
-        history = rounds(hetero(**hyperparameters), members, held=held)
-        assert history[1].before["rad"].dtype == torch.int64
-        assert history[1].record["sums"]["d_cka"] > 0
-
-
 @pytest.mark.parametrize("pool", ["seen", "selected"])
 def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
     """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
@@ -302,49 +271,7 @@ def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
         assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
 
 
-@pytest.mark.parametrize("make", [hetero, homo])
-@pytest.mark.parametrize("refresh", others_slow([0, 1, 2], quick=[2]))
-def test_scoring_passes_no_rad(make, refresh, monkeypatch):
-    """In the stage `received` too, where clients keep the RAD."""
-    from polyfed.core import inference
-
-    members = clients(["deep"] * 4, test=6)
-    evaluation = Evaluation(stage="received", extra_stages=["personal", "after_training"])
-    fed, watch = federation(make(refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
-    seen, plain, evaluate = [], inference.representations, fed.evaluator.record
-
-    def evaluating(scores):
-        monkeypatch.setattr(inference, "representations", lambda *given: seen.append(given) or plain(*given))
-        states = [dict(client.state) for client in fed.clients]
-        found = evaluate(scores)
-        assert all(a.items() <= b.state.items() for a, b in zip(states, fed.clients, strict=True))
-        monkeypatch.setattr(inference, "representations", plain)
-        return found
-
-    monkeypatch.setattr(fed.evaluator, "record", evaluating)
-    fed.run()
-    assert not seen
-    assert {"received", "personal", "after_training"} == set(watch.rounds[1].record["accuracy"])
-
-
 # ---- kernel uploads ----
-
-
-def test_kernel_uploads_are_weight_uploads_that_nobody_sees():
-    """On one RAD, from everybody who has answered: the same K_bar, so the same training, bit for bit."""
-    members = clients(MIXED)
-    hyperparameters = {"refresh": 0, "pool": "seen"}
-    by_weights = rounds(hetero(**hyperparameters), members, held=public(), rounds=4, client_fraction=0.75)
-    by_kernels = rounds(
-        hetero(**hyperparameters, uploads="kernels"), members, held=public(), rounds=4, client_fraction=0.75
-    )
-    for number, (a, b) in enumerate(zip(by_weights, by_kernels, strict=True)):
-        assert all(a.weights[i] is b.weights[i] is None or same(a.weights[i], b.weights[i]) for i in range(4))
-        assert all(set(message) == {"kernel", "rad_draw"} for message in b.up.values())
-        assert not any(name.startswith("weights") for name in b.after)
-        assert ("factor" in b.down[b.record["clients"][0]]) == (number > 0)
-        spent = {i: 4 * 20 * (8 if MIXED[i] == "broad" else 5) + 4 for i in b.record["clients"]}
-        assert {int(i): v["up"] for i, v in b.record["bytes_by_client"].items()} == spent
 
 
 @pytest.mark.parametrize("similarity", ["linear", "rbf"])
@@ -374,13 +301,6 @@ def test_a_kernel_of_other_rows_is_refused():
         fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
 
 
-def test_without_weight_nothing_is_uploaded_but_weights():
-    for uploads, names in (("weights", {"model"}), ("kernels", set())):
-        (round,) = rounds(hetero(eta0=0.0, uploads=uploads, refresh=0), clients(MIXED), rounds=1)
-        assert all(set(message) == names for message in round.up.values())
-        assert round.record["bytes_down"] == 0
-
-
 def linear_client(scale, n=4):
     """Without a bounded layer, on inputs of 0: its first loss is finite whatever the scale of its weights."""
     model = SequentialSplit(nn.Linear(INPUTS, 4), nn.Linear(4, 5), nn.Linear(5, 3))
@@ -388,16 +308,6 @@ def linear_client(scale, n=4):
         for name, p in model.named_parameters():
             p.fill_(0.0 if name.endswith("bias") else 0.1 if name.startswith("head") else scale)
     return Client(model, (torch.zeros(n, INPUTS), torch.arange(n) % 3))
-
-
-def test_an_infinite_kernel_is_refused():
-    members = [linear_client(1e25), *clients(MIXED)]
-    method = hetero(uploads="kernels", refresh=0, precision="int8")
-    history = rounds(method, members, held=public(), rounds=3)
-    assert history[0].record["refused"] == [{"client": 0, "reason": "the upload is not finite ('kernel/values')"}]
-    assert history[0].weights[0] is None
-    assert "kernel 0" not in history[-1].after
-    assert history[-1].record["sums"]["d_cka"] > 0
 
 
 @pytest.mark.parametrize("similarity", ["linear", "rbf"])
@@ -464,51 +374,6 @@ def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
         torch.testing.assert_close(b.grads[name], gradient, atol=2e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [7, 256])
-def test_a_frozen_extractor(chunk, monkeypatch):
-    """All that trains is the head, which the term does not reach."""
-
-    def build():
-        model = NETS["deep"]()
-        for part in (model.extractor, model.intermediate):
-            part.requires_grad_(False)
-        return model
-
-    model = build()
-    assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
-    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", chunk)
-    method = homo()
-    fed, _ = federation(method, clients(["still"] * 2), {"still": build}, held=public())
-    method.init_server(fed.server)
-    fed.server.round = 2
-    method.start_round(fed.server, [0, 1])
-    at = worker(fed, 0, 2)
-    at.context = method.receive(at, method.broadcast(fed.server, 0))
-    context = {**at.context, **method.step_inputs(at, 0, torch.Generator())}
-    data = batch(at.data.train)
-    found, plain = method.gradients(at.model, data, context), method.gradients(at.model, data, {})
-    assert "rad_x" in context
-    assert same(found.grads, plain.grads)
-
-
-def test_chunks_keep_less(monkeypatch):
-    """The most rows that a pass with gradient sees."""
-    seen = []
-    net = NETS["deep"]()
-    plain = type(net).represent
-
-    def represent(self, x):
-        if torch.is_grad_enabled():
-            seen.append(len(x))
-        return plain(self, x)
-
-    _, at, _, context = received(homo(), clients(["deep"] * 2))
-    monkeypatch.setattr(type(net), "represent", represent)
-    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", 6)
-    homo().gradients(at.model, batch(at.data.train), context)
-    assert max(n for n in seen if n != 12) == 6, seen  # 12 training rows pass once
-
-
 # ---- after the last round ----
 
 
@@ -535,30 +400,7 @@ def test_final_average_is_of_everybodys_latest_weights():
     assert "rad" not in last.after
 
 
-@pytest.mark.parametrize("refresh", [0, 2])
-def test_a_final_average_says_nothing_of_the_rad(refresh):
-    history = rounds(homo(final_average=True, refresh=refresh), clients(["deep"] * 3), held=public())
-    assert all(set(message) == {"model", "n", "rad_draw"} for message in history[-2].up.values())
-    assert all(set(message) == {"model", "n"} for message in history[-1].up.values())
-
-
 # ---- who comes, who is late ----
-
-
-def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
-    """Refresh 2, uploads two rounds late: in round 3 the RAD of round 1 arrives as the one that was held."""
-    members = clients(MIXED)
-    fed = Federation(
-        members,
-        hetero(refresh=2),
-        Training(rounds=6, batch_size=4, lr=0.1, client_fraction=0.5),
-        plugins=[Availability(delay_rate=0.7, delay_rounds=2)],
-        task=Task(public=public(), classes=3),
-        builders=NETS,
-    )
-    history = fed.run().history
-    assert any(record["arrived"] for record in history)
-    assert all(math.isfinite(record["train_loss"]) for record in history)
 
 
 def test_only_who_answers_with_the_present_draw_holds_it():
@@ -572,22 +414,3 @@ def test_only_who_answers_with_the_present_draw_holds_it():
     fed.server.round = 4
     fed.method.start_round(fed.server, [0, 1, 2])
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
-
-
-@pytest.mark.parametrize("uploads", ["weights", "kernels"])
-@pytest.mark.parametrize(
-    "hyperparameters", others_slow([{}, {"pool": "selected"}, {"pool": "seen"}], quick=[{"pool": "seen"}])
-)
-def test_drops_and_joiners(uploads, hyperparameters):
-    method = hetero(uploads=uploads, refresh=0, **hyperparameters)
-    fed = Federation(
-        clients(MIXED * 2),
-        method,
-        Training(rounds=5, batch_size=4, lr=0.1, client_fraction=0.5),
-        plugins=[Availability(dropout_rate=0.4, dropout_stage="after", late_joiners=3, join_round=4)],
-        task=Task(public=public(), classes=3),
-        builders=NETS,
-    )
-    history = fed.run().history
-    assert len(history) == 5
-    assert max(record["sums"].get("d_cka", 0) for record in history) > 0

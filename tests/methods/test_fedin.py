@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
-from polyfed.experiments.run import run
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedIN
-from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
-from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -43,96 +37,11 @@ from tests.helpers.toys import (
     worker,
 )
 
-ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
 
 
 def off(**hyperparameters):
     return FedIN(**{"exchange_features": False, "mu": 0.0, **hyperparameters})
-
-
-# ---- bytes (8.8, section 2.2)  ----
-
-
-@pytest.fixture(scope="module")
-def resnets():
-    g = torch.Generator().manual_seed(0)
-    members = [
-        Client(
-            "resnet10", (torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=g), torch.arange(16) % 10)
-        )
-        for _ in range(2)
-    ]
-    builders = {"resnet10": lambda: zoo.build("resnet10", (3, 32, 32), 10)}
-    return rounds(FedIN(), members, builders, classes=10, rounds=2, batch_size=16, lr=1e-3, optimizer="adam")
-
-
-@pytest.mark.slow
-def test_bytes_of_resnet10(resnets):
-    first, second = resnets
-    floats, pairs = 4_910_922 + 5_760, 73_728
-    for i in (0, 1):
-        assert (
-            nbytes(first.up[i]) == nbytes(second.up[i]) == nbytes(second.down[i]) == 4 * (floats + pairs) == 19_961_640
-        )
-        assert nbytes(first.down[i]) == 19_961_640 - 294_912
-        assert nbytes({"features": first.up[i]["features"]}) == 4 * pairs == 294_912
-        assert first.up[i]["features"]["s_in"].shape == (16, 64, 8, 8)
-        assert first.up[i]["features"]["s_out"].shape == (16, 512)
-        assert all(t.dtype == torch.float32 for t in bits(first.up[i]).values())
-
-
-def test_the_pages_example_of_bytes():
-    """docs/methods/fedin.md, for the numbers that `test_bytes_of_resnet10` measures."""
-    page = (ROOT / "docs" / "methods" / "fedin.md").read_text(encoding="utf-8")
-    weights, statistics, pairs = 4 * 4_910_922, 4 * 5_760, 4 * 16 * (64 * 8 * 8 + 512)
-    sums = (weights + statistics, weights + statistics + pairs, pairs)
-    for number in (4_910_922, 5_760, *sums):
-        assert f"{number:,}".replace(",", " ") in page
-
-
-@pytest.mark.slow
-def test_everybody_resnet18_from_its_recipe(data_root):
-    """The recipe of the homogeneous experiment, cut down to 160 images and two rounds of five clients."""
-    small = ["data.limit_train=160", "data.limit_test=40", "data.num_clients=5", "training.client_fraction=0.6"]
-    small += ["training.rounds=2", "training.local_epochs=1", "evaluation.every_n_rounds=2", f"data.root={data_root}"]
-    done = run(ROOT / "recipes" / "fedin" / "table5a.toml", overrides=small)
-    sizes = [done.history[1]["bytes_by_client"][str(i)] for i in done.history[1]["clients"]]
-    assert len(sizes) == 3
-    assert {size["up"] for size in sizes} <= {45_059_880 - 4_608 * 4 * missing for missing in range(7)}
-    assert min(size["down"] for size in sizes) > 4 * (11_181_642 + 9_600)
-    assert 0 < done.history[1]["sums"]["in_steps"] <= 1
-
-
-def test_the_other_resnets_bytes_follow_from_their_floats():
-    table = {14: 43_579_176, 18: 45_059_880, 22: 68_677_416, 26: 70_158_120}
-    for depth, expected in table.items():
-        with torch.device("meta"):
-            model = zoo.build(f"resnet{depth}", (3, 32, 32), 10)
-        floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
-        assert 4 * (floats + 73_728) == expected
-
-
-@pytest.mark.slow
-def test_batchnorm_statistics_of_resnet10_move_only_with_the_local_pass(resnets):
-    """One local batch per round: the counter says 1, although IN and upload passes ran too; and it is not sent."""
-    counters = [n for n in resnets[1].trained[0] if n.endswith("num_batches_tracked")]
-    assert len(counters) == 12
-    assert not set(counters) & resnets[1].up[0]["model"].keys()
-    assert {int(resnets[0].trained[0][n]) for n in counters} == {1}
-    assert resnets[1].record["sums"]["in_steps"] == 1.0
-    assert resnets[0].record["sums"] == {}
-
-
-@pytest.mark.parametrize(("size", "sent"), [(4, 4), (16, 12)])
-def test_bytes_of_small_clients(size, sent):
-    """A client with fewer than B samples sends all it has."""
-    floats = sum(t.numel() for t in NETS["deep"]().state_dict().values())
-    history = rounds(FedIN(), clients(["deep"] * 3), batch_size=size)
-    for round in history:
-        assert all(nbytes(m) == 4 * (floats + sent * (6 + 5)) for m in round.up.values())
-    assert all(nbytes(m) == 4 * floats for m in history[0].down.values())
-    assert all(nbytes(m) == 4 * (floats + size * (6 + 5)) for m in history[1].down.values())
 
 
 # ---- the pool (8.6)  ----
@@ -168,20 +77,6 @@ def test_who_receives_whose_pairs(client_fraction):
     assert len(senders) > 2
 
 
-def test_pairs_of_those_who_answered():
-    """Drop-outs: only pairs that arrived are passed on, and only in the next round."""
-    members = clients([*MIXED, "shallow", "deep"])
-    lose = lambda round, client: (round + client) % 3 == 0  # noqa: E731
-    history = rounds(FedIN(), members, rounds=4, lose=lose)
-    for number, (last, round) in enumerate(itertools.pairwise(history), 1):
-        answered = {i: message for i, message in last.up.items() if not lose(number, i)}
-        assert len(answered) == 4
-        for i, message in round.down.items():
-            senders = {sender for sender, _ in sources(message["features"], answered)}
-            assert i not in senders
-            assert len(message["features"]["s_in"]) == 4
-
-
 def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
     lose = lambda round, client: (round == 1 and client != 2) or round == 2  # noqa: E731
     history = rounds(FedIN(), clients(MIXED), rounds=3, lose=lose)
@@ -195,27 +90,6 @@ def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
     assert "pool" not in second.after
     assert not any("features" in m for m in third.down.values())
     assert same(shared(second.before), shared(second.after))
-
-
-@pytest.mark.parametrize(("asked", "up", "down"), [(1, 1, 1), (10, 10, 10), (50, 12, 24)])
-def test_how_many_pairs_are_sent_each_way(asked, up, down):
-    """n_S; a client has 12 samples, and three clients' pairs without one's own are 24."""
-    floats = sum(t.numel() for t in NETS["deep"]().state_dict().values())
-    first, second = rounds(FedIN(num_pairs=asked), clients(["deep"] * 3))
-    for i in range(3):
-        assert nbytes(first.up[i]) == nbytes(second.up[i]) == 4 * (floats + up * (6 + 5))
-        assert nbytes(second.down[i]) == 4 * (floats + down * (6 + 5))
-        places = sources(second.down[i]["features"], first.up)
-        assert len(set(places)) == down
-        assert i not in {sender for sender, _ in places}
-
-
-def scaled(factor):
-    """A network whose extractor has no bound."""
-    model = SequentialSplit(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, CLASSES))
-    with torch.no_grad():
-        model.extractor.weight.mul_(factor)
-    return model
 
 
 def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
@@ -232,13 +106,6 @@ def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
         torch.testing.assert_close(sent["s_out"], model.transform(s_in[rows]).detach(), atol=1e-6, rtol=0)
         drawn.append(rows)
     assert drawn != [[0, 1, 2, 3]] * 3
-
-
-def test_labels_are_never_sent():
-    for round in rounds(FedIN(), clients(MIXED)):
-        for message in round.up.values():
-            assert set(message) == {"model", "features"}
-            assert set(message["features"]) == {"s_in", "s_out"}
 
 
 # ---- gradients (8.1 to 8.4)  ----
@@ -316,21 +183,6 @@ def test_combined_gradients_against_numpy(mode, lam, mu):
     )
 
 
-@pytest.mark.parametrize("architecture", ["deep", "deep-bn"])
-@pytest.mark.parametrize("mode", ["simple", "project", "none"])
-def test_extractor_and_classifier_get_exactly_the_local_gradient(mode, architecture):
-    method = FedIN(combine=mode)
-    at, context = at_step(method, architecture)
-    alone = copy.deepcopy(at.model)
-    data = batch(at.data.train)
-    found = method.gradients(at.model, data, context)
-    without = dataclasses.replace(method, exchange_features=False, combine="simple")
-    local = without.gradients(alone, data, {"received": context["received"]})
-    assert torch.equal(found.loss, local.loss)
-    for name in local.grads:
-        assert torch.equal(found.grads[name], local.grads[name]) != name.startswith("intermediate")
-
-
 @pytest.mark.parametrize("architecture", ["shallow", "deep"])
 def test_in_loss_is_0_for_pairs_made_by_the_same_weights(architecture):
     method = FedIN(combine="none", mu=0.0)
@@ -387,15 +239,6 @@ def test_models_without_intermediate_tensors_train_locally():
     assert same(shared(ours[1].after), shared(plain[1].after))
 
 
-def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
-    members = clients(MIXED)
-    on, without = rounds(FedIN(), members), rounds(FedIN(exchange_features=False), members)
-    for i in range(4):
-        assert same(on[0].trained[i], without[0].trained[i])
-        assert moved(on[1].trained[i], without[1].trained[i]) > 1e-4
-    assert same(shared(on[0].after), shared(without[0].after))
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -426,62 +269,6 @@ def test_a_whole_round_by_hand(given):
         for name, value in model.state_dict().items():
             torch.testing.assert_close(history[1].trained[i][name], value, atol=2e-6, rtol=0)
     assert history[1].record["sums"]["in_steps"] == pytest.approx(steps / 24)
-
-
-def test_lambda_weighs_the_local_gradient():
-    """Linear in lambda, also over a sweep of rounds; 0 leaves the pairs alone to move the intermediate tensors."""
-    found = []
-    for lam in (0.0, 1.0, 4.0):
-        method = FedIN(local_weight=lam, mu=0.0)
-        at, context = at_step(method)
-        found.append(method.gradients(at.model, batch(at.data.train), context).grads)
-        alone = off().gradients(at.model, batch(at.data.train), {}).grads
-    for name in found[0]:
-        slope = alone[name] / 2 if name.startswith("intermediate") else torch.zeros_like(alone[name])
-        for lam, grads_ in zip((1.0, 4.0), found[1:], strict=True):
-            torch.testing.assert_close(grads_[name], found[0][name] + lam * slope, atol=1e-6, rtol=0)
-    ends = [shared(rounds(FedIN(local_weight=lam), clients(MIXED))[1].after) for lam in (0.0, 0.5, 1.0, 4.0)]
-    assert min(moved(a, b) for a, b in itertools.combinations(ends, 2)) > 1e-4
-
-
-# ---- the proximal term (8.3)  ----
-
-
-def test_mu_adds_mu_times_the_distance_to_what_was_received():
-    data = None
-    for mu in (0.1, 3.0):
-        at, context = at_step(FedIN(mu=mu, exchange_features=False), context={})
-        data = batch(at.data.train)
-        pull = FedIN(mu=mu, exchange_features=False).gradients(at.model, data, context).grads
-        plain = off().gradients(at.model, data, {}).grads
-        for name, p in at.model.named_parameters():
-            torch.testing.assert_close(
-                pull[name] - plain[name], mu * (p.detach() - context["received"][name]), atol=1e-6, rtol=0
-            )
-            assert float((pull[name] - plain[name]).abs().max()) > 0.005
-
-
-@pytest.mark.parametrize("architecture", ["deep", "bn"])
-def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
-    members = clients([architecture] * 3)
-    history = rounds(FedIN(exchange_features=False, mu=0.8), members, local_epochs=2)
-    for number, round in enumerate(history, 1):
-        ends = []
-        for i, client in enumerate(members):
-            model = model_with(NETS[architecture], shared(round.before)).train()
-            received = {n: p.detach().clone() for n, p in model.named_parameters()}
-            order = generator(0, "batches", "train", number, i)
-            for _ in range(2):
-                for rows in torch.randperm(12, generator=order).split(4):
-                    loss = F.cross_entropy(model(client.data.train.x[rows]), client.data.train.y[rows])
-                    model.zero_grad()
-                    loss.backward()
-                    with torch.no_grad():
-                        for n, p in model.named_parameters():
-                            p -= 0.1 * (p.grad + 0.8 * (p - received[n]))
-            ends.append(model.state_dict())
-        for name, value in shared(round.after).items():
-            np.testing.assert_allclose(value.numpy(), numpy_mean(ends, [1] * 3, name), atol=2e-6)
 
 
 # ---- noise (8.5)  ----
@@ -607,16 +394,6 @@ def test_weights_of_the_average(aggregation, weighting, counted):
     assert names == ({"model union"} if aggregation == "layer-wise" else {"model shallow", "model deep"})
 
 
-def test_layers_that_nobody_sent_keep_their_value():
-    (round,) = rounds(FedIN(), clients(MIXED), rounds=1, lose=lambda r, i: i in (1, 3))
-    before, after = shared(round.before), shared(round.after)
-    for name in before:
-        assert torch.equal(before[name], after[name]) != (name in round.up[0]["model"])
-    (round,) = rounds(FedIN(aggregation="same-shape"), clients(MIXED), rounds=1, lose=lambda r, i: i in (1, 3))
-    assert same(round.before["model deep"], round.after["model deep"])
-    assert moved(round.before["model shallow"], round.after["model shallow"]) > 1e-4
-
-
 def test_features_are_all_that_crosses_between_architectures_in_same_shape():
     """What the deep clients learn reaches the shallow ones only through pairs."""
     members, others = clients(MIXED), clients(MIXED)
@@ -628,23 +405,6 @@ def test_features_are_all_that_crosses_between_architectures_in_same_shape():
 
 
 # ---- BatchNorm's statistics (2.3)  ----
-
-
-STATISTICS = ("running_mean", "running_var")
-NORMED = ["bn", "deep-bn"] * 2
-
-
-@pytest.mark.parametrize("aggregation", others_slow(["layer-wise", "same-shape"], quick=["layer-wise"]))
-def test_statistics_are_averaged_like_weights(aggregation):
-    history = rounds(FedIN(aggregation=aggregation, weighting="uniform"), clients(NORMED), rounds=3)
-    for round in history:
-        for group, model in ((n, t) for n, t in round.after.items() if n.startswith("model")):
-            ends = [round.trained[i] for i in range(4) if group in ("model union", f"model {NORMED[i]}")]
-            names = [n for n in model if n.endswith(STATISTICS)]
-            assert len(names) >= 6
-            for name in names:
-                np.testing.assert_allclose(model[name].numpy(), numpy_mean(ends, [1] * len(ends), name), atol=1e-6)
-                assert float(model[name].min()) >= 0 or name.endswith("mean")
 
 
 def test_unequal_cuts_are_refused_before_round_1():

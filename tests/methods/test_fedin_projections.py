@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -15,15 +14,13 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
-from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
 from polyfed.models.split import SequentialSplit
 from polyfed.models.vit import vision_transformer
-from tests.helpers.flat_options import grouped
-from tests.helpers.toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, model_with, moved, rounds, same, worker
 
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
@@ -77,27 +74,6 @@ def test_bytes_are_the_formulas_whatever_the_network(kind: str) -> None:
         assert {n: t.shape for n, t in second.down[i]["features"].items()} == {"s_in": (4, 5, 4), "s_out": (4, 3)}
     assert len(second.after["pool"]["sender"]) == 5 * 4
     assert second.record["sums"]["in_steps"] == 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fixed", "trained"])
-def test_worker_processes_give_the_same_bits(kind: str) -> None:
-    ends = []
-    for executor in ("serial", "processes"):
-        given = {
-            "builders": FAMILIES,
-            "classes": CLASSES,
-            "executor": executor,
-            "workers": 2 if executor == "processes" else 1,
-        }
-        settings = federation(projected(kind), mixed(), FAMILIES)[0].training
-        fed = Federation(mixed(), projected(kind), settings, seed=0, **grouped(**given))
-        fed.run()
-        ends.append(fed)
-    for a, b in zip(*(fed.clients for fed in ends), strict=True):
-        assert same(a.weights, b.weights)
-        assert same(bits(a.state), bits(b.state))
-    assert same(ends[0].server.state["pool"], ends[1].server.state["pool"])
 
 
 # "none" and equal cuts ------------------------------------------------------------------------------------------------
@@ -214,32 +190,6 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch: pytest.MonkeyPatch) -
     assert same(sent, projected().common.project(pairs, fresh))
 
 
-def test_trained_matrices_follow_the_misfit_and_stay_orthogonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the network held still, a small step lowers l_IN on the same pairs; fixed ones leave it where it was."""
-    monkeypatch.setattr(feature_pairs, "MATRIX_LR", 0.05)
-    method = projected("trained", mu=0.0)
-    at, g = at_work(method, 0), torch.Generator().manual_seed(3)
-    s_in, s_out = torch.randn(4, 5, 4, generator=g), torch.randn(4, 3, generator=g)
-    losses = []
-    for _ in range(6):
-        at.context = method.receive(at, {"model": {}, "features": {"s_in": s_in, "s_out": s_out}})
-        found = method.gradients(at.model, batch(at.data.train), {**at.context, "s_in": s_in, "s_out": s_out})
-        losses.append(float(found.sums["loss_in"]))
-        method.upload(at, TrainingResult(1, 12, 0.0, found.sums, found.raw))
-    assert all(late < early for early, late in itertools.pairwise(losses))
-    for matrix in at.state["projections"].values():
-        torch.testing.assert_close(matrix @ matrix.T, torch.eye(len(matrix)), atol=1e-5, rtol=0)
-
-
-def test_matrices_belong_to_those_who_trained() -> None:
-    history = rounds(projected("trained"), clients(UNEQUAL), rounds=3, client_fraction=0.4)
-    seen: set[int] = set()
-    for round in history:
-        seen |= set(round.trained)
-        assert {i for i, state in round.states.items() if "projections" in state} == seen
-    assert not any(r.states[i] for r in rounds(projected(), clients(UNEQUAL), rounds=1) for i in range(3))
-
-
 # refusals -------------------------------------------------------------------------------------------------------------
 
 
@@ -267,17 +217,3 @@ def test_unequal_cuts_are_told_of_projections_and_unequal_tensors_of_same_shape(
     with pytest.raises(ConfigError, match=r"tensors of one name to have one shape; .*'same-shape'"):
         federation(projected(aggregation="layer-wise"), clients(UNEQUAL))
     federation(projected(), clients(UNEQUAL))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"projection": "fixd"},
-        {"projection_channels": 0},
-        {"projection_grid": 0},
-        {"projection_features": 1.5},
-    ],
-)
-def test_wrong_hyperparameters(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedIN(**wrong)

@@ -8,13 +8,10 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from polyfed import testing
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, fedl2g
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
@@ -109,14 +106,6 @@ def test_the_quiz_stays_the_same_and_is_not_trained_on():
         assert not torch.equal(plain.up[0]["gradients"], other.up[0]["gradients"])
 
 
-@pytest.mark.parametrize(("size", "studied"), [(12, 8), (3, 2), (1, 1)])
-def test_sizes_of_the_quiz(size, studied):
-    """A batch of 4, half of the samples at most; who has a single sample learns from it and sends nothing."""
-    history = rounds(FedL2G(**COLD), clients(["deep"], size), local_epochs=1)
-    assert all(round.record["samples"] == studied for round in history)
-    assert all(bool(round.up[0]) == (size > 1) for round in history)
-
-
 # ---- warm-up ----
 
 
@@ -184,22 +173,6 @@ def test_unequal_widths_are_for_the_logits():
 # ---- what is sent and learnt ----
 
 
-@pytest.mark.parametrize(("guide", "entries"), [("logits", CLASSES), ("representation", 5)])
-def test_bytes(guide, entries):
-    history = rounds(FedL2G(guide=guide), clients(["shallow", "wide"]))
-    for round in history:
-        for i in (0, 1):
-            classes = len(round.up[i]["labels"])
-            assert nbytes(round.down[i]) == 4 * CLASSES * entries
-            assert nbytes(round.up[i]) == 4 * classes * (entries + 1)
-            assert round.up[i]["gradients"].shape == (classes, entries)
-
-
-def test_without_guidance_nothing_is_sent():
-    for round in rounds(FedL2G(guide_weight=0.0), clients(MIXED)):
-        assert not any((*round.down.values(), *round.up.values()))
-
-
 @pytest.mark.parametrize("guide", others_slow(["logits", "representation"], quick=["logits"]))
 def test_step_sizes_are_those_of_the_variant(guide):
     usual = {"logits": 0.1, "representation": 100.0}[guide]
@@ -208,33 +181,3 @@ def test_step_sizes_are_those_of_the_variant(guide):
     )
     assert torch.equal(chosen["guides"], same_["guides"])
     assert not torch.equal(chosen["guides"], other["guides"])
-
-
-def test_no_step_no_gradient():
-    (round,) = rounds(FedL2G(**COLD), clients(MIXED), rounds=1, lr=0.0)
-    assert not any(m["gradients"].any() for m in round.up.values())
-    assert torch.equal(round.before["guides"], round.after["guides"])
-
-
-@pytest.mark.slow
-def test_the_kit_for_representations():
-    asked = [
-        "loss_is_pure",
-        "batchnorm",
-        "degenerate_clients",
-        "state_is_explicit",
-        "learns",
-        "nothing_written_in_place",
-    ]
-    assert testing.violations(FedL2G(guide="representation", warmup_rounds=0, server_lr=1.0), only=asked) == {}
-
-
-def test_a_check_knows_that_the_warm_up_does_not_train():
-    found = {}
-    for warmup in (2, 9):
-        fed, _ = federation(FedL2G(warmup_rounds=warmup), clients(["deep"] * 2), rounds=10)
-        found[warmup] = estimate_costs(fed)
-        assert found[warmup].architectures[0].seconds_batch > 0
-        rest = 10 * 2 * found[warmup].architectures[0].seconds_rest
-        steps = (10 - warmup) * 2 * 2  # two clients, a study set of eight
-        assert found[warmup].seconds > rest + steps * found[warmup].architectures[0].seconds_batch * 0.99

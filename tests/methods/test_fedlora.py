@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.adapters import adapted_layers, adapters_of, merge_adapters
-from polyfed.core.message import nbytes
+from polyfed.core.adapters import adapted_layers, adapters_of
 from polyfed.errors import ConfigError
 from polyfed.functional import lora
 from polyfed.methods import FedLoRA
@@ -132,15 +131,6 @@ def test_selecting_and_folding_leaves_the_logits_unchanged() -> None:
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def test_a_component_that_nobody_trained_stays() -> None:
-    round = rounds(lora_of("select-and-fold", ranks="1 4"), members([8]), rounds=1)[0]
-    before, after = (adapters_of(state["adapters"]) for state in (round.before, round.after))
-    for name, adapter in after.items():
-        changed = (adapter.b != before[name].b).any(dim=0)
-        assert changed.sum() == 1
-        assert torch.equal(adapter.a[~changed], before[name].a[~changed])
-
-
 def test_with_equal_ranks_three_rules_are_one_bit_for_bit() -> None:
     naive, *others = (
         rounds(lora_of(rule, ranks="2"), members(), rounds=3, client_fraction=0.7)
@@ -149,21 +139,6 @@ def test_with_equal_ranks_three_rules_are_one_bit_for_bit() -> None:
     for other in others:
         assert same(naive[-1].after["adapters"], other[-1].after["adapters"])
         assert same(naive[-1].after["head"], other[-1].after["head"])
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_with_one_client_every_rule_hands_its_update_on(rule: str) -> None:
-    fed, watch = federation(lora_of(rule, ranks="2", alpha=2.0), members([12]), rounds=1)
-    fed.run()
-    trained = watch.rounds[0].trained[0]
-    client = worker(fed, 0)
-    client.bound = fed.model_factory.module("shallow", "2")
-    client.bound.load_state_dict(dict(fed.clients[0].weights or {}))
-    fed.method.receive(client, fed.method.broadcast(fed.server, 0))
-    received = merge_adapters(client.model).state_dict()
-    client.model.load_state_dict(dict(trained))
-    own = merge_adapters(client.model).state_dict()
-    assert moved(own, received) < 1e-6
 
 
 def test_a_client_that_missed_rounds_gets_all_updates() -> None:
@@ -183,41 +158,6 @@ def test_a_client_that_missed_rounds_gets_all_updates() -> None:
     kept = {n: t for n, t in (fed.clients[0].weights or {}).items() if n.endswith("offset")}
     before = watch.rounds[-1].before["update"]
     assert moved({f"{name}.offset": t for name, t in before.items()}, kept) < 1e-6
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_base_never_crosses_and_stays_bit_for_bit(rule: str) -> None:
-    fed, watch = federation(lora_of(rule), members(), rounds=2)
-    start = {name: t.clone() for name, t in fed.model_factory.initial_state("shallow", "1", 0).items()}
-    fed.run()
-    assert torch.equal(
-        start["extractor.linear.weight"], fed.model_factory.initial_state("shallow", "4", 2)["extractor.linear.weight"]
-    )
-    for client in range(3):
-        weights = fed.clients[client].weights or {}
-        frozen = [n for n in weights if n.rpartition(".")[2] in ("weight", "bias") and not n.startswith("head")]
-        assert len(frozen) == 6
-        assert all(torch.equal(weights[name], start[name]) for name in frozen)
-    for round in watch.rounds:
-        for message in (*round.down.values(), *round.up.values()):
-            assert not set(message) - {"adapters", "head", "folded", "stack", "stacks", "update", "merged"}
-        for up in round.up.values():
-            assert all(name.rpartition(".")[2] in ("lora_a", "lora_b") for name in up["adapters"])
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_bytes_are_of_adapters_and_head(rule: str) -> None:
-    head = 4 * (5 * 3 + 3)
-
-    def bytes_of(rank: int) -> int:
-        return sum(4 * min(rank, *shape) * sum(shape) for shape in LAYERS.values())
-
-    round = rounds(lora_of(rule), members(), rounds=2)[1]
-    stacked = sum(4 * sum(shape) * sum(min(rank, *shape) for rank in OF) for shape in LAYERS.values())
-    for client, rank in enumerate(OF):
-        down = {"stack": stacked + 8, "select-and-fold": bytes_of(4)}.get(rule, bytes_of(rank))
-        up = bytes_of(rank) + (8 if rule == "stack" else 0)
-        assert (nbytes(round.down[client]), nbytes(round.up[client])) == (down + head, up + head)
 
 
 def test_what_cannot_work_is_refused() -> None:

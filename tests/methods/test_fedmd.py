@@ -9,17 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed import testing
-from polyfed.core.client import Client, PublicData
-from polyfed.core.message import nbytes
+from polyfed.core.client import PublicData
 from polyfed.core.settings import Training
 from polyfed.errors import ConfigError
-from polyfed.experiments.estimate import estimate_costs
-from polyfed.functional.losses import l1_loss
 from polyfed.methods import FedMD
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
-from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples, softmax
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 NO_TRANSFER = {"public_epochs": 0, "private_epochs": 0}
@@ -106,27 +102,7 @@ def test_the_control_labels_is_told_and_needs_labels_of_the_task():
         federation(control, clients(MIXED), held=dataclasses.replace(HELD, origin="other"))
 
 
-def test_samples_and_exchanges_of_a_round():
-    method = FedMD(public_epochs=2, private_epochs=3, digest_epochs=4)
-    first, second = played(method, local_epochs=5)
-    once, each = 3 * (2 * 20 + 3 * 12), 3 * (4 * 20 + 5 * 12)
-    assert [first.record["samples"], second.record["samples"]] == [once + each, each]
-    assert all(set(states) == {"transferred"} for states in second.states.values())
-    assert [e.name for e in method.exchanges(1)] == ["transfer", "scores", "train"]
-    assert [e.name for e in method.exchanges(2)] == ["scores", "train"]
-    assert [e.name for e in FedMD(**NO_TRANSFER).exchanges(1)] == ["scores", "train"]
-
-
 # ---- what is public ----
-
-
-def test_scores_of_public_rows_are_all_that_is_sent():
-    for round in played(FedMD(public_epochs=1, private_epochs=1)):
-        assert all(set(round.down[i]) == {"consensus"} for i in range(3))
-        assert round.record["bytes_by_client"] == {str(i): {"down": 4 * 20 * 3, "up": 4 * 20 * 3} for i in range(3)}
-    for round in played(FedMD(**NO_TRANSFER, public_rows=8)):
-        assert all(nbytes(m) == 8 + 4 * 8 * 3 for m in round.down.values())
-        assert round.record["bytes_by_client"]["1"] == {"down": 16 + 4 * 8 * 3, "up": 4 * 8 * 3}
 
 
 def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
@@ -161,34 +137,7 @@ def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_tas
     assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
 
 
-# ---- reductions ----
-
-
-def test_one_client_agrees_with_itself():
-    """Its consensus is its own output bit for bit, which gives no gradient."""
-    fed, watch = federation(FedMD(**NO_TRANSFER), clients(["shallow"]), held=HELD, rounds=1)
-    fed.run()
-    with torch.no_grad():
-        mine = fed.server.model("shallow", fed.server.client_weights(0))(HELD.samples.x)
-    assert torch.equal(watch.rounds[0].down[0]["consensus"], mine)
-    scores = torch.randn(4, 3, requires_grad=True)
-    (grad,) = torch.autograd.grad(l1_loss(scores, scores.detach(), torch.ones(4)), scores)
-    assert not grad.any()
-
-
 # ---- who is there ----
-
-
-def test_the_consensus_is_of_those_who_answered():
-    lose = lambda round, client: client == 0  # noqa: E731
-    fed, watch = federation(FedMD(**NO_TRANSFER), clients(MIXED), held=HELD, lose=lose, rounds=1)
-    fed.run()
-    (round,) = watch.rounds
-    each = []
-    for i in (1, 2):
-        with torch.no_grad():
-            each.append(fed.server.model(fed.clients[i].architecture, fed.server.client_weights(i))(HELD.samples.x))
-    assert torch.allclose(round.down[0]["consensus"], torch.stack(each).mean(0), atol=1e-6)
 
 
 def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
@@ -205,29 +154,3 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
         transfer + 6 * digests,
         *(6 * digests,) * 2,
     ]
-
-
-@pytest.mark.slow
-def test_the_kit_with_transfer_learning():
-    method = FedMD(public_epochs=1, private_epochs=1, public_rows=8, weighting="samples")
-    assert testing.violations(method, only=["state_is_explicit", "any_subset", "batchnorm", "order_of_uploads"]) == {}
-
-
-def test_wide_heads_are_cut_to_the_classes_of_the_task():
-    wide = {"linear": lambda: nn.Linear(INPUTS, 7), "exact": lambda: nn.Linear(INPUTS, CLASSES)}
-    members = [Client(name, samples(8, i)) for i, name in enumerate(wide)]
-    (round,) = rounds(FedMD(), members, wide, held=HELD, rounds=1)
-    assert round.down[0]["consensus"].shape == (20, CLASSES)
-    assert not round.record["refused"]
-
-
-def test_a_check_counts_the_transfer_once():
-    """Its epochs are in round 1: a run of forty rounds is estimated at far less than forty times that."""
-    kit = ConformanceKit(method=FedMD(public_epochs=500, private_epochs=500))
-    seconds = {}
-    for length in (2, 40):
-        fed = kit.world(one=True).federation(kit.method, Training(rounds=length, batch_size=8, lr=0.1))
-        found = estimate_costs(fed)
-        seconds[length] = found.seconds / found.architectures[0].seconds_batch
-    once = sum(500 * (-(-client.n // 8) + 3) for client in fed.clients)  # steps
-    assert once < seconds[2] < seconds[40] < 8 * once

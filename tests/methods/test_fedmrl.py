@@ -9,7 +9,6 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import polyfed as pf
 from polyfed.core.modules import export_state
@@ -18,7 +17,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
-from tests.helpers.toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds, same, samples
+from tests.helpers.toys import CLASSES, batch, clients, federation, moved, same, samples
 
 
 def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:
@@ -42,26 +41,6 @@ def test_forward_by_hand() -> None:
     log_p = [s - np.log(np.exp(s).sum(1, keepdims=True)) for s in scores]
     expected = -sum(one[np.arange(9), data.y.numpy()].mean() for one in log_p)
     assert FedMRL().loss(model, data, {}).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_with_the_common_network_at_zero_it_is_a_linear_layer_inserted() -> None:
-    """Bit for bit in the scores, and in the gradients of the private loss."""
-    model, data = fused(), batch(samples(9, 0))
-    with torch.no_grad():
-        for tensor in model.auxiliary_model.parameters():
-            tensor.zero_()
-    inserted = nn.Linear(8, 8)
-    with torch.no_grad():
-        inserted.weight.copy_(model.projection.weight[:, 5:])
-        inserted.bias.copy_(model.projection.bias)
-    plain = model.own.head(inserted(model.own.represent(data.x)))
-    torch.testing.assert_close(model(data.x), plain, rtol=0, atol=1e-6)
-    found = FedMRL().gradients(model, data, {}).grads
-    own = dict(model.own.named_parameters())
-    wanted = torch.autograd.grad(F.cross_entropy(plain, data.y), [*own.values(), inserted.weight])
-    for name, expected in zip(own, wanted[:-1], strict=True):
-        torch.testing.assert_close(found[f"own.{name}"], expected)
-    torch.testing.assert_close(found["projection.weight"][:, 5:], wanted[-1])
 
 
 def test_every_part_learns_and_the_common_head_sees_the_first_entries_only() -> None:
@@ -94,25 +73,6 @@ def test_the_projection_is_kept_trained_on_and_scored_with() -> None:
             model.projection.weight.copy_(initial[number])
             assert not torch.equal(model(data.x), before)
     assert fed.stages == ["personal"]
-
-
-@pytest.mark.parametrize(("weighting", "shares"), [("samples", (8, 24)), ("uniform", (1, 1))])
-def test_the_common_network_is_averaged_with_its_statistics(weighting: Any, shares: tuple[int, int]) -> None:
-    history = rounds(FedMRL(shared="bn", weighting=weighting), clients(["broad", "wide"], [8, 24]), rounds=2)
-    for round in history:
-        common, prefix = round.after["auxiliary_model"], "auxiliary_model."
-        models = [
-            {n.removeprefix(prefix): t for n, t in round.trained[i].items() if n.startswith(prefix)} for i in (0, 1)
-        ]
-        for name, value in common.items():
-            np.testing.assert_allclose(value.numpy(), numpy_mean(models, shares, name), atol=1e-6)
-        statistics = [name for name in common if "running" in name]
-        assert len(statistics) == 6
-        assert all(moved({"": common[n]}, {"": round.before["auxiliary_model"][n]}) > 1e-4 for n in statistics)
-        held = sum(t.numel() for t in common.values())
-        assert round.record["bytes_down"] == 2 * 4 * held
-        assert round.record["bytes_up"] == 2 * (4 * held + 8)
-        assert all(message["model"].keys() == common.keys() for message in (*round.up.values(), *round.down.values()))
 
 
 def test_features_of_the_common_network() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import numpy as np
 import pytest
 import torch
 
-from polyfed.core.method import hyperparameters
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
 from tests.helpers.toys import (
@@ -21,7 +18,6 @@ from tests.helpers.toys import (
     rounds,
     shared,
     two_gradient,
-    two_parameter_clients,
 )
 
 
@@ -74,14 +70,6 @@ def test_equal_steps_are_fedavg():
         assert moved(*(shared(run[-1].after) for run in runs)) < 2e-6
 
 
-def test_unequal_samples_alone_make_a_difference():
-    """Equal epochs, unequal data: steps are counted, not epochs."""
-    sizes = [4, 20]
-    runs = [rounds(m, clients(["deep"] * 2, sizes), local_epochs=2) for m in (FedNova(), FedAvg())]
-    assert [float(runs[0][0].up[i]["a"]) for i in (0, 1)] == [2.0, 10.0]
-    assert moved(*(shared(run[0].after) for run in runs)) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("training", "a"),
     [
@@ -101,39 +89,6 @@ def test_who_can_take_no_step_has_no_say():
     (round,) = rounds(FedNova(), clients(["bn"] * 2, [1, 8]), rounds=1)
     assert [one["client"] for one in round.record["refused"]] == [0]
     assert moved(shared(round.after), round.up[1]["model"]) < 1e-6
-
-
-def test_adam_is_not_normalized_by_mu():
-    (round,) = rounds(FedNova(mu=30.0), clients(["deep"]), rounds=1, optimizer="adam")
-    assert float(round.up[0]["a"]) == 3.0
-
-
-@hyperparameters
-class Linear(FedNova):
-    """A loss without curvature."""
-
-    name: ClassVar[str] = "linear"
-
-    def loss(self, model: Any, batch: Any, context: Any) -> torch.Tensor:
-        loss: torch.Tensor = (model.w * (batch.x.mean() * torch.tensor([1.0, -2.0]))).sum()
-        return loss
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_on_a_linear_loss_the_direction_is_the_gradients(momentum):
-    """The step is tau_eff lr times the mean gradient, whatever the steps; thrice the epochs, thrice the SGD step."""
-    steps = {}
-    for epochs in (1, 3):
-        members = two_parameter_clients(3)
-        training = {"rounds": 1, "batch_size": 8, "local_epochs": epochs, "momentum": momentum}
-        (round,) = rounds(Linear(), members, {"two": Two}, classes=2, **training)
-        step = shared(round.after)["w"] - shared(round.before)["w"]
-        mean = sum(float(c.data.train.x.mean()) * c.n / 6 for c in members)
-        a = float(round.up[0]["a"])
-        np.testing.assert_allclose(step.numpy(), -0.1 * a * mean * np.array([1, -2]), atol=1e-6)
-        steps[epochs] = step
-    if not momentum:
-        torch.testing.assert_close(steps[3], 3 * steps[1], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("lost", [set(), {0}, {1, 2}])

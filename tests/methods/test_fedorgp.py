@@ -10,7 +10,7 @@ import torch
 
 from polyfed.core.randomness import generator
 from polyfed.functional import prototype_network
-from polyfed.methods import FedORGP, Local
+from polyfed.methods import FedORGP
 from tests.helpers.few_classes import members
 from tests.helpers.toys import (
     CLASSES,
@@ -54,17 +54,6 @@ def numpy_loss(w: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, g
 # the server ---------------------------------------------------------------------------------------------------------
 
 
-def test_uploads_are_the_class_means_after_training() -> None:
-    people = members()
-    for round in rounds(QUICK, people):
-        for i, client in enumerate(people):
-            z = model_with(NETS[client.architecture], round.trained[i]).represent(client.data.train.x).detach()
-            y = client.data.train.y
-            expected = torch.stack([z[y == c].mean(0) for c in y.unique()])
-            torch.testing.assert_close(round.up[i]["prototypes"], expected, atol=1e-6, rtol=1e-5)
-            assert "counts" not in round.up[i]
-
-
 def test_a_step_of_the_server_against_finite_differences() -> None:
     """One epoch, one batch: the network moves down the slope of the means over all pairs that came."""
     method = FedORGP(gamma=2.0, server_lr=0.05)
@@ -106,54 +95,7 @@ def test_the_network_goes_on_from_round_to_round() -> None:
         assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
 
 
-def test_gamma_turns_prototypes_away_from_other_classes() -> None:
-    def overlap(gamma: float) -> float:
-        method = FedORGP(prototype_weight=0.0, gamma=gamma, server_epochs=100, server_lr=0.1)
-        round = rounds(method, members())[1]
-        rows, labels = pairs(round)
-        found = cosines(rows, round.after["prototypes"].double().numpy())
-        return float(np.abs(found[np.eye(CLASSES)[labels] == 0]).mean())
-
-    assert overlap(10.0) < overlap(0.0) - 0.05
-
-
-def test_a_rate_of_zero_keeps_the_prototypes_as_drawn() -> None:
-    first, second = rounds(FedORGP(server_lr=0.0), members())
-    assert same(first.before["network"], second.after["network"])
-
-
-def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
-    first, second = rounds(QUICK, members(((0, 2), (2,))))
-    assert first.after["network"]["embedding"].shape[0] == CLASSES
-    assert second.down[0]["labels"].tolist() == [0, 2]
-    late = rounds(QUICK, members(), lose=lambda round, i: round == 1 and i != 3)
-    assert late[1].down[0]["labels"].tolist() == [2]
-    assert late[1].after["labels"].tolist() == [0, 1, 2]
-    _, silent = rounds(QUICK, members(), lose=lambda round, i: round == 2)
-    assert silent.before == silent.after
-
-
 # the client ---------------------------------------------------------------------------------------------------------
-
-
-def test_lambda_turns_representations_to_the_prototypes() -> None:
-    def angle(prototype_weight: float) -> float:
-        method = FedORGP(prototype_weight=prototype_weight, server_lr=0.0)
-        return float(rounds(method, members(), rounds=4, lr=0.02)[-1].record["sums"]["distance"])
-
-    assert angle(1.0) < angle(1e-9) * 0.9
-    plain, local = (rounds(m, members(), rounds=2)[-1].weights for m in (FedORGP(prototype_weight=0.0), Local()))
-    assert all(same(plain[i] or {}, local[i] or {}) for i in plain)
-
-
-def test_the_head_predicts_and_prototypes_are_the_alternative() -> None:
-    people = members(test=40)
-    last = rounds(QUICK, people)[1]
-    for i, client in enumerate(people):
-        model = model_with(NETS[client.architecture], last.weights[i] or {})
-        share = float((model(client.data.test.x).argmax(1) == client.data.test.y).float().mean())
-        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
-    assert list(last.record["accuracy_by_predictor"]["personal"]) == ["prototype"]
 
 
 def test_the_class_of_the_largest_cosine_is_predicted_where_asked_for() -> None:

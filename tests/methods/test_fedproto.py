@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,12 @@ import torch
 
 import polyfed
 from polyfed.config.recipe import Recipe
-from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.settings import Evaluation
-from polyfed.data.samples import LabeledSamples
 from polyfed.experiments.prediction import load_model
-from polyfed.methods import FedProto, Local
+from polyfed.methods import FedProto
 from tests.helpers.few_classes import SOME, class_means, members
 from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, same, samples, worker
+from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, worker
 
 
 def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -44,26 +40,6 @@ def test_uploads_and_prototypes_against_numpy(weighting: str) -> None:
             owners = [i for i in sent if c in sent[i]]
             n = [int((people[i].data.train.y == c).sum()) if weighting == "count" else 1 for i in owners]
             assert row == pytest.approx(np.average([sent[i][c] for i in owners], axis=0, weights=n), abs=1e-6)
-
-
-def test_the_prototypes_of_one_client_are_its_own_means() -> None:
-    people = members(classes=((0, 2),))
-    (round,) = rounds(FedProto(), people, rounds=1)
-    assert same({"p": round.after["prototypes"]}, {"p": round.up[0]["prototypes"]})
-    assert round.after["labels"].tolist() == [0, 2]  # class 1 has no row, of zeros or otherwise
-
-
-def test_the_first_round_is_plain_and_then_the_prototypes_draw() -> None:
-    def apart(lambda_: float) -> list[float]:
-        return [
-            r.record["sums"].get("distance", math.nan) for r in rounds(FedProto(prototype_weight=lambda_), members())
-        ]
-
-    first, second = apart(1e-9)
-    assert math.isnan(first)
-    assert apart(30.0)[1] < second
-    one, other = (rounds(m, members(), rounds=1)[0].weights for m in (FedProto(prototype_weight=30.0), Local()))
-    assert all(same(one[i] or {}, other[i] or {}) for i in one)
 
 
 def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
@@ -97,15 +73,6 @@ def test_who_has_not_been_heard_is_sent_all_and_keeps_its_own() -> None:
 # prediction ---------------------------------------------------------------------------------------------------------
 
 
-def accuracies(method: FedProto, **options: object) -> tuple[dict[str, float], dict[str, float]]:
-    stages = Evaluation(extra_stages=["received", "personal"])
-    *_, last = rounds(method, members(test=40), evaluation=stages, **options)
-    by = {
-        stage: {k: v["mean"] for k, v in found.items()} for stage, found in last.record["accuracy_by_predictor"].items()
-    }
-    return {stage: found["mean"] for stage, found in last.record["accuracy"].items()}, by
-
-
 def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
     people = members(test=40)
     last = rounds(FedProto(), people)[1]
@@ -119,32 +86,6 @@ def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
         expected["head"].append(float((model(x).argmax(1) == y).double().mean()))
     assert last.record["accuracy"]["received"]["mean"] == pytest.approx(np.mean(expected["prototype"]))
     assert last.record["accuracy_by_predictor"]["received"]["head"]["mean"] == pytest.approx(np.mean(expected["head"]))
-
-
-def test_either_predictor_is_the_others_other() -> None:
-    mine, other = accuracies(FedProto())
-    theirs, another = accuracies(FedProto(predictor="head"))
-    assert list(mine) == ["received", "personal"]
-    assert list(theirs) == ["personal", "received"]
-    for stage in mine:
-        assert (mine[stage], other[stage]["head"]) == (another[stage]["prototype"], theirs[stage])
-    assert mine["received"] != theirs["received"]
-
-
-def test_without_prototypes_the_head_predicts() -> None:
-    (only,) = rounds(FedProto(), members(test=40), rounds=1, evaluation=Evaluation(extra_stages=["personal"]))
-    head = only.record["accuracy_by_predictor"]["personal"]["head"]
-    assert only.record["accuracy"]["personal"] == head  # nothing had been sent yet
-    assert only.record["accuracy"]["received"] != head
-
-
-def test_own_candidates_are_a_narrower_choice() -> None:
-    fed, _ = federation(FedProto(candidates="own"), members())
-    fed.run()
-    at = worker(fed, 3)
-    scores = fed.method.predict(at.model.eval(), at.data.train.x, at.state)
-    assert (scores.argmax(1) == 2).all()
-    assert torch.isneginf(scores[:, :2]).all()
 
 
 def test_a_score_is_new_when_only_the_prototypes_are() -> None:
@@ -194,10 +135,3 @@ def test_bytes_as_in_table_3_of_fedgh(classes: int, present: int, shown: str) ->
         assert nbytes(round.down[i]) == 4 * 2 * present * (500 + 1)  # with those of the other client
     record = round.record
     assert record["bytes_up_paper"] == record["bytes_down_paper"] == 2 * 4 * 500 * present
-
-
-def test_one_sample_per_client_and_class_is_enough() -> None:
-    people = [Client("deep", LabeledSamples(samples(1, i).x, torch.tensor([i]))) for i in range(2)]
-    last = rounds(FedProto(), people)[1]
-    assert not last.record["refused"]
-    assert last.after["labels"].tolist() == [0, 1]

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.message import nbytes
-from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.methods import FedProto, Local
 from tests.helpers.few_classes import members
-from tests.helpers.table3 import second_round
-from tests.helpers.toys import CLASSES, federation, moved, rounds, same, worker
+from tests.helpers.toys import CLASSES, moved, rounds, same
 
 NORMED = FedProto(weighting="uniform", spread_steps=20, scale=3.0)
 
@@ -74,39 +71,6 @@ def test_a_class_that_nobody_sends_keeps_its_mean_and_is_spread_with_the_others(
     rows = second.after["prototypes"].double().numpy()
     np.testing.assert_allclose(second.after["spread"].numpy(), by_hand(rows, 20, 3.0), atol=1e-5)
     assert not torch.equal(first.after["spread"][0], second.after["spread"][0])
-
-
-def test_many_steps_bring_three_classes_to_120_degrees() -> None:
-    (round,) = rounds(FedProto(spread_steps=500, scale=2.0), members(), rounds=1)
-    p = round.after["spread"].double()
-    assert ((p @ p.T) / 4).numpy() == pytest.approx(1.5 * np.eye(3) - 0.5, abs=1e-3)
-
-
-def test_the_length_does_not_show_in_the_prediction() -> None:
-    """Among prototypes of one length the nearest one is that of the largest cosine."""
-    stages = Evaluation(extra_stages=["received"])
-    found = {}
-    for scale in (0.5, 50.0):
-        method = FedProto(prototype_weight=0.0, spread_steps=20, scale=scale)
-        found[scale] = rounds(method, members(test=40), evaluation=stages)[-1].record["accuracy_per_client"]
-    assert found[0.5] == found[50.0]
-
-
-def test_the_client_is_drawn_to_what_it_was_sent() -> None:
-    people = members()
-    _, second = rounds(NORMED, people)
-    fed, _ = federation(NORMED, people)
-    at = worker(fed, 2)
-    context = NORMED.receive(at, second.down[2])
-    down = sent_down(second.down[2])
-    np.testing.assert_allclose(context["prototypes"].numpy(), np.stack([down[c] for c in range(3)]), atol=1e-6)
-
-
-def test_no_byte_more_is_sent() -> None:
-    plain, normed = (second_round(method, 10, 2, 2) for method in (FedProto(), FedProto(spread_steps=5)))
-    for i in range(2):
-        assert nbytes(plain.up[i]) == nbytes(normed.up[i])
-        assert nbytes(plain.down[i]) == nbytes(normed.down[i]) == 4 * 4 * 501
 
 
 def test_a_length_without_steps_is_refused() -> None:

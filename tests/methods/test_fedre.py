@@ -9,15 +9,12 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy
-from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
-from polyfed.methods import FedGH, FedRE
+from polyfed.methods import FedRE
 from tests.helpers.few_classes import class_means, members
-from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same
+from tests.helpers.toys import CLASSES, Round, clients, federation, moved, rounds
 
 
 def sound(people: list[Client], round: Round, number: int) -> bool:
@@ -80,54 +77,7 @@ def test_the_header_against_numpy(batch: int, epochs: int) -> None:
         assert moved(round.before["header"], round.after["header"]) > 1e-3
 
 
-def test_clients_train_as_under_fedgh() -> None:
-    """With the same header sent, the two differ in what is uploaded alone."""
-    ours, theirs = (rounds(method, members(), rounds=1)[0] for method in (FedRE(), FedGH()))
-    assert all(same(ours.down[i]["header"], theirs.down[i]["header"]) for i in ours.down)
-    assert all(same(ours.trained[i], theirs.trained[i]) for i in ours.trained)
-
-
-def test_clients_of_one_class_are_those_of_fedgh() -> None:
-    """Nothing is mixed; a sum over four at a quarter of the rate is FedGH's mean over the round."""
-    alike = members(((0,), (1,), (2,), (1,)))
-    ours = rounds(FedRE(header_lr=0.05), alike, rounds=3)
-    theirs = rounds(FedGH(header_lr=0.2, header_batch="round", max_grad_norm=0.0), alike, rounds=3)
-    for a, b in zip(ours, theirs, strict=True):
-        assert moved(a.after["header"], b.after["header"]) < 1e-5
-
-
-def test_the_newest_header_is_scored() -> None:
-    people = members(test=40)
-    last = rounds(FedRE(header_lr=0.3), people)[1]
-    header = last.after["header"]
-    for i, client in enumerate(people):
-        weights = last.weights[i]
-        assert weights is not None
-        z = model_with(NETS[client.architecture], weights).represent(client.data.test.x).detach()
-        hits = (z @ header["weight"].T + header["bias"]).argmax(1) == client.data.test.y
-        assert last.record["accuracy_per_client"][i] == pytest.approx(float(hits.double().mean()))
-
-
-def test_a_header_that_stays_is_worth_the_same_alone() -> None:
-    people = clients(["deep"] * 3)
-    together, separate = (rounds(method, people)[1] for method in (FedRE(header_lr=0.0), alone(FedRE(header_lr=0.0))))
-    for i in range(3):
-        assert together.weights[i] is not None
-        assert same(together.weights[i], separate.weights[i])
-    taught = [rounds(method, people)[1].weights[0] for method in (FedRE(header_lr=0.3), alone(FedRE(header_lr=0.3)))]
-    assert not same(*taught)
-
-
 # bytes, refusals ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
-def test_bytes(classes: int, present: int) -> None:
-    """One mixture goes up, however many classes a client has."""
-    round = second_round(FedRE(), classes, present, 2)
-    assert nbytes(round.up[0]) == 4 * (500 + classes)
-    assert nbytes(round.down[0]) == 4 * (500 * classes + classes)
-    assert kib(FedRE(), round, 0) == f"{4 * (500 + classes + 501 * classes) / 1024:.2f}"
 
 
 def test_unequal_widths_and_clipping_are_refused_before_round_1() -> None:

@@ -12,15 +12,11 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import flatten, nbytes
-from polyfed.core.modules import float_state
-from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg
 from polyfed.methods.fedrep import FedRep
-from polyfed.models.adapt import split
 from polyfed.models.split import SequentialSplit
-from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, federation, numpy_mean, rounds, same, samples, worker
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, rounds, same, worker
 
 
 def linear() -> SequentialSplit:
@@ -83,18 +79,6 @@ def extractor(round: Any, when: str = "after") -> dict[str, torch.Tensor]:
     return model
 
 
-@pytest.mark.parametrize("architecture", ["shallow", "bn"])
-def test_no_head_in_any_message_nor_at_the_server(architecture: str) -> None:
-    history = rounds(FedRep(head_epochs=1), clients([architecture] * 3), rounds=2, client_fraction=0.7)
-    model = NETS[architecture]()
-    body = sum(t.numel() for n, t in float_state(model).items() if not n.startswith("head."))
-    for round in history:
-        for message in (*round.down.values(), *round.up.values(), round.after):
-            assert not any("head" in name for name in flatten(message))
-        assert all(nbytes(m) == 4 * body for m in (*round.down.values(), *round.up.values()))
-        assert (round.record["bytes_down"], round.record["bytes_up"]) == (2 * 4 * body,) * 2
-
-
 def first_heads(fed: Any) -> list[dict[str, torch.Tensor]]:
     """With which every client would begin to work now."""
 
@@ -131,18 +115,6 @@ def test_all_begin_with_the_same_head_wherever_heads_are_of_one_shape(
         assert same(first_heads(fed)[i], heads[i]), "a client that was not drawn yet"
 
 
-def test_networks_that_are_handed_over_begin_with_the_first_ones_head_as_with_its_other_weights() -> None:
-    members = [Client(split(Own(), head="last", extractor=None), samples(8, i)) for i in range(3)]
-    fed, _ = federation(FedRep(head_epochs=1), members)
-    first = members[0].given
-    assert first is not None
-    for i in range(3):
-        state = worker(fed, i).model.state_dict()
-        assert same(
-            {n: state[n] for n in state if "last" in n}, {n: t for n, t in first.state_dict().items() if "last" in n}
-        )
-
-
 class Watched(FedRep):
     """Keeps the whole network before every step."""
 
@@ -167,22 +139,6 @@ def test_what_rests_rests_bit_for_bit(training: dict[str, Any]) -> None:
         assert torch.equal(turn[name], end[name]) == name.startswith("head."), name
 
 
-def test_without_extractor_epochs_the_extractor_stays_for_ever() -> None:
-    history = rounds(FedRep(head_epochs=2, extractor_epochs=0), clients(["bn"] * 2), rounds=3)
-    for round in history:
-        assert same(extractor(round), extractor(history[0], "before"))
-    heads = [round.weights[0]["head.weight"] for round in history]
-    assert not torch.equal(heads[0], heads[2])
-
-
-def test_the_extractors_epochs_are_the_trainings_unless_told() -> None:
-    for epochs, own, expected in ((2, None, 2), (2, 1, 1), (1, 3, 3)):
-        (round,) = rounds(
-            FedRep(head_epochs=0, extractor_epochs=own), clients(["shallow"], 8), rounds=1, local_epochs=epochs
-        )
-        assert round.record["samples"] == 8 * expected
-
-
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
     def headless() -> SequentialSplit:
@@ -195,40 +151,6 @@ def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
     ]
     for mine, plain in zip(*runs, strict=True):
         assert same(extractor(mine), extractor(plain))
-
-
-def test_who_is_not_drawn_keeps_its_head_and_is_scored_with_the_newest_extractor() -> None:
-    evaluation = Evaluation(every_n_rounds=1)
-    fed, watch = federation(
-        FedRep(head_epochs=2), clients(["shallow"] * 4, test=30), rounds=4, client_fraction=0.5, evaluation=evaluation
-    )
-    fed.run()
-    assert watch.rounds[-1].record["accuracy"].keys() == {"received"}
-    trained_once = False
-    for before, after in itertools.pairwise(watch.rounds):
-        for i in set(range(4)) - set(after.record["clients"]):
-            if before.weights[i] is None:
-                continue
-            trained_once = True
-            assert same(after.weights[i], before.weights[i])
-            model = NETS["shallow"]()
-            model.load_state_dict({**before.weights[i], **extractor(after)})
-            test = fed.clients[i].data.test
-            right = float((model.eval()(test.x).argmax(1) == test.y).float().mean())
-            assert after.record["accuracy_per_client"][i] == pytest.approx(right)
-    assert trained_once
-
-
-def test_layers_are_averaged_over_those_who_have_them() -> None:
-    members = clients(["shallow", "deep", "deep"], [4, 8, 12])
-    layered = rounds(FedRep(head_epochs=1, weighting="samples"), members, rounds=1)[0]
-    models = [message["model"] for message in layered.up.values()]
-    for name, value in extractor(layered).items():
-        np.testing.assert_allclose(value, numpy_mean(models, [4, 8, 12], name), atol=1e-6)
-    apart = rounds(FedRep(head_epochs=1, aggregation="same-shape"), members, rounds=1)[0]
-    assert same(apart.after["model shallow"], apart.up[0]["model"])
-    for name, value in apart.after["model deep"].items():
-        np.testing.assert_allclose(value, numpy_mean(models[1:], [1, 1], name), atol=1e-6)
 
 
 def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
@@ -246,29 +168,6 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
             assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])
     plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
     assert same(extractor(plain[-1]), extractor(last))
-
-
-class Own(nn.Module):
-    """A network that is not made of parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(INPUTS, 5), nn.Linear(5, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.relu(self.first(x)))
-
-
-def test_a_network_of_ones_own_has_its_head_where_it_was_said_to_be() -> None:
-    SEEN.clear()
-    members = [Client(split(Own(), head="last", extractor=None), samples(8, i)) for i in range(2)]
-    history = rounds(Watched(head_epochs=1), members, rounds=1)
-    assert [phase for phase, _ in SEEN] == (["head"] * 2 + ["extractor"] * 2) * 2
-    (start, turn, end) = SEEN[0][1], SEEN[2][1], history[0].weights[0]
-    for name in start:
-        assert torch.equal(start[name], turn[name]) == ("last" not in name)
-        assert torch.equal(turn[name], end[name]) == ("last" in name)
-    assert not any("last" in name for name in flatten(history[0].up[0]))
 
 
 @pytest.mark.parametrize(

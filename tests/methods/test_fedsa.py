@@ -14,9 +14,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.randomness import generator
-from polyfed.engine.alone import alone
-from polyfed.functional.semantic_anchors import draw_anchors, mean_nearest_distance
+from polyfed.functional.semantic_anchors import mean_nearest_distance
 from polyfed.methods import FedSA
 from tests.helpers import few_classes
 from tests.helpers.few_classes import SOME, mean_rows
@@ -78,13 +76,6 @@ def sound(people: list[Client], history: list[Round]) -> bool:
 # the round ----------------------------------------------------------------------------------------------------------
 
 
-def test_anchors_are_drawn_before_round_1_and_everybody_is_sent_all() -> None:
-    first = rounds(QUICK, members())[0]
-    drawn = draw_anchors(CLASSES, 5, generator(0, "server anchors", 0))
-    assert torch.equal(first.before["anchors"], drawn)
-    assert all(torch.equal(message["anchors"], drawn) for message in first.down.values())
-
-
 def test_a_step_against_autograd_by_hand() -> None:
     people = members()
     history = rounds(QUICK, people, **ONE_STEP)
@@ -121,14 +112,6 @@ def test_anchors_move_to_the_clients_mean_means(momentum: float) -> None:
             assert round.after["anchors"][c].numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_class_that_nobody_sent_keeps_its_anchor() -> None:
-    first = rounds(QUICK, members(((0, 2), (2,))), rounds=1)[0]
-    assert torch.equal(first.before["anchors"][1], first.after["anchors"][1])
-    assert not torch.equal(first.before["anchors"][2], first.after["anchors"][2])
-    silent = rounds(QUICK, members(), rounds=1, lose=lambda round, i: True)[0]
-    assert torch.equal(silent.before["anchors"], silent.after["anchors"])
-
-
 def test_the_head_is_taught_classes_that_a_client_never_had() -> None:
     people = members(((0, 1), (1, 2)))
     heads = {}
@@ -140,18 +123,6 @@ def test_the_head_is_taught_classes_that_a_client_never_had() -> None:
         heads[calibration] = model.head(last.before["anchors"]).argmax(1).tolist()
     assert heads[1.0] == [0, 1, 2]
     assert 2 not in heads[0.0]
-
-
-def test_the_head_is_scored() -> None:
-    people = members(test=40)
-    last = rounds(QUICK, people)[1]
-    for i, client in enumerate(people):
-        weights = last.weights[i]
-        assert weights is not None
-        scores = model_with(NETS[client.architecture], weights)(client.data.test.x)
-        share = float((scores.argmax(1) == client.data.test.y).double().mean())
-        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
-    assert last.record["sums"].keys() == {"distance", "contrast", "calibration"}
 
 
 def test_the_nearest_of_the_mean_means_is_scored_where_asked_for() -> None:
@@ -182,17 +153,3 @@ def test_a_class_that_nobody_sent_keeps_its_mean() -> None:
     assert first.after["labels"].tolist() == second.after["labels"].tolist() == [0, 1, 2]
     assert torch.equal(first.after["prototypes"][2], second.after["prototypes"][2])
     assert not torch.equal(first.after["prototypes"][1], second.after["prototypes"][1])
-
-
-def test_anchors_that_stay_are_worth_the_same_alone() -> None:
-    """All that a client gets are the anchors, which are drawn by the seed."""
-    people = members()
-    fixed = FedSA(momentum=1.0)
-    together, separate = (rounds(method, people)[1] for method in (fixed, alone(fixed)))
-    assert all(same(together.trained[i], separate.trained[i]) for i in range(4))
-    moving = FedSA(momentum=0.5)
-    together, separate = (rounds(method, people)[1] for method in (moving, alone(moving)))
-    assert not same(together.trained[0], separate.trained[0])
-
-
-# bytes, refusals ------------------------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.server import Server
-from polyfed.engine.alone import alone
 from polyfed.functional.class_structure import Measure
 from polyfed.methods import FedSAF, Local
 from tests.helpers import few_classes
@@ -87,42 +85,6 @@ def test_prototypes_are_the_clients_mean_means() -> None:
             assert round.after["prototypes"][c].numpy() == pytest.approx(mean, abs=1e-6)
 
 
-def test_a_class_that_nobody_sent_anew_keeps_its_prototype() -> None:
-    first, second = rounds(FedSAF(), members(), lose=lambda round, i: round == 2 and i != 3)
-    assert torch.equal(second.after["prototypes"][:2], first.after["prototypes"][:2])
-    assert not torch.equal(second.after["prototypes"][2], first.after["prototypes"][2])
-    late = rounds(FedSAF(), members(), lose=lambda round, i: round == 1 and i != 3)
-    assert late[1].down[0]["labels"].tolist() == [2]
-    assert late[1].after["labels"].tolist() == [0, 1, 2]
-
-
-def test_round_1_is_local() -> None:
-    first = rounds(FedSAF(structure_weight=5.0), members(), rounds=1)[0]
-    local = rounds(Local(), members(), rounds=1)[0]
-    assert all(message == {} for message in first.down.values())
-    assert all(same(first.trained[i], local.trained[i]) for i in range(4))
-
-
-def test_where_the_prototypes_lie_does_not_matter() -> None:
-    """Turned and moved prototypes teach the same; a longer way between two of them does not."""
-
-    class Turned(FedSAF):
-        def broadcast(self, server: Server, client_id: int) -> Message:
-            message = super().broadcast(server, client_id)
-            turn = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(1)))[0]
-            return message and {**message, "prototypes": message["prototypes"] @ turn + 3}
-
-    class Stretched(FedSAF):
-        def broadcast(self, server: Server, client_id: int) -> Message:
-            message = super().broadcast(server, client_id)
-            return message and {**message, "prototypes": 2 * message["prototypes"]}
-
-    ours, turned, stretched = (rounds(kind(structure_weight=2.5), members())[1] for kind in (FedSAF, Turned, Stretched))
-    for i in range(3):
-        assert moved(ours.trained[i], turned.trained[i]) < 1e-5
-        assert moved(ours.trained[i], stretched.trained[i]) > 1e-3
-
-
 @pytest.mark.parametrize("measure", MEASURES)
 def test_two_classes_have_no_structure_to_cka_and_one_has_none_to_anybody(measure: Measure) -> None:
     people = members(((0, 1), (1, 2), (0, 2), (2,)))
@@ -133,27 +95,3 @@ def test_two_classes_have_no_structure_to_cka_and_one_has_none_to_anybody(measur
     remark = FedSAF(structure=measure).remark(ours.record)
     expected = "no batch held three classes that have a prototype, so that clients train as in local"
     assert remark == (expected if measure == "cka" else "")
-
-
-def test_the_head_is_scored() -> None:
-    people = members(test=40)
-    last = rounds(FedSAF(), people)[1]
-    for i, client in enumerate(people):
-        weights = last.weights[i]
-        assert weights is not None
-        scores = model_with(NETS[client.architecture], weights)(client.data.test.x)
-        share = float((scores.argmax(1) == client.data.test.y).double().mean())
-        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
-
-
-def test_alone_a_client_keeps_to_its_own_structure() -> None:
-    people = members()
-    separate = rounds(alone(FedSAF(structure_weight=2.5)), people)[1]
-    assert torch.equal(
-        separate.down[2]["prototypes"], rounds(alone(FedSAF(structure_weight=2.5)), people)[0].up[2]["prototypes"]
-    )
-    together = rounds(FedSAF(structure_weight=2.5), people)[1]
-    assert not same(together.trained[2], separate.trained[2])
-
-
-# bytes, refusals ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import flatten, nbytes
-from polyfed.methods import FedAvg, Local
+from polyfed.methods import Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
 from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
@@ -83,15 +82,6 @@ class Whole(FedSelect):
         }
 
 
-def test_without_masks_no_round_costs_more_than_fedavgs() -> None:
-    ours, theirs = (
-        rounds(method, clients(["bn"] * 3, [6, 9, 14]), rounds=5)
-        for method in (FedSelect(grow_interval=1, personal_rate=0.0), FedAvg(weighting="uniform"))
-    )
-    for name in ("samples", "bytes_down"):
-        assert [round.record[name] for round in ours] == [round.record[name] for round in theirs]
-
-
 def test_with_everything_personal_it_is_local() -> None:
     members = clients(["shallow", "deep"], [8, 14])
     mine = rounds(Whole(), members, rounds=3, momentum=0.9, weight_decay=0.1)
@@ -113,19 +103,6 @@ def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
         shares = {n: float(m.float().mean()) for n, m in held[-1].items()}
         assert all(0.6 <= share <= 0.82 for share in shares.values())  # one half, then half of the rest
         assert same(held[-1], held[3])
-
-
-def test_what_is_personal_everywhere_never_changes_on_the_server() -> None:
-    history = rounds(
-        FedSelect(grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0), clients(["shallow"] * 2), rounds=4
-    )
-    frozen = history[1].after["model union"]
-    for round in history[2:]:
-        for name, value in round.after["model union"].items():
-            assert torch.equal(value, frozen[name]) == (value.dim() > 1)
-        assert all(round.down[i]["model"]["head.weight"].shape == (0,) for i in (0, 1))
-        heads = [round.weights[i]["head.weight"] for i in (0, 1)]
-        assert not torch.equal(*heads)
 
 
 class Seen(FedSelect):
@@ -156,39 +133,6 @@ def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, A
         assert not mask.any() or not torch.equal(start[name][mask], turn[name][mask])
 
 
-def test_epochs_are_the_trainings() -> None:
-    history = rounds(FedSelect(grow_interval=1), clients(["shallow"], 12), rounds=2, local_epochs=2)
-    assert [round.record["samples"] for round in history] == [24, 48]
-
-
-def test_bytes_are_those_of_the_entries_sent() -> None:
-    history = rounds(FedSelect(grow_interval=2, personal_rate=0.3), clients(["bn"] * 2), rounds=5)
-    model = NETS["bn"]()
-    floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
-    matrices = [p.numel() for p in model.parameters() if p.dim() > 1]
-    own, free = 0, list(matrices)
-    for number, round in enumerate(history, 1):
-        assert nbytes(round.down[0]) == 4 * (floats - own)
-        bits = 0
-        if number > 1 and number % 2:  # grown after two of its rounds
-            taken = [int(np.rint(0.3 * n)) for n in free]
-            own, free = own + sum(taken), [n - t for n, t in zip(free, taken, strict=True)]
-            bits = sum(-(-n // 8) for n in matrices)
-        assert nbytes(round.up[0]) == 4 * (floats - own) + bits
-        assert round.record["bytes_up"] == sum(map(nbytes, round.up.values()))
-
-
-def test_the_rounds_that_count_are_the_clients_own() -> None:
-    history = rounds(FedSelect(grow_interval=2), clients(["shallow"] * 4), rounds=8, client_fraction=0.5)
-    taken = dict.fromkeys(range(4), 0)
-    for round in history:
-        for i in round.record["clients"]:
-            assert ("mask" in round.up[i]) == (taken[i] > 0 and taken[i] % 2 == 0)
-            taken[i] += 1
-        for i in set(range(4)) - set(round.record["clients"]):
-            assert f"mask {i}" not in round.after or same(round.after[f"mask {i}"], round.before[f"mask {i}"])
-
-
 def test_a_lost_mask_is_sent_again() -> None:
     """A client that drops out after training has grown a mask of which the server knows nothing."""
     method, dropping = (
@@ -208,24 +152,3 @@ def test_a_lost_mask_is_sent_again() -> None:
                 assert same(mine, before.up[i]["mask"]), "it says the same mask again, and does not grow meanwhile"
     assert again > 2
     assert not any(round.record["refused"] for round in watch.rounds)
-
-
-def test_the_anchor_is_the_model_at_the_last_growth() -> None:
-    fed, watch = federation(FedSelect(grow_interval=2), clients(["shallow"] * 2), rounds=3)
-    fed.run()
-    anchor = fed.clients[0].state["anchor"]
-    assert all(torch.equal(anchor[name], watch.rounds[1].weights[0][name]) for name in anchor)
-    assert not any("anchor" in name for round in watch.rounds for name in flatten(round.up[0]))
-
-
-@pytest.mark.parametrize(
-    ("hyperparameters", "message"),
-    [
-        ({"personal_rate": 1.5}, "expected at most 1"),
-        ({"max_personal_fraction": -0.1}, "expected at least 0"),
-        ({"grow_interval": 0}, "expected at least 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(hyperparameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedSelect(**hyperparameters)

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.functional import prototype_network
-from polyfed.methods import FedTGP, Local
+from polyfed.methods import FedTGP
 from tests.helpers.few_classes import mean_rows, members
-from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, model_with, moved, rounds, same
+from tests.helpers.toys import CLASSES, moved, rounds, same
 
 QUICK = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
 
@@ -53,18 +51,6 @@ def test_the_network_goes_on_from_round_to_round():
         assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
 
 
-def test_everybody_is_sent_all_classes():
-    first, second = rounds(QUICK, members())
-    assert all(message == {} for message in first.down.values())
-    for i in range(4):
-        assert second.down[i]["labels"].tolist() == [0, 1, 2]
-        assert torch.equal(second.down[i]["prototypes"], first.after["prototypes"])
-        assert second.states[i]["labels"].tolist() == [0, 1, 2]
-    assert all(same(first.trained[i], r) for i, r in rounds(Local(), members(), rounds=1)[0].trained.items())
-    own = rounds(FedTGP(candidates="own", server_epochs=1), members())[1]
-    assert own.states[3]["labels"].tolist() == [2]
-
-
 def test_a_class_that_nobody_has_sent_has_no_prototype():
     first, second = rounds(QUICK, members(((0, 2), (2,))))
     assert first.after["network"]["embedding"].shape[0] == CLASSES
@@ -73,30 +59,3 @@ def test_a_class_that_nobody_has_sent_has_no_prototype():
     assert late[1].down[0]["labels"].tolist() == [2]
     assert late[0].record["server"]["margin"] == 100.0  # one class has no other to be near
     assert late[1].after["labels"].tolist() == [0, 1, 2]
-
-
-def test_a_rate_of_zero_keeps_the_prototypes_as_drawn():
-    first, second = rounds(FedTGP(server_lr=0.0, server_epochs=1), members())
-    assert same(first.before["network"], second.after["network"])
-
-
-def test_both_predictors_are_scored():
-    last = rounds(QUICK, members(test=40))[1]
-    for i, client in enumerate(members(test=40)):
-        model = model_with(NETS[client.architecture], last.weights[i])
-        z = model.represent(client.data.test.x).detach()
-        taken = torch.cdist(z, last.after["prototypes"]).argmin(1)
-        share = float((taken == client.data.test.y).double().mean())
-        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
-    assert list(last.record["accuracy_by_predictor"]["received"]) == ["head"]
-
-
-@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
-def test_bytes(classes, present):
-    method = FedTGP(server_epochs=1)
-    count = classes // present if classes == 10 else 2
-    round = second_round(method, classes, present, count)
-    known = present * count
-    assert nbytes(round.up[0]) == 4 * present * 501
-    assert nbytes(round.down[0]) == 4 * known * 501
-    assert kib(method, round, 0) == f"{(4 * 500 * present + 4 * 500 * known) / 1024:.2f}"

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.engine.executors.working_copy import working_copy
-from polyfed.methods import FedAvg, FjORD
+from polyfed.methods import FjORD
 from polyfed.methods.building_blocks.width_slicing import forward_at_width, num_widths
 from tests.helpers.slices import order_of, prefix, rounds, watched
-from tests.helpers.toys import CLASSES, batch, clients, federation, net, same, samples
+from tests.helpers.toys import CLASSES, batch, clients, federation, net, samples
 
 WIDTH, FEATURES = 6, 5  # the toys'
 
@@ -43,25 +43,6 @@ def test_every_width_is_the_network_made_that_narrow(batchnorm, largest):
     assert not batchnorm or not model.extractor.bn.running_mean.any()  # no width leaves statistics behind
 
 
-def test_a_narrower_width_depends_on_its_prefix_only_and_trains_it_only():
-    model = FjORD().build(net(), "5")
-    x, before = torch.randn(8, 4), None
-    for _ in range(2):
-        inner = forward_at_width(model, 1, x)
-        assert before is None or torch.equal(inner, before)
-        before = inner.detach()
-        wide, high = sizes(0.4)
-        with torch.no_grad():
-            model.extractor.linear.weight[wide:] += 1
-            model.intermediate.last.linear.weight[high:] -= 1
-            model.head.weight[:, high:] *= 2
-    inner.sum().backward()
-    gradient = model.extractor.linear.weight.grad
-    assert bool(gradient[:wide].any())
-    assert not gradient[wide:].any()
-    assert not model.head.weight.grad[:, high:].any()
-
-
 @pytest.mark.parametrize("place", range(5))
 def test_the_loss_is_the_widests_and_what_the_drawn_width_learns_from_it(place):
     model, data = FjORD().build(net(), "5"), batch(samples(8, 0))
@@ -82,13 +63,6 @@ def test_the_loss_is_the_widests_and_what_the_drawn_width_learns_from_it(place):
         torch.testing.assert_close(found.grads[name], grad, atol=1e-6, rtol=1e-5)
 
 
-def test_without_distillation_the_drawn_width_learns_from_the_labels_alone():
-    model, data = FjORD().build(net(), "5"), batch(samples(8, 0))
-    for place in range(5):
-        hand = F.cross_entropy(made((place + 1) / 5, model)(data.x), data.y)
-        torch.testing.assert_close(FjORD(distill=False).loss(model, data, {"width": place}), hand)
-
-
 def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
     fed, _ = federation(FjORD(), clients(["shallow"] * 5, 4))
     for number, client in enumerate(fed.clients):
@@ -98,13 +72,6 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
         assert not counts[number + 1 :].any()
         expected = 400 / (number + 1)
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
-
-
-def test_capacities_are_dealt_in_blocks():
-    fed, _ = federation(FjORD(), clients(["shallow"] * 10, 4))
-    assert [fed.method.variant(fed.server, i) for i in range(10)] == list("1122334455")
-    fed.server.set_available([3, 9])
-    assert [fed.method.variant(fed.server, i) for i in (3, 9)] == ["2", "5"]
 
 
 def test_entries_are_averaged_by_samples_over_those_who_hold_them():
@@ -142,14 +109,6 @@ def test_a_step_of_a_round_by_hand():
                 prefix(end[name], g).sub_(0.1 * g)
             ends.append(max(float((end[n] - sent[n]).abs().max()) for n in sent))
         assert min(ends) < 1e-6
-
-
-def test_with_one_width_it_is_fedavg_also_with_batchnorm():
-    members = clients(["bn"] * 3, [8, 12, 16])
-    ours, theirs = rounds(FjORD(num_widths=1), members, rounds=2), rounds(FedAvg(), members, rounds=2)
-    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
-    assert same({n: t for n, t in model.items() if "running" not in n}, ours[-1].after["model"])
-    assert set(ours[-1].after) == {"model", "statistics 1"}  # its statistics are taken afterwards
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core.client import Client
-from polyfed.methods import FML, Local
+from polyfed.methods import FML
 from polyfed.methods.building_blocks.auxiliary_model import JointModel
 from tests.helpers.toys import (
     NETS,
@@ -25,7 +23,6 @@ from tests.helpers.toys import (
     same,
     samples,
     two_parameter_clients,
-    worker,
 )
 
 
@@ -90,37 +87,6 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_one_optimizer_over_both_is_two(kind: str) -> None:
-    """A step of the engine is a step of each network by an optimizer of its own on its own loss."""
-    settings: dict[str, Any] = {"momentum": 0.9} if kind == "sgd" else {}
-    (round,) = rounds(
-        FML(shared="deep"), clients(["wide"], 12), rounds=1, local_epochs=3, batch_size=12, optimizer=kind, **settings
-    )
-    fed, _ = federation(FML(shared="deep"), clients(["wide"], 12), batch_size=12)
-    pair: Any = worker(fed, 0).model
-    whole, nets = batch(samples(12, 0)), (pair.own, pair.auxiliary_model)
-    made = {"sgd": lambda p: torch.optim.SGD(p, 0.1, 0.9), "adam": lambda p: torch.optim.Adam(p, 0.1)}[kind]
-    steppers = [made(net.parameters()) for net in nets]
-    for _ in range(3):
-        scores = [net(whole.x) for net in nets]
-        teachers = [torch.log_softmax(s.detach(), 1) for s in scores]
-        losses = [
-            0.5 * torch.nn.functional.cross_entropy(scores[i], whole.y)
-            + 0.5
-            * torch.nn.functional.kl_div(
-                torch.log_softmax(scores[i], 1), teachers[1 - i], log_target=True, reduction="batchmean"
-            )
-            for i in (0, 1)
-        ]
-        for stepper, loss in zip(steppers, losses, strict=True):
-            stepper.zero_grad()
-            loss.backward()
-            stepper.step()
-    for name, value in pair.state_dict().items():
-        torch.testing.assert_close(round.weights[0][name], value, atol=1e-5, rtol=1e-4)
-
-
 def test_no_gradient_reaches_the_teacher() -> None:
     """How strongly a network teaches does not show in its own gradient, how strongly it is taught does."""
     pair, data = JointModel(NETS["shallow"](), NETS["deep"]()), batch(samples(8, 0))
@@ -134,45 +100,6 @@ def test_no_gradient_reaches_the_teacher() -> None:
         assert one
         assert same(one, gradients(*teaching, prefix))
         assert moved(one, gradients(0.5, 0.5, prefix)) > 1e-3
-
-
-def test_the_mutual_terms_bite_at_the_defaults() -> None:
-    mutual, alone = (rounds(m, clients(["wide", "deep"]), rounds=2)[-1] for m in (FML(), Local()))
-    for number in (0, 1):
-        own = {n.removeprefix("own."): t for n, t in mutual.weights[number].items() if n.startswith("own.")}
-        assert own.keys() == alone.weights[number].keys()
-        assert moved(own, alone.weights[number]) > 1e-3
-    fedavg = rounds(FML(beta=1.0), clients(["wide", "deep"]), rounds=2)[-1]
-    assert moved(mutual.after["auxiliary_model"], fedavg.after["auxiliary_model"]) > 1e-3
-
-
-def test_equal_networks_teach_each_other_nothing() -> None:
-    one = [Client(NETS["deep"](), samples(12, 0))]
-    fed, watch = federation(FML(alpha=0.3, beta=0.3), one, rounds=3)
-    fed.run()
-    plain, other = federation(FML(alpha=0.3, beta=1.0), one, rounds=3)
-    for round in watch.rounds:
-        own = {n.removeprefix("own."): t for n, t in round.weights[0].items() if n.startswith("own.")}
-        assert same(
-            own,
-            {
-                n.removeprefix("auxiliary_model."): t
-                for n, t in round.weights[0].items()
-                if n.startswith("auxiliary_model.")
-            },
-        )
-    plain.run()
-    assert moved(other.rounds[-1].after["auxiliary_model"], watch.rounds[-1].after["auxiliary_model"]) > 1e-3
-
-
-def test_who_is_absent_keeps_its_network_and_hears_later() -> None:
-    history = rounds(FML(), clients(["wide", "broad", "shallow"]), rounds=4, client_fraction=0.4)
-    for before, after in itertools.pairwise(history):
-        for number in range(3):
-            if number not in after.record["clients"]:
-                assert after.weights[number] is before.weights[number]
-        for message in after.down.values():
-            assert same(message["model"], before.after["auxiliary_model"])
 
 
 def test_scored_is_the_private_network() -> None:

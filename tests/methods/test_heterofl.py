@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import freeze
-from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
@@ -72,23 +70,6 @@ def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-def test_what_no_slice_holds_stays_bit_for_bit():
-    history, _ = rounds_of(HeteroFL(rates="fix_b1-c2"), rounds=2)
-    start, end = history[0].before["model"], history[1].after["model"]
-    widest = dict(small("shallow", "b").named_parameters())
-    for name, before in start.items():
-        inside = torch.zeros_like(before, dtype=torch.bool)
-        prefix(inside, widest[name])[...] = True
-        assert torch.equal(before[~inside], end[name][~inside])
-        assert not torch.equal(before[inside], end[name][inside])
-    assert any(before.shape != widest[name].shape for name, before in start.items())
-
-
-def test_untouched_slices_come_back_as_they_went():
-    history, _ = rounds_of(HeteroFL(), rounds=2, lr=0.0)
-    assert same(history[0].before["model"], history[1].after["model"])
-
-
 def test_a_class_that_nobody_has_keeps_its_row():
     labels = [(0, 1), (0,), (0, 1)]
     (round,), _ = rounds_of(HeteroFL(rates="fix_a1-b2"), labels=labels, rounds=1)
@@ -97,13 +78,6 @@ def test_a_class_that_nobody_has_keeps_its_row():
     assert torch.equal(before["head.bias"][2], after["head.bias"][2])
     alone = 0.5 * (round.up[0]["model"]["head.bias"] + round.up[2]["model"]["head.bias"])
     torch.testing.assert_close(after["head.bias"][1], alone[1])
-
-
-def test_masks_do_nothing_where_everybody_has_all_classes():
-    members = [Client("shallow", samples(24, i)) for i in range(2)]
-    assert all(set(m.data.train.y.tolist()) == {0, 1, 2} for m in members)
-    ends = [rounds(HeteroFL(masked=on), members)[-1].after["model"] for on in (True, False)]
-    assert same(*ends)
 
 
 # rates ----------------------------------------------------------------------------------------------------------------
@@ -208,28 +182,6 @@ def test_who_reports_and_what_it_costs(who):
         assert record["bytes_up_paper"] == record["bytes_down_paper"] == paper
 
 
-def test_scores_use_the_reported_statistics_of_the_rate():
-    fed, _ = federation(HeteroFL(rates="fix_a1-b1"), clients(["bn"] * 2, 12, test=8), rounds=2)
-    fed.run()
-    for number, letter in enumerate("ab"):
-        message = fed.method.broadcast(fed.server, number)
-        assert message["statistics"]["extractor.bn.running_mean"].shape == (NARROW[letter][0],)
-        client = working_copy(fed.clients[number], letter, fed.model_factory)
-        client.round = fed.server.round
-        fed.method.receive(client, freeze(message))
-        bound = client.model
-        state = bound.state_dict()
-        assert all(torch.equal(state[n], t) for n, t in message["statistics"].items())
-
-
-def test_training_keeps_no_running_statistics_and_scores_none_of_them():
-    history, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1)
-    for trained in history[0].trained.values():  # what the clients hold: as they came
-        assert not trained["extractor.bn.running_mean"].any()
-    running, _ = rounds_of(HeteroFL(rates="fix_a1", statistics="running"), "bn", rounds=1)
-    assert running[0].after["model"]["extractor.bn.running_mean"].any()
-
-
 def test_the_statistics_are_those_without_scaler_and_dropout():
     model = HeteroFL().build(NETS["dropout"](), "b")
     x = torch.randn(8, 4)
@@ -240,21 +192,6 @@ def test_the_statistics_are_those_without_scaler_and_dropout():
     assert all(m.training for m in model.modules())
     assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
     assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
-
-
-def test_who_is_only_asked_keeps_what_it_had():
-    """Rates change from round to round; a client that is asked for statistics must not lose what it has trained."""
-    members = clients(["bn"] * 4, 8)
-    fed, watch = watched(HeteroFL(rates="dynamic_a1-b1-c1"), members, client_fraction=0.5, rounds=6)
-    fed.run()
-    last = {}
-    for round in watch.rounds:
-        for number in round.record["clients"]:
-            last[number] = round.weights[number]
-        for number, weights in round.weights.items():
-            assert (weights is None) == (number not in last)
-            if number not in round.record["clients"] and weights is not None:
-                assert same(weights, last[number])
 
 
 def test_a_step_is_no_longer_than_the_clip():
@@ -281,18 +218,3 @@ def test_what_cannot_be_cut_is_refused_before_round_1(tmp_path):
     with pytest.raises(ConfigError, match=r"Sequential cannot be cut.*'1' is a LayerNorm"):
         federation(HeteroFL(), clients(["odd"] * 2), {"odd": grouped}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_two_architectures_are_refused():
-    with pytest.raises(ConfigError, match="one architecture"):
-        federation(HeteroFL(), clients(["shallow", "deep"]))
-
-
-def test_a_client_whose_report_is_lost_is_not_counted():
-    lose = lambda round, client: client == 1  # noqa: E731
-    history, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1, lose=lose)
-    again, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1)
-    assert not same(history[0].after["statistics a"], again[0].after["statistics a"])
-    nobody, _ = rounds_of(HeteroFL(rates="fix_a1"), "bn", rounds=1, lose=lambda round, client: True)
-    assert "statistics a" not in nobody[0].after
-    assert same(nobody[0].before["model"], nobody[0].after["model"])

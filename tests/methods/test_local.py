@@ -89,36 +89,6 @@ def test_adam_against_the_formula():
         np.testing.assert_allclose(one[name].numpy(), expected, atol=2e-6)
 
 
-def test_clients_start_apart_and_seeds_differ():
-    assert moved(initial("shallow", 0), initial("shallow", 1)) > 0.01
-    assert moved(initial("shallow", 0), initial("shallow", 0, seed=1)) > 0.01
-    assert same(initial("shallow", 0), initial("shallow", 0))
-
-
-def test_sends_nothing_and_leaves_the_others_alone():
-    members = clients(["shallow", "deep", "wide", "bn"])
-    fed, watch = federation(Local(), members, rounds=4, client_fraction=0.5)
-    fed.run()
-    weights = dict.fromkeys(range(4))
-    trained = set()
-    for round in watch.rounds:
-        assert round.record["bytes_up"] == round.record["bytes_down"] == 0
-        assert all(not message for message in [*round.up.values(), *round.down.values()])
-        assert round.after == {}
-        drawn = set(round.record["clients"])
-        assert len(drawn) == 2
-        trained |= drawn
-        for number in range(4):
-            now, last = round.weights[number], weights[number]
-            if number not in drawn:
-                assert (now is None and last is None) or same(now, last)
-            else:
-                start = initial(members[number].architecture, number) if last is None else last
-                assert moved(now, start) > 1e-4
-        weights = round.weights
-    assert trained == set(range(4)), "choose another seed: somebody was never drawn"
-
-
 def test_the_users_own_network_starts_where_it_stands_and_is_not_touched():
     from polyfed.core.client import Client
 

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.client import Client
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional.patch_mixing import mixing_map
 from polyfed.methods import LocalMutual
 from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
-from polyfed.testing.fixtures import draw
 from tests.helpers import toys
-from tests.helpers.image_clients import CLASSES, NETS, SOME, image_rounds, kl, members, pair, part
-from tests.helpers.toys import federation, moved, same, worker
+from tests.helpers.image_clients import CLASSES, NETS, image_rounds, kl, members, pair, part
+from tests.helpers.toys import federation
 
 METHOD = LocalMutual(temperature=2.0, mutual=0.7, mixed=0.4, mix_alpha=0.5, patches=4, search_every=0)
 
@@ -65,28 +63,6 @@ def test_a_round_against_a_loop_with_two_optimizers(kind: str) -> None:
                 torch.testing.assert_close(found[key], value, atol=2e-4, rtol=1e-3)
 
 
-def test_nothing_is_sent_and_the_second_network_stays() -> None:
-    first, second = image_rounds(LocalMutual())
-    for round in (first, second):
-        assert round.record["bytes_up"] == round.record["bytes_down"] == 0
-        assert all(message == {} for message in [*round.up.values(), *round.down.values()])
-    one, other = (part(second.weights[i], "auxiliary_model") for i in (0, 1))
-    assert moved(one, other) > 1e-3
-    (again,) = image_rounds(LocalMutual(), members(("deep", "deep", "deep")), rounds=1)
-    assert moved(part(again.weights[0], "own"), part(again.weights[1], "own")) > 1e-3
-
-
-def test_scored_is_the_own_network() -> None:
-    fed, watch = federation(LocalMutual(), members(test=9), NETS, classes=CLASSES)
-    done = fed.run()
-    for number, client in enumerate(fed.clients):
-        own = pair(client.architecture, watch.rounds[-1].weights[number] or {})[0].eval()
-        data = client.data.test
-        right = float((own(data.x).argmax(1) == data.y).double().mean())
-        assert done.history[-1]["accuracy_per_client"][number] == pytest.approx(right)
-        assert same(done.models[number].state_dict(), own.state_dict())
-
-
 # mixtures -----------------------------------------------------------------------------------------------------------
 
 
@@ -126,18 +102,6 @@ def test_what_was_chosen_stays_until_the_next_search() -> None:
     assert "mixtures" not in image_rounds(LocalMutual(mixed=0.0))[-1].states[0]
 
 
-def test_three_mixtures_are_drawn_for_every_step() -> None:
-    fed, _ = federation(METHOD, members(), NETS, classes=CLASSES)
-    at = worker(fed, 0)
-    METHOD.receive(at, {})
-    draws = torch.Generator().manual_seed(0)
-    one, other = (METHOD.step_inputs(at, step, draws) for step in (0, 1))
-    assert one["maps"].shape == (3, 6, 6)
-    assert one["order"].shape == (3, 4)
-    found = [*one["maps"], *other["maps"]]
-    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
-
-
 # refusals -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,9 +116,3 @@ def test_what_is_refused_before_round_1() -> None:
         federation(LocalMutual(shared="narrow"), members(), NETS, classes=CLASSES)
     with pytest.raises(ConfigError, match="patches: expected a square number, got 5"):
         LocalMutual(patches=5)
-
-
-def test_one_image_is_its_own_partner() -> None:
-    people = [Client("deep", draw(1, SOME[0], 0)), Client("wide", draw(5, SOME[1], 1))]
-    last = image_rounds(LocalMutual(), people)[-1]
-    assert not last.record["refused"]

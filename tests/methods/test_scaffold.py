@@ -11,30 +11,23 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.core import inference
-from polyfed.core.message import nbytes
 from polyfed.core.method import hyperparameters
-from polyfed.core.settings import Training
-from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
-from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import eval_mode, frozen_running_stats
 from polyfed.methods import SCAFFOLD, FedAvg
-from polyfed.plugins.settings import Availability
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     NETS,
     Client,
     Two,
-    batch,
     clients,
     federation,
     moved,
     numpy_mean,
     rounds,
     same,
-    samples,
     shared,
     two_gradient,
     two_parameter_clients,
@@ -95,26 +88,6 @@ def test_rounds_by_hand(control, momentum, aggregation):
         np.testing.assert_allclose(client.state["control"]["w"].numpy(), c_k[client.id], atol=2e-6)
 
 
-def test_clients_may_count_by_samples():
-    """In the mean of w_k; c counts everybody once."""
-    (round,) = rounds(SCAFFOLD(weighting="samples"), clients(["deep"] * 2, [4, 12]), rounds=1)
-    for name, value in total(round.after).items():
-        torch.testing.assert_close(value, sum(m["control"][name] for m in round.up.values()), atol=1e-6, rtol=0)
-    for name, value in shared(round.after).items():
-        expected = numpy_mean([round.trained[i] for i in (0, 1)], [4, 12], name)
-        np.testing.assert_allclose(value, expected, atol=1e-6)
-
-
-def test_with_plain_sgd_option_two_is_the_mean_gradient():
-    """In minibatches, and under a rate that falls: it is the present round's that counts."""
-    for schedule in ({}, {"lr_schedule": "exponential", "lr_gamma": 0.3}):
-        for momentum, alike in ((0.0, True), (0.9, False)):
-            training = {"rounds": 3, "local_epochs": 2, "momentum": momentum, **schedule}
-            runs = [rounds(SCAFFOLD(control=c), clients(["deep", "shallow"]), **training) for c in ("mean", "II")]
-            gap = moved(*(total(run[-1].after) for run in runs))
-            assert (gap < 2e-5) == alike, gap
-
-
 def test_variates_start_at_zero_so_that_round_one_is_uniform_fedavg():
     for training in ({}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 1e-3}):
         methods = (SCAFFOLD(), FedAvg(weighting="uniform"))
@@ -122,25 +95,6 @@ def test_variates_start_at_zero_so_that_round_one_is_uniform_fedavg():
         assert not any(t.any() for m in runs[0][0].down.values() for t in m["control"].values())
         assert same(*(shared(run[0].after) for run in runs))
         assert moved(*(shared(run[1].after) for run in runs)) > 1e-4, "from round 2 on the variates bite"
-
-
-def test_the_correction_is_what_the_server_sent():
-    """Another variate of the server gives another step, by just the difference; nothing of it in the loss."""
-    members = clients(["deep"])
-    fed, _ = federation(method := SCAFFOLD(), members)
-    method.init_server(fed.server)
-    message, one, found = method.broadcast(fed.server, 0), batch(members[0].data.train), {}
-    for value in (0.0, 100.0, -3.0):
-        at = worker(fed, 0)
-        control = {name: torch.full_like(t, value) for name, t in message["control"].items()}
-        found[value] = method.gradients(at.model, one, method.receive(at, {**message, "control": control}))
-    for name, plain in found[0.0].grads.items():
-        for value in (100.0, -3.0):
-            torch.testing.assert_close(
-                found[value].grads[name] - plain, torch.full_like(plain, value), atol=1e-4, rtol=0
-            )
-    assert found[0.0].loss == found[100.0].loss
-    assert found[0.0].raw.keys() == set(parameters("deep"))
 
 
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
@@ -163,24 +117,6 @@ def test_c_is_the_mean_over_all_who_have_the_tensor(aggregation):
                 each = sum(controls[k][name].double().numpy() for k in who if controls[k])
                 np.testing.assert_allclose(sent, each / len(who), atol=1e-6)
     assert not all(history[0].states.values()), "somebody was not drawn at first"
-
-
-def test_c_stays_the_mean_when_clients_join():
-    members = clients(["deep"] * 4)
-    fed = Federation(
-        members,
-        SCAFFOLD(),
-        Training(rounds=4, batch_size=4, lr=0.1),
-        plugins=[Availability(late_joiners=2, join_round=3)],
-        task=Task(classes=3),
-        builders=NETS,
-    )
-    fed.run()
-    assert len(fed.server.clients) == 4
-    sent = fed.method.broadcast(fed.server, 0)["control"]
-    for name, c in sent.items():
-        each = [client.state["control"][name].numpy() for client in fed.clients]
-        np.testing.assert_allclose(c, np.mean(each, axis=0), atol=1e-6)
 
 
 def test_batchnorm_statistics_have_no_variates_and_no_server_rate():
@@ -253,17 +189,6 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
 # ---- option I  ----
 
 
-def test_option_one_is_the_gradient_of_all_samples_at_what_came():
-    """Over ragged batches; training has moved the model on, and leaves no trace in the variate."""
-    (round,) = rounds(SCAFFOLD(control="I"), members := clients(["deep"], 13), rounds=1, local_epochs=3)
-    model, data = NETS["deep"](), members[0].data.train
-    model.load_state_dict(dict(round.down[0]["model"]))
-    F.cross_entropy(model(data.x), data.y).backward()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(round.up[0]["control"][name], p.grad, atol=1e-6, rtol=0)
-    assert not same(dict(round.down[0]["model"]), dict(round.up[0]["model"]))
-
-
 @pytest.mark.parametrize("architecture", ["bn", "dropout"])
 def test_the_pass_over_all_samples_leaves_no_trace(architecture):
     """BatchNorm by the batch, no dropout, no statistics, no draw from the global generator; the weights put back."""
@@ -284,15 +209,6 @@ def test_the_pass_over_all_samples_leaves_no_trace(architecture):
         expected.backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-5)
-
-
-def test_the_pass_puts_the_weights_back_after_an_error():
-    fed, _ = federation(SCAFFOLD(), clients(["deep"]))
-    at = worker(fed, 0)
-    before = {n: t.clone() for n, t in at.model.state_dict().items()}
-    with pytest.raises(ZeroDivisionError):
-        inference.full_gradient(lambda model, b: 1 / 0, at, fed.server.initial_state("deep"))
-    assert same(before, dict(at.model.state_dict()))
 
 
 # ---- what it is for  ----
@@ -332,31 +248,7 @@ def test_ten_local_steps_reach_the_common_optimum(control):
     assert np.abs(settled - optimum.numpy()).max() > 0.2
 
 
-@pytest.mark.parametrize("control", ["mean", "II"])
-def test_the_common_optimum_is_reached_although_uploads_were_lost(control):
-    """With the variates of lost rounds c would not vanish there, and pull away for ever."""
-    members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]
-    training = {"rounds": 30, "local_epochs": 10, "lr": 0.1}
-    lost = lambda number: {number % 2} if number < 6 else set()  # noqa: E731
-    history = losing(lost, Bowls(control=control), members, {"two": Two}, 2, **training)
-    optimum = torch.tensor([(1 - 4) / 5, (-1 + 8) / 5])
-    torch.testing.assert_close(shared(history[-1].after)["w"], optimum, atol=1e-4, rtol=0)
-
-
-def test_it_learns_under_adam_and_client_fraction():
-    members = [Client("deep", samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 50 + i)) for i in range(4)]
-    training = {"rounds": 15, "lr": 0.01, "optimizer": "adam", "client_fraction": 0.5, "batch_size": 16}
-    assert federation(SCAFFOLD(), members, **training)[0].run().result["accuracy"] > 0.6
-
-
 # ---- bytes, refusals  ----
-
-
-def test_bytes_of_statistics_without_variates():
-    floats = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
-    q = sum(p.numel() for p in NETS["bn"]().parameters())
-    for round in rounds(SCAFFOLD(), clients(["bn"] * 2)):
-        assert all(nbytes(m) == 4 * (floats + q) + 8 for m in (*round.down.values(), *round.up.values()))
 
 
 def test_option_two_needs_a_rate():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,14 +15,10 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
 from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
-from polyfed.functional.channel_slices import first_channels, slice_channels
 from polyfed.functional.losses import multi_exit_loss
-from polyfed.methods import FedAvg, HeteroFL, ScaleFL
-from polyfed.methods.building_blocks.channel_groups import channel_plan
-from polyfed.methods.building_blocks.early_exits import add_early_exits
-from polyfed.models import build
+from polyfed.methods import HeteroFL, ScaleFL
 from tests.helpers.slices import order_of, prefix, rounds, watched
-from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, log_softmax, moved, same, samples
+from tests.helpers.toys import CLASSES, NETS, clients, federation, log_softmax, moved, same
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
@@ -75,18 +70,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, gamma, temper
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
     for out, grad in zip(outputs, grads, strict=True):  # the last one's has no part of what it teaches
         np.testing.assert_allclose(out.grad.numpy(), grad, atol=1e-6)
-
-
-def test_the_exits_weights_sum_to_1_and_padding_counts_nothing():
-    out, y, ones = torch.randn(4, 3), torch.tensor([0, 2, 1, 1]), torch.ones(4)
-    for exits in range(1, 7):
-        torch.testing.assert_close(multi_exit_loss([out] * exits, y, ones, 1.0, 3.0), F.cross_entropy(out, y))
-    several, w = [torch.randn(4, 3) for _ in range(3)], torch.tensor([1.0, 1.0, 0.0, 0.0])
-    part = multi_exit_loss([o[:2] for o in several], y[:2], ones[:2], 0.5, 2.0)
-    torch.testing.assert_close(multi_exit_loss(several, y, w, 0.5, 2.0), part)
-    for wrong, temperature in (([], 3.0), ([out], 0.0)):
-        with pytest.raises(ValueError, match="expected at least one exit and T above 0"):
-            multi_exit_loss(wrong, y, ones, 1.0, temperature)
 
 
 # a round --------------------------------------------------------------------------------------------------------------
@@ -150,21 +133,6 @@ def test_levels_of_all_blocks_are_heterofl_without_its_extras(kind):
 # distillation ---------------------------------------------------------------------------------------------------------
 
 
-def test_distillation_is_on_by_default_and_gamma_0_leaves_weighted_cross_entropy():
-    torch.manual_seed(0)
-    model, data = ScaleFL().build(NETS["deep"](), "3"), batch(samples(8, 0))
-    for p in model.parameters():
-        p.data.mul_(2)  # far from alike
-    outputs = model(data.x)
-    plain = sum(j * F.cross_entropy(out, data.y) for j, out in enumerate(outputs, 1)) / 6
-    assert len(outputs) == 3
-    torch.testing.assert_close(ScaleFL(gamma=0.0).loss(model, data, {"distils": True}), plain)
-    torch.testing.assert_close(ScaleFL().loss(model, data, {"distils": False}), plain)
-    on = ScaleFL().loss(model, data, {"distils": True})
-    assert float(on.detach()) == pytest.approx(by_formula(outputs, data.y, 0.05, 3.0)[0], abs=1e-5)
-    assert float((on - plain).detach()) > 1e-4
-
-
 def test_distillation_begins_after_its_share_of_the_rounds():
     fed, _ = federation(ScaleFL(), clients(["deep"], 8), rounds=8)
     fed.method.init_server(fed.server)
@@ -225,15 +193,6 @@ def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level
 # bytes, folders, networks ---------------------------------------------------------------------------------------------
 
 
-def numbers(level, batchnorm=True):
-    """P and S of the deep toy at a level, in closed form."""
-    blocks, (w, f) = LEVELS[level][1], widths(level)
-    inputs, outputs = [4, w, w, w, w][:blocks], [w, w, w, w, f][:blocks]
-    exits = [outputs[count - 1] for count in EXITS if count <= blocks]
-    p = sum(i * o + o for i, o in zip(inputs, outputs, strict=True)) + sum(CLASSES * (o + 1) for o in exits)
-    return (p + 2 * sum(outputs), 2 * sum(outputs)) if batchnorm else (p, 0)
-
-
 def test_what_has_no_place_for_an_exit_is_refused_before_round_1(tmp_path):
     one_layer = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))  # noqa: E731
     uncut = lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))  # noqa: E731
@@ -244,21 +203,6 @@ def test_what_has_no_place_for_an_exit_is_refused_before_round_1(tmp_path):
         assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="one architecture"):
         federation(ScaleFL(), clients(["shallow", "deep"]))
-
-
-def test_a_network_with_several_outputs_of_its_own_is_refused_by_any_method():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-        def forward(self, x):
-            h = self.b(self.a(x).relu()).relu()
-            return self.c(h), h
-
-    for method, why in ((FedAvg(), "3 classes .* client 0 .*got a tuple"), (ScaleFL(), "Two has several outputs")):
-        with pytest.raises(ConfigError, match=why):
-            federation(method, clients(["two"] * 2), {"two": Two})
 
 
 def test_a_level_of_the_whole_network_is_exported_as_that_network():
@@ -272,35 +216,3 @@ def test_a_level_of_the_whole_network_is_exported_as_that_network():
     x = torch.randn(8, 4)
     torch.testing.assert_close(scored.eval()(x), trained.eval()(x)[-1])
     assert "head.weight" not in method.personal_model(method.build(NETS["deep"](), "3")).state_dict()
-
-
-def preactivated(width, blocks, exits):
-    """Parameters of the first residual blocks of ResNet152 at a width, with exits of 1000 classes behind some."""
-
-    def wide(channels):
-        return math.ceil(round(width * channels, 9))
-
-    planes = [p for p, count in ((64, 3), (128, 8), (256, 36), (512, 3)) for _ in range(count)][:blocks]
-    total, c_in = 27 * wide(64), wide(64)
-    for place, p in enumerate(planes, 1):
-        inner, c_out, halves = wide(p), wide(4 * p), place == 1 or p != planes[place - 2]
-        norms_, convs = 2 * (c_in + 2 * inner), c_in * inner + 9 * inner**2 + inner * c_out
-        total, c_in = total + norms_ + convs + halves * c_in * c_out, c_out
-        total += (place in exits) * (2 * c_out + 1000 * c_out + 1000)  # BatchNorm, linear
-    return total
-
-
-@pytest.mark.slow
-def test_the_default_levels_have_fedins_mean_size_with_its_resnet152():
-    with torch.device("meta"):  # no memory
-        exits = add_early_exits(build("resnet152-preact-1000", (3, 32, 32), 10), [0.4, 0.55, 0.7, 0.85, 1])
-    assert (exits.of, exits.blocks) == (51, (21, 29, 36, 44, 51))  # the stem, and 20, 28, 35, 43, 50 residual blocks
-    plan, sizes = channel_plan(exits), []
-    for text, blocks in zip(ScaleFL().levels.split(), (20, 28, 35, 43, 50), strict=True):
-        width, depth = map(float, text.split("@"))
-        weights = dict(exits.truncated(depth).named_parameters())
-        cut = slice_channels(plan, weights, plan.kept(partial(first_channels, rate=width)))
-        sizes.append(sum(t.numel() for t in cut.values()))
-        assert sizes[-1] == preactivated(width, blocks, (20, 28, 35, 43, 50))
-    assert sum(sizes) / 5 == 20_650_341.6
-    assert sizes[-1] == 60_177_448 + 4 * (2 * 1024 + 1024 * 1000 + 1000)

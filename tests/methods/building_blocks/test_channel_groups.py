@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first_channel
 from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 from polyfed.models import build
 from polyfed.models.adapt import split
-from polyfed.models.resnet import BasicBlock, PreActBottleneck
 from polyfed.registry import MODELS
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import Forward
@@ -58,13 +56,6 @@ def test_a_residual_stream_is_one_group():
     inner = [plan.axes[f"intermediate.stage3.{i}.conv1.weight"][0] for i in (0, 1)]
     assert len({*inner, third[0], third[1]}) == 4
     assert len(plan.sizes) == 4 + 6  # streams, insides of blocks
-
-
-def test_a_shortcut_of_a_preactivation_takes_what_the_first_norm_takes():
-    plan = channel_plan(nn.Sequential(nn.Conv2d(3, 8, 3), PreActBottleneck(8, 4, 2), PreActBottleneck(16, 4, 1)))
-    assert plan.axes["1.shortcut.weight"][1] == plan.axes["1.bn1.weight"][0] == plan.axes["0.weight"][0]
-    assert plan.axes["1.shortcut.weight"][0].group == OUTPUT  # what leaves the network is never cut
-    assert plan.axes["2.conv3.weight"][0].group == OUTPUT
 
 
 class Both(nn.Module):
@@ -110,52 +101,6 @@ def test_others_of_the_zoo_are_refused_in_one_line(name):
     shape = (3, 32, 32) if name.startswith("vit") else (40,) if name.startswith("text") else (3, 40)
     with pytest.raises(ConfigError, match=rf"^{name} cannot be cut to narrower networks: .*; expected convolutions,"):
         channel_plan(build(name, shape, 10))
-
-
-def test_a_narrow_resnet_is_the_resnet_of_that_width():
-    """Built by hand at width 16, the sub-model of rate 1/4 has its shapes, and gives the same with its weights."""
-
-    def stage(c_in: int, c_out: int, stride: int) -> nn.Sequential:
-        return nn.Sequential(BasicBlock(c_in, c_out, stride))
-
-    widths = (16, 32, 64, 128)
-    stem = OrderedDict(conv1=nn.Conv2d(3, 16, 7, 2, padding=3, bias=False), bn1=nn.BatchNorm2d(16), relu=nn.ReLU())
-    stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
-    stages = [stage(16 if i == 0 else widths[i - 1], w, 1 if i == 0 else 2) for i, w in enumerate(widths)]
-    body = OrderedDict((f"stage{i}", s) for i, s in enumerate(stages, 1))
-    hand = nn.ModuleDict({"extractor": nn.Sequential(stem), "intermediate": nn.Sequential(body)})
-    small = narrowed(build("resnet10", (3, 32, 32), 10), 0.25).eval()
-    own = {n: t for n, t in small.state_dict().items() if not n.startswith("head")}
-    hand.load_state_dict(own)  # strict: the same names and shapes
-    hand.eval()
-    x = torch.randn(2, 3, 32, 32)
-    z = hand["intermediate"](hand["extractor"](x)).mean((2, 3))
-    assert torch.allclose(small(x), F.linear(z, small.head.weight, small.head.bias), atol=1e-5)
-
-
-def test_a_narrow_network_depends_on_the_prefix_only():
-    model = build("resnet10", (3, 32, 32), 10).eval()
-    other = copy.deepcopy(model)
-    plan = channel_plan(model)
-    inside = plan.kept(lambda size: first_channels(size, 0.5))
-    with torch.no_grad():
-        for name, p in other.named_parameters():
-            small = slice_channels(plan, {name: p}, inside)[name]
-            if small.shape != p.shape:
-                p.view(-1)[:] = 0.123
-                p.copy_(
-                    _put(plan.axes[name], p, slice_channels(plan, dict(model.named_parameters()), inside)[name], inside)
-                )
-    x = torch.randn(2, 3, 32, 32)
-    assert not torch.equal(model(x), other(x))
-    assert torch.equal(narrowed(model, 0.5)(x), narrowed(other, 0.5)(x))
-
-
-def _put(axes, whole, small, kept):
-    out = whole.clone()
-    index = [kept[a.group] if a.group in kept else torch.arange(n) for a, n in zip(axes, whole.shape, strict=True)]
-    out[torch.meshgrid(*index, indexing="ij")] = small
-    return out
 
 
 def test_resnet152_has_the_counts_of_heterofl():
@@ -230,11 +175,3 @@ def test_shared_parameters_are_refused():
     tied[0].weight = tied[1].weight = layer.weight
     with pytest.raises(ConfigError, match="two of its layers share a parameter"):
         channel_plan(tied)
-
-
-def test_modes_and_hooks_are_left_alone():
-    model = build("resnet10", (3, 32, 32), 10)
-    model.extractor.eval()
-    flags = [m.training for m in model.modules()]
-    channel_plan(model)
-    assert [m.training for m in model.modules()] == flags

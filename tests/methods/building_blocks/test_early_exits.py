@@ -12,8 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.errors import ConfigError
-from polyfed.functional.channel_slices import OUTPUT, first_channels
-from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
 from polyfed.models.adapt import split
@@ -112,47 +110,6 @@ def test_the_network_up_to_an_exit_has_what_it_needs_and_shares_it():
     assert not torch.equal(part(x)[0], before[0])
     assert torch.equal(part.final_exit()(x), part(x)[-1])
     assert "early_exits.block3.linear.weight" not in part.final_exit().state_dict()
-
-
-def test_a_copy_is_a_network_of_its_own():
-    exits, x = add_early_exits(build("digits-cnn5", (1, 8, 8), 10), DEPTHS), torch.randn(2, 1, 8, 8)
-    twin, before = copy.deepcopy(exits), exits(x)
-    with torch.no_grad():
-        for p in exits.parameters():
-            p.add_(1)
-    assert all(torch.equal(a, b) for a, b in zip(twin(x), before, strict=True))
-    assert not torch.equal(exits(x)[0], before[0])
-
-
-def test_training_and_statistics_are_those_of_the_network():
-    model = build("resnet10", (3, 32, 32), 10)
-    alone, x = copy.deepcopy(model), torch.randn(4, 3, 32, 32)
-    assert torch.equal(add_early_exits(model, DEPTHS).train()(x)[-1], alone.train()(x))
-    assert all(torch.equal(t, model.state_dict()[n]) for n, t in alone.state_dict().items())
-
-
-def test_all_exits_can_be_cut_by_width():
-    exits = add_early_exits(build("resnet10", (3, 32, 32), 10), DEPTHS)
-    plan = channel_plan(exits)
-    stream = plan.axes["intermediate.stage2.0.conv2.weight"][0]
-    weight = plan.axes["early_exits.block3.linear.weight"]
-    assert (weight[0].group, weight[1]) == (OUTPUT, stream)
-    small = narrow_model(exits, plan.kept(lambda size: first_channels(size, 0.25))).eval()
-    x = torch.randn(2, 3, 32, 32)
-    assert small.early_exits.block3.linear.weight.shape == (10, 32)
-    assert [tuple(out.shape) for out in small.truncated(0.7)(x)] == [(2, 10)] * 3
-
-
-def test_sizes_that_are_read_hide_no_block():
-    def forward(m, x):
-        h = m.conv1(x).relu()
-        return m.fc(m.conv2(h).relu().view(x.size(0), -1))
-
-    net = Forward(forward, conv1=nn.Conv2d(1, 4, 3), conv2=nn.Conv2d(4, 4, 3), fc=nn.Linear(16, 3))
-    exits, x = add_early_exits(net, (0.5, 1.0)), torch.randn(3, 1, 6, 6)
-    assert (exits.blocks, exits.of) == ((1, 2), 2)
-    torch.testing.assert_close(exits(x)[0], exits.early_exits.block1.linear(net.conv1(x).relu().mean((2, 3))))
-    assert torch.equal(exits(x)[1], net(x))
 
 
 def test_a_wrapped_module_keeps_its_names_and_nothing_is_added_to_it():

@@ -57,18 +57,6 @@ def test_without_replacement_and_never_more_than_there_are(count: int, expected:
     assert 0 not in {mark // 100 for mark in marks}
 
 
-def test_pairs_come_from_everybody_else() -> None:
-    pool = collect({i: upload(i, 4) for i in range(4)})
-    senders = [{mark // 100 for mark in drawn(pool, 0, 4, seed)} for seed in range(40)]
-    assert set.union(*senders) == {1, 2, 3}
-    assert any(len(s) > 1 for s in senders)
-
-
-def test_a_generator_decides() -> None:
-    pool = collect({i: upload(i, 4) for i in range(4)})
-    assert drawn(pool, 0, 6, seed=1) == drawn(pool, 0, 6, seed=1) != drawn(pool, 0, 6, seed=2)
-
-
 @pytest.mark.parametrize(("held", "size"), [(10, 4), (8, 4), (5, 3), (7, 1)])
 def test_minibatches_go_round_and_round(held: int, size: int) -> None:
     """Each has `size` pairs, and over `held` visits every pair comes up `size` times."""
@@ -78,13 +66,6 @@ def test_minibatches_go_round_and_round(held: int, size: int) -> None:
     assert {len(visit) for visit in visits} == {size}
     assert line == list(range(held)) * size
     assert all(torch.equal(b["s_in"][:, :1], -b["s_out"]) for b in (minibatch(pairs, v, size) for v in range(3)))
-
-
-@pytest.mark.parametrize("held", [1, 3, 4])
-def test_few_pairs_are_all_used_in_every_visit(held: int) -> None:
-    pairs = upload(0, held)["features"]
-    for visit in (0, 5):
-        assert torch.equal(minibatch(pairs, visit, 4)["s_in"], pairs["s_in"])
 
 
 @pytest.fixture(scope="module")

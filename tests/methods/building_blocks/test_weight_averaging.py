@@ -16,30 +16,6 @@ from polyfed.methods.building_blocks import weight_averaging as averaging
 from polyfed.methods.building_blocks.weight_averaging import Aggregation, requirements
 from polyfed.testing import ConformanceKit
 
-HEADS = "it averages heads"
-HINT = "use method.aggregation = 'same-shape'"
-
-
-def test_layer_by_layer_tensors_of_one_name_have_one_shape_and_not_heads_alone_are_averaged() -> None:
-    assert requirements("layer-wise") == Requirements(
-        shared_shapes=True, more_than_head=True, shared_outputs=HEADS, hint=HINT
-    )
-
-
-def test_within_an_architecture_anything_goes() -> None:
-    assert requirements("same-shape") == Requirements(shared_outputs=HEADS, hint=HINT)
-
-
-def test_of_some_parts_the_heads_are_the_clients_own() -> None:
-    asked = requirements("layer-wise", split_model=True, parts=("extractor",))
-    assert asked == Requirements(split_model=True, shared_shapes=True, shared_parts=("extractor",), hint=HINT)
-
-
-@pytest.mark.parametrize("name", ["split_model", "same_cut_shapes", "gridlike_cuts"])
-def test_all_else_is_handed_on(name: str) -> None:
-    asked = requirements("same-shape", **{name: True}, hint="another way")
-    assert asked == Requirements(**{name: True}, shared_outputs=HEADS, hint="another way")
-
 
 @pytest.mark.parametrize(
     ("method", "expected"),
@@ -251,19 +227,3 @@ def test_shares_are_the_samples_or_one_times_what_was_given() -> None:
     assert averaging.client_shares(server, uploads, "samples") == {3: 0.5 * sizes[3], 5: 4.0 * sizes[5]}
     assert averaging.client_shares(server, uploads, "uniform") == {3: 0.5, 5: 4.0}
     assert averaging.client_weights(uploads) == {3: {}, 5: {}}
-
-
-@pytest.mark.parametrize("aggregation", BOTH)
-def test_a_client_is_sent_what_is_shared_with_its_network(aggregation: Aggregation) -> None:
-    server = begun(aggregation)
-    sent = averaging.broadcast(server, aggregation, 5)
-    expected = averaging.weights_for(server, aggregation, "net2")
-    assert list(sent) == ["model"]
-    assert {name: id(tensor) for name, tensor in get_group(sent, "model").items()} == {
-        name: id(tensor) for name, tensor in expected.items()
-    }
-
-
-def test_all_shared_weights_are_found_by_name() -> None:
-    assert set(averaging.all_weights(begun("same-shape"))) == {"model net0", "model net1", "model net2"}
-    assert set(averaging.all_weights(begun("layer-wise"))) == {"model union"}

@@ -8,9 +8,9 @@ from polyfed.core.settings import Privacy as Privacy
 from polyfed.core.settings import Training as Training
 from polyfed.data.dataset import from_tensors as from_tensors
 from polyfed.data.datasets import load_dataset as load_dataset
-from polyfed.engine.alone import alone as alone
 from polyfed.engine.federation import Federation as Federation
 from polyfed.engine.federation import Run as Run
+from polyfed.engine.method_wrappers import alone as alone
 from polyfed.engine.plugin import Plugin as Plugin
 from polyfed.engine.task import Execution as Execution
 from polyfed.engine.task import Output as Output

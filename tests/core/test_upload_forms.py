@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfed.core.upload_forms import UploadContext
-from polyfed.engine.upload_check import find_mismatch
+from polyfed.engine.uploads import find_mismatch
 from polyfed.methods import FedAvg, FedGH
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit

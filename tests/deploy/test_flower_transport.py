@@ -15,7 +15,7 @@ from polyfed.deploy import flower_transport, node_registry
 from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, make_client_app, make_server_app
 from polyfed.deploy.protocol import Envelope
 from polyfed.engine.federation import Run
-from polyfed.engine.history import History
+from polyfed.engine.run import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from tests.deploy.test_server import same

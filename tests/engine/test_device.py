@@ -10,7 +10,7 @@ import torch
 
 from polyfed.engine import device as room
 from polyfed.engine.device import device_name, parse_device
-from polyfed.engine.history import environment_versions
+from polyfed.engine.run import environment_versions
 from polyfed.errors import ConfigError
 
 Machine = Callable[..., None]

@@ -20,8 +20,8 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine import score_cache
-from polyfed.engine.evaluation_record import summarize
+from polyfed.engine import scoring
+from polyfed.engine.evaluation import summarize
 from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Execution, Task
@@ -236,13 +236,13 @@ def test_an_error_of_the_server_names_round_and_stage() -> None:
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clients that were really scored."""
     scored: list[int] = []
-    plain = score_cache.evaluate_model
+    plain = scoring.evaluate_model
 
     def score(client: Client, *rest: Any) -> Any:
         scored.append(client.id)
         return plain(client, *rest)
 
-    monkeypatch.setattr(score_cache, "evaluate_model", score)
+    monkeypatch.setattr(scoring, "evaluate_model", score)
     return scored
 
 

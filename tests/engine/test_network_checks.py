@@ -90,12 +90,10 @@ def federation(layer: nn.Module, **options: Any) -> pf.Federation:
         ),
         lambda: Kept(None, lambda kept, x: x, lambda kept, x: x if kept is None else x + kept.mean()),
         lambda: Kept(0, lambda steps, x: steps + 1, lambda steps, x: x * min(steps, 5)),
-        lambda: Kept(0, lambda steps, x: steps + 1, lambda steps, x: x if steps < 500 else 2 * x),
-        lambda: Kept(torch.tensor(0), lambda steps, x: steps + 1, lambda steps, x: x if steps < 500 else 2 * x),
         lambda: Unsaved(persistent=False),
         lambda: Draws(own=True),
     ],
-    ids=["mean", "in a list", "last batch", "ramp", "later", "later by a tensor", "unsaved buffer", "generator"],
+    ids=["mean", "in a list", "last batch", "ramp", "unsaved buffer", "generator"],
 )
 def test_state_outside_the_state_dict_is_refused_by_name(layer: Callable[[], nn.Module]) -> None:
     kind = type(layer()).__name__

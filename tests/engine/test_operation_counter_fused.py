@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.engine.operation_counter import OperationCounter
-from polyfed.engine.round_costs import flops
+from polyfed.engine.operation_counter import OperationCounter, flops
 
 T, D, F, HEADS = 16, 32, 64, 4  # tokens, width, inner width, heads
 # queries, keys and values; scores and weighted values, (T, T) with D numbers each; what leads out of the heads

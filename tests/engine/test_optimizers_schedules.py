@@ -20,7 +20,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.history import early_stop_round
+from polyfed.engine.run import early_stop_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import Local
 from polyfed.report.comparison import compare_runs

@@ -17,7 +17,7 @@ from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.history import best_by_validation
+from polyfed.engine.run import best_by_validation
 from polyfed.errors import RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.loggers.console import Console

@@ -19,7 +19,7 @@ from polyfed.core.method import Method
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.history import History
+from polyfed.engine.run import History
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods.local import Local
 from polyfed.report.comparison import compare_runs, to_text

@@ -18,7 +18,7 @@ from polyfed.core.client import Client
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples, TargetScale
 from polyfed.engine.federation import Federation, Run
-from polyfed.engine.history import best_round, early_stop_round
+from polyfed.engine.run import best_round, early_stop_round
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError
 from polyfed.registry import METHODS

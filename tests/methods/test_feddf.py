@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.engine.alone import alone
+from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
 from tests.helpers.few_classes import SIZES, disagreeing

@@ -16,7 +16,7 @@ that one recipe serves many:
     name = "fedgh"
     header_lr = 0.0
 
-    [methods.fedgh-alone]            # every client a federation of its own (`engine.alone`)
+    [methods.fedgh-alone]            # every client a federation of its own (`method_wrappers`)
     name = "fedgh"
     alone = true
     header_epochs = 100
@@ -62,8 +62,7 @@ from polyfed.config.presets import LABEL, apply_presets, preset_names
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
 from polyfed.core.settings import AdapterSettings, Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
-from polyfed.engine.adapted import adapted
-from polyfed.engine.alone import alone
+from polyfed.engine.method_wrappers import adapted, alone
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters

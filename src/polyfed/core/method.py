@@ -209,10 +209,10 @@ class Method:
     # the engine need not draw initial weights
     ignores_initial_weights: ClassVar[bool] = False
 
-    # True: every client is a federation of its own (engine/alone.py), without communication between clients
+    # True: every client is a federation of its own (engine/method_wrappers.py), without communication between clients
     alone: ClassVar[bool] = False
 
-    # set: clients train adapters and heads only, of frozen networks (engine/adapted.py)
+    # set: clients train adapters and heads only, of frozen networks (engine/method_wrappers.py)
     adapters: ClassVar[AdapterSettings | None] = None
 
     # True: heads with the same layers start with the same weights on all clients. They are a function of the seed, so

@@ -33,7 +33,7 @@ from polyfed.deploy.process_group import ProcessGroup, free_ports, raise_on_term
 from polyfed.deploy.requirements import OFFLINE, require_package
 from polyfed.deploy.run_progress import RunProgress
 from polyfed.deploy.tls import AUTHORITY, make_node_key, make_server_certificate
-from polyfed.engine.history import History
+from polyfed.engine.run import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation

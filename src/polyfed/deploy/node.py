@@ -47,10 +47,10 @@ from polyfed.engine.executors.base import run_job
 from polyfed.engine.executors.client_scoring import score_parts
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.executors.working_copy import working_copy
-from polyfed.engine.model_readme import ModelReadme
+from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.score_cache import ScoreCache
+from polyfed.engine.scoring import ScoreCache
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates

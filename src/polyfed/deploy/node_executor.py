@@ -40,11 +40,11 @@ from polyfed.deploy.protocol import (
     serialize,
     split_client_state,
 )
-from polyfed.engine.evaluation_record import from_scores_of
+from polyfed.engine.evaluation import from_scores_of
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.scoring import ClientScore
-from polyfed.engine.upload_check import find_mismatch
+from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import PolyfedError, RunError
 from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule
 

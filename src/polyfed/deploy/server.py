@@ -36,7 +36,7 @@ from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.federation import Federation, Run
-from polyfed.engine.model_readme import ModelReadme
+from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.preview import preview
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder

@@ -20,9 +20,9 @@ from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
 from polyfed.data.text import TextConfig, Vocabulary
+from polyfed.engine.compatibility import check_parameters
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.engine.trial_passes import check_parameters
 from polyfed.errors import ConfigError, described, suggest
 from polyfed.escaping import client_text
 from polyfed.functional.tied_tensors import find_ties

@@ -39,23 +39,25 @@ from polyfed.engine.arguments import (
     settings_of,
     task_of,
 )
-from polyfed.engine.averaging_summary import averaged
-from polyfed.engine.checkpointer import Checkpointer
-from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
+from polyfed.engine.checkpoint import Checkpointer
+from polyfed.engine.compatibility import averaged, check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation_record import Measure, from_scores_of, validate_metrics
-from polyfed.engine.evaluator import Evaluator
+from polyfed.engine.evaluation import (
+    Evaluator,
+    Measure,
+    from_scores_of,
+    held_out_of,
+    remarks_on,
+    select_missing,
+    validate_metrics,
+)
 from polyfed.engine.executors.base import Executor, WorkerContext
 from polyfed.engine.executors.process_pool import ProcessPool, make_executor
-from polyfed.engine.held_out import held_out_of, remarks_on
-from polyfed.engine.history import History, summarize_run
-from polyfed.engine.missing_classes import select_missing
 from polyfed.engine.model_export import ModelExport
-from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round import RoundRunner, draw_cohort
 from polyfed.engine.round_state import Round
-from polyfed.engine.run import PersonalModels
+from polyfed.engine.run import History, PersonalModels, of_federation, summarize_run
 from polyfed.engine.run import Run as Run
 from polyfed.engine.run_facts import facts_of, settings_of_python
 from polyfed.engine.run_folder import RunFolder

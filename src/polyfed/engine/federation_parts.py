@@ -10,8 +10,8 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
-from polyfed.engine.checkpointer import Checkpointer
-from polyfed.engine.evaluation_record import Measure
+from polyfed.engine.checkpoint import Checkpointer
+from polyfed.engine.evaluation import Measure
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round import RoundRunner

@@ -23,13 +23,9 @@ from polyfed.models.split import SplitModel, unwrapped
 from polyfed.models.traced_forward import logits_of
 
 _ROWS = 2  # of a forward: as few as BatchNorm takes
-_LATER = (10, 1000, 100_000)  # after so many more batches a counter is tried
 _CLOSE = {"cpu": 1e-6}  # of the largest entry: what rounding may change, by type of device
 _ELSEWHERE = 1e-4  # where sums may be taken in any order
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
-
-Outputs = dict[str, Tensor]
-Place = tuple[str, str]  # a layer's name, an attribute's
 
 
 def check_memory(client: Client, network: nn.Module) -> None:
@@ -75,7 +71,7 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
         template: what the client trains. build: makes the client's own network, every time the same.
 
     Raises:
-        ConfigError: it depends on something else, or would after more batches.
+        ConfigError: it depends on something else.
     """
     if all(_is_stateless(layer) for layer in template.modules()):
         return
@@ -83,14 +79,19 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
     places = torch.arange(_ROWS) % client.n
     x, other = (client.prepare(client.data.train.x[rows]).to(device) for rows in (places, client.n - 1 - places))
     try:
-        kept = _kept_outside(lambda: _new(build, device), x, other)
+        network = _new(build, device)
+        start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        expected = _outputs(network, start, x)
+        for _ in range(2):
+            _forward(network, start, other, training=True)
     except Exception:  # in the forward of a new network
         return
-    if kept is not None:
-        attribute = kept[0][1] if kept else "state"
+    if not _gives(network, start, x, expected):
+        changed = _changed(_new(build, device), network)
+        attribute = changed[0][1] if changed else "state"
         raise ConfigError(
-            f"{_who(client)}: its network's forward keeps {_described(kept, _own(build()))} from batch to batch, "
-            f"outside state_dict(), so that no client would own or save it; make it a buffer: "
+            f"{_who(client)}: its network's forward keeps {_described(changed, network)} from batch to batch, outside "
+            f"state_dict(), so that no client would own or save it; make it a buffer: "
             f"self.register_buffer('{attribute}', torch.zeros(...))"
         )
 
@@ -106,47 +107,13 @@ def _is_stateless(layer: nn.Module) -> bool:
 
 
 def _new(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """A new network with its own forward, neither recorded nor compiled."""
     with seeded_global_rng(0):
-        return _own(build()).to(device)
+        network = build()
+        return unwrapped(network.original if isinstance(network, Adapted) else network).to(device)
 
 
-def _own(network: nn.Module) -> nn.Module:
-    """The network with its own forward, neither recorded nor compiled."""
-    return unwrapped(network.original if isinstance(network, Adapted) else network)
-
-
-def _kept_outside(build: Callable[[], nn.Module], x: Tensor, other: Tensor) -> list[Place] | None:
-    """Attributes by which training on `other` changes what is given for `x`, [] where they are unknown; None: nothing.
-
-    Raises:
-        Exception: the forward of a new network failed.
-    """
-    network = build()
-    start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    expected = _outputs(network, start, x)
-    numbers = [_numbers(network)]
-    for _ in range(2):
-        _forward(network, start, other, training=True)
-        numbers.append(_numbers(network))
-    if not _gives(network, start, x, expected):
-        return _changed(build(), network)
-    before, between, after = numbers
-    for layer, name in before:
-        place = layer, name
-        if place not in between or place not in after:
-            continue
-        step = between[place] - before[place]
-        if not step or after[place] - between[place] != step:
-            continue
-        for batches in _LATER:
-            later = build()
-            setattr(later.get_submodule(layer), name, before[place] + batches * step)
-            if not _gives(later, start, x, expected):
-                return [place]
-    return None
-
-
-def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> Outputs:
+def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> dict[str, Tensor]:
     """Outputs of a network that holds the tensors `start`, and its buffers among these afterwards."""
     load_state(network, start)
     with seeded_global_rng(0):
@@ -155,14 +122,14 @@ def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, trainin
     return {"": outputs, **buffers}
 
 
-def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> list[Outputs]:
+def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> list[dict[str, Tensor]]:
     """In eval mode and, after that, in training mode; the network then holds `start` again, as it may not be new."""
     found = [_forward(network, start, x, training) for training in (False, True)]
     load_state(network, start)
     return found
 
 
-def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected: list[Outputs]) -> bool:
+def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected: list[dict[str, Tensor]]) -> bool:
     """Whether the network gives what is expected."""
     try:
         found = _outputs(network, start, x)
@@ -173,54 +140,35 @@ def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected:
     return all(are_near({n: one[n]}, {n: t}, close, 0.0) for one, other in pairs for n, t in other.items())
 
 
-def _attributes(layer: nn.Module) -> dict[str, Any]:
-    """What a layer holds outside its state dict."""
-    unsaved = {name: layer._buffers[name] for name in layer._non_persistent_buffers_set}
-    return {name: value for name, value in vars(layer).items() if name not in MODULES_OWN} | unsaved
-
-
-def _numbers(network: nn.Module) -> dict[Place, Any]:
-    """The numbers among these attributes, and among their tensors."""
-    return {
-        (layer, name): value.clone() if isinstance(value, Tensor) else value
-        for layer, module in network.named_modules()
-        for name, value in _attributes(module).items()
-        if _is_number(value)
-    }
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.dim() == 0 and value.dtype != torch.bool
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _changed(new: nn.Module, used: nn.Module) -> list[Place]:
-    """Attributes that differ."""
+def _changed(new: nn.Module, used: nn.Module) -> list[tuple[str, str]]:
+    """Layers and their attributes outside the state dict that differ, as far as one can see."""
     return [
         (layer, name)
         for layer, module in used.named_modules()
-        for name, value in _attributes(module).items()
-        if not _is_same(value, _attributes(new.get_submodule(layer)).get(name))
+        for name, value in _unsaved(module).items()
+        if not _is_same(value, _unsaved(new.get_submodule(layer)).get(name))
     ]
 
 
+def _unsaved(layer: nn.Module) -> dict[str, Any]:
+    """What a layer holds outside its state dict."""
+    buffers = {name: layer._buffers[name] for name in layer._non_persistent_buffers_set}
+    return {name: value for name, value in vars(layer).items() if name not in MODULES_OWN} | buffers
+
+
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are the same, as far as one can see."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
         return one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, torch.Generator):
         return torch.equal(one.get_state(), other.get_state())
     return bool(one == other) if isinstance(one, int | float | str) else True
 
 
-def _described(places: list[Place], network: nn.Module) -> str:
+def _described(places: list[tuple[str, str]], network: nn.Module) -> str:
     """Attributes and whose they are, in words."""
     named = []
     for layer, name in places[:3]:

@@ -1,13 +1,14 @@
 """How much a client computes, and what it holds while it does: counted, so that it is the same on every machine.
 
 Operations are those of matrix products, convolutions and attention, a multiplication and an addition being two of them,
-as PyTorch's dispatcher sees them (`polyfed.engine.round_costs` counts a way forward in the same way). They depend on
-shapes, not on numbers, so that a few steps stand for all of a phase.
+as PyTorch's dispatcher sees them. They depend on shapes, not on numbers: a few steps stand for all of a phase.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from polyfed.core.client import Client
@@ -25,11 +27,8 @@ from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.context_stacking import structure
 from polyfed.engine.local_training import phase_data, train_only
 from polyfed.engine.optimizers import Optimizer
-from polyfed.engine.round_costs import AllocationTracker
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import has_batchnorm
-
-__all__ = ["OperationCounter", "training_memory", "training_operations"]
+from polyfed.functional.modes import eval_mode, has_batchnorm
 
 Step = Callable[[], AbstractContextManager[Any]]
 
@@ -186,3 +185,57 @@ def training_memory(client: Client, module: nn.Module) -> int:
             del x, y, loss
     held = sum(tensor.nbytes for tensor in module.state_dict().values())
     return int(held + made.peak)
+
+
+def flops(module: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of a forward pass in eval mode; a training step takes about three times as many.
+
+    Norms, activations and pooling are left out, as is usual.
+    """
+    with OperationCounter() as done, eval_mode(module), torch.no_grad():
+        module(x)
+    return int(done.count)
+
+
+class AllocationTracker(TorchDispatchMode):
+    """Counts the bytes of tensors that are made within the block: activations, gradients, the optimizer's state.
+
+    Not those that were there before (weights, data), nor what kernels need for themselves.
+
+    Attributes:
+        held: bytes of what was made and still is there. peak: the most that was there at a time.
+
+    >>> with AllocationTracker() as made:
+    ...     kept = torch.zeros(256) + 1
+    >>> made.held, made.peak
+    (1024, 2048)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held = self.peak = 0
+        self._known: dict[int, tuple[Any, int]] = {}  # identity of a storage -> its reference, its bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; what it takes and nobody has seen was there before, what it gives is new."""
+        for tensor in tree_leaves((args, kwargs)):
+            self._meet(tensor, before=True)
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            self._meet(tensor)
+        self.peak = max(self.peak, self.held)
+        return made
+
+    def _meet(self, leaf: Any, before: bool = False) -> None:
+        """Take note of what an operation takes or gives; only a strided tensor has a storage to look at."""
+        if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+            return
+        storage = leaf.untyped_storage()
+        key = id(storage)
+        size = 0 if before else storage.nbytes()
+        if key not in self._known:
+            self._known[key] = (weakref.ref(storage, functools.partial(self._forget, key)), size)
+            self.held += size
+
+    def _forget(self, key: int, _: Any) -> None:
+        self.held -= self._known.pop(key)[1]

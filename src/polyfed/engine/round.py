@@ -16,7 +16,7 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.engine.evaluator import Evaluator
+from polyfed.engine.evaluation import Evaluator
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
-from polyfed.engine.history import History
-from polyfed.engine.notebook import of_run
-from polyfed.results.main_score import main_score_of
-from polyfed.units import human_count
+from polyfed.core.client import Client
+from polyfed.engine.device import device_name
+from polyfed.engine.evaluation import not_evaluated
+from polyfed.errors import ConfigError
+from polyfed.escaping import clients_text
+from polyfed.markup import Line, curves, cut, details, paragraph, table
+from polyfed.results.main_score import MainScore, main_score_of
+from polyfed.units import human_bytes, human_count, human_seconds
+from polyfed.version import __version__
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,427 @@ class PersonalModels(Mapping[int, nn.Module]):
 
     def __len__(self) -> int:
         return len(self._present)
+
+
+_LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
+# how the reasons begin for which what is not finite is refused
+_DIVERGED = ("the training loss is ", "the model is not finite", "the upload is not finite")
+
+
+class History(list[dict[str, Any]]):
+    """The records of a run, one per round, in order: a list. In a notebook it is a table and curves."""
+
+    def __repr__(self) -> str:
+        score = main_score_of(self[-1] if self else ())
+        scored = [record[score.name] for record in self if record[score.name]]
+        told = f"History({len(self)} round{'' if len(self) == 1 else 's'}"
+        if not scored:
+            return f"{told})"
+        stage = next(iter(scored[-1]))
+        means = [found[stage]["mean"] for found in scored if stage in found]
+        return f"{told}: {score.title} {means[0]:.4f} to {means[-1]:.4f} ({stage}))"
+
+    def _repr_html_(self) -> str:
+        return of_history(self)
+
+    def to_frame(self) -> Any:
+        """A `pandas.DataFrame`: one row per round, indexed by its number, and one column per number of the records.
+
+        What lies deeper goes by its path: "accuracy.personal.mean". Lists and what is told client by client stay in the
+        records. Where a round lacks a number, it is NaN.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError("to_frame needs the package 'pandas'; install it with: pip install pandas") from None
+        rows = [dict(_numbers(record)) for record in self]
+        columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "round"]
+        index = pandas.Index([record["round"] for record in self], name="round")
+        return pandas.DataFrame(rows, index=index, columns=columns)
+
+
+_BY_CLIENT = ("bytes_by_client", "simulated_by_client", "held_out_per_client")
+
+
+def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
+    """The numbers of a record by their paths; None where one is not known."""
+    for name, value in record.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping) and path not in _BY_CLIENT:
+            yield from _numbers(value, f"{path}.")
+        elif isinstance(value, int | float) or (value is None and path != "confusion"):
+            yield path, value
+
+
+def best_round(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """The (first) round with the best validation score, a final one included; None without validation data."""
+    candidates = [record for record in records if record["validation"] is not None]
+    if not candidates:
+        return None
+    best = main_score_of(candidates[0]).best(record["validation"] for record in candidates)
+    return next(int(record["round"]) for record in candidates if record["validation"] == best)
+
+
+def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    """Test score of the best round of those that have one; None without validation data."""
+    scored = [record for record in records if stage in record[main_score_of(record).name]]
+    number = best_round(scored)
+    if number is None:
+        return None
+    best = next(record for record in scored if record["round"] == number)
+    return float(best[main_score_of(best).name][stage]["mean"])
+
+
+def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
+    """The round after which a run stops early; None where it goes on.
+
+    Args:
+        records: one per round, in order.
+        patience: so many evaluations in a row that do not improve the best validation score by more than `min_delta`
+            end the run; 0: never. min_delta: in the unit of the score, accuracies being in [0, 1].
+    """
+    score = main_score_of(records[0] if records else ())
+    best = score.nothing
+    waited = 0  # evaluations since that one
+    for record in records:
+        value = record["validation"]
+        if record["final_round"] or value is None:
+            continue
+        if score.is_better(value, best, min_delta):
+            best = value
+            waited = 0
+        else:
+            waited += 1
+        if patience and waited >= patience:
+            return int(record["round"])
+    return None
+
+
+def summarize_run(
+    records: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    clients: Sequence[Mapping[str, Any]],
+    device: torch.device,
+) -> dict[str, Any]:
+    """`result.json`: the run's facts, and what its records add up to. A resumed run gives the same.
+
+    Args:
+        records: one per round, in order.
+        facts: method, hyperparameters, dataset, clients, rounds, seed, evaluation, label.
+        clients: one per client, in order: id, architecture, samples.
+        device: where networks computed.
+    """
+    stage = facts["evaluation"]["stage"]
+    scored = [record for record in records if record["evaluated"]]
+    score = main_score_of(records[0] if records else ())
+    last = scored[-1] if scored else not_evaluated(score)
+    main = last[score.name].get(stage, {})
+    seconds = sum(record["seconds"] for record in records)
+    samples = sum(record["samples"] for record in records)
+    return {
+        **facts,
+        score.name: main.get("mean"),
+        f"{score.name}_std": main.get("std"),
+        f"{score.name}_bottom_decile": main.get("bottom_decile"),
+        f"{score.name}_before_final_round": _before_final_round(records, stage),
+        f"{score.name}_best_by_validation": best_by_validation(records, stage),
+        f"{score.name}_by_stage": last[score.name],
+        f"{score.name}_by_predictor": last.get(f"{score.name}_by_predictor", {}),
+        **{f"{score.name}_{name}": last[f"{score.name}_{name}"] for name in ("per_client", "per_architecture")},
+        **{name: last[name] for name in _OF_THE_LAST},
+        **{name: last[name] for name in _IF_ASKED if name in last},
+        "clients_table": _clients_table(records, clients, score.name, last[f"{score.name}_per_client"]),
+        "bytes_up": _total(records, "bytes_up"),
+        "bytes_down": _total(records, "bytes_down"),
+        **_uncompressed(records),
+        "bytes_up_paper": _total(records, "bytes_up_paper"),
+        "bytes_down_paper": _total(records, "bytes_down_paper"),
+        **_epsilon(records),
+        **_early_end(records, facts),
+        "final_round": _had_final_round(records),
+        "refused": sum(len(record["refused"]) for record in records),
+        "nothing_learnt": _nothing_learnt(records),
+        "samples": samples,
+        "seconds": seconds,
+        "processor_seconds": sum(record["processor_seconds"] for record in records),
+        "samples_per_second": samples / seconds if seconds else None,
+        **_simulated(records),
+        **_timings(records),
+        "versions": environment_versions(device),
+    }
+
+
+# what a result has of the last evaluated round as it is
+_OF_THE_LAST = ("metrics", "confusion", "validation")
+
+_IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")  # likewise, where it was asked for
+
+
+def _total(records: Sequence[Mapping[str, Any]], key: str) -> int:
+    return sum(record[key] for record in records)
+
+
+def _had_final_round(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last round was a final one."""
+    return bool(records) and bool(records[-1]["final_round"])
+
+
+def _before_final_round(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    """The mean score in the last evaluated round before a final one; None where there was none."""
+    scored = [record for record in records if record["evaluated"] and not record["final_round"]]
+    if not scored or not _had_final_round(records):
+        return None
+    mean: float | None = scored[-1][main_score_of(scored[-1]).name].get(stage, {}).get("mean")
+    return mean
+
+
+def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """After which round a run ended before its last planned one, and why."""
+    done = sum(not record["final_round"] for record in records)
+    if done >= facts["rounds"]:
+        return {"stopped_after": None, "stopped_by": None}
+    evaluation = facts["evaluation"]
+    patient = early_stop_round(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
+    return {"stopped_after": done, "stopped_by": "patience" if patient == done else "budget"}
+
+
+def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """A line for a run in which nobody has learnt anything in any round, as it was refused or dropped out."""
+    refused = [entry for record in records for entry in record["refused"]]
+    dropped = any(record.get("dropped") for record in records)
+    if not (refused or dropped) or not all(map(_is_lost, records)):
+        return None
+    rounds = sum(not record["final_round"] for record in records)
+    where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
+    if not refused:
+        return f"nothing was learnt: {where} all clients dropped out; see availability.dropout_rate"
+    told = "no client's work counted"
+    if any(record["samples"] for record in records):
+        told = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
+    reasons = [str(entry["reason"]) for entry in refused]
+    hint = "see 'refused' in the records of the rounds"
+    if all(reason.startswith(_DIVERGED) for reason in reasons):
+        lr = max(record["lr"] for record in records)
+        hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.max_grad_norm"
+    return f"nothing was learnt: {where} {told} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
+
+
+def _is_lost(record: Mapping[str, Any]) -> bool:
+    """Whether nobody has learnt anything in a round: no training counted, or that of few, which had diverged."""
+    if not record["samples"]:
+        return True
+    few = 2 * len({entry["client"] for entry in record["refused"]}) > len(record["clients"])
+    return few and record["train_loss"] > _LOST_LOSS
+
+
+def _uncompressed(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What would have gone up, where it is compressed."""
+    told = [record["bytes_up_uncompressed"] for record in records if "bytes_up_uncompressed" in record]
+    return {"bytes_up_uncompressed": sum(told)} if told else {}
+
+
+def _simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the rounds would have taken on the clients' devices, where these are simulated."""
+    told = [record for record in records if "simulated_seconds" in record]
+    if not told:
+        return {}
+    found: dict[str, Any] = {"simulated_seconds": sum(record["simulated_seconds"] for record in told)}
+    stragglers = [len(record["stragglers"]) for record in told if "stragglers" in record]
+    if stragglers:
+        found["stragglers"] = sum(stragglers)
+    return found
+
+
+def _epsilon(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the run has cost in privacy, where it is known, and of what that is."""
+    if not records or "epsilon" not in records[-1]:
+        return {}
+    made = [entry for record in records for entry in record["releases"]]
+    units = dict.fromkeys(entry["unit"] for entry in made)
+    of = {unit: sorted({entry["what"] for entry in made if entry["unit"] == unit}) for unit in units}
+    return {**{key: records[-1][key] for key in ("epsilon", "delta")}, "epsilon_of": of}
+
+
+def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Where the time went, over the rounds that tell."""
+    told = [record["timings"] for record in records if "timings" in record]
+    return {"timings": {name: sum(one[name] for one in told) for name in told[0]}} if told else {}
+
+
+def _clients_table(
+    records: Sequence[Mapping[str, Any]],
+    clients: Sequence[Mapping[str, Any]],
+    score: str,
+    values: Sequence[float | None],
+) -> list[dict[str, Any]]:
+    """One row per client: who it is, its last score in the main stage, what it sent and was sent in all, and how
+    long its simulated device was busy.
+    """
+    sent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}
+    busy = {str(client["id"]): 0.0 for client in clients if "device" in client}  # seconds
+    for record in records:
+        for number, spent in record.get("simulated_by_client", {}).items():
+            busy[number] += spent["down"] + spent["train"] + spent["up"]
+        for number, traffic in record["bytes_by_client"].items():
+            sent[number]["up"] += traffic["up"]
+            sent[number]["down"] += traffic["down"]
+    evaluated = _last_evaluated(records, score)
+    rows = []
+    for client, value in zip(clients, values or [None] * len(clients), strict=True):
+        number = str(client["id"])
+        row = {
+            **client,
+            score: value,
+            "bytes_up": sent[number]["up"],
+            "bytes_down": sent[number]["down"],
+        }
+        if value is None and client["id"] in evaluated:
+            row["last_evaluated"] = evaluated[client["id"]]
+        if busy:
+            row["simulated_seconds"] = busy[number]
+        rows.append(row)
+    return rows
+
+
+def _last_evaluated(records: Sequence[Mapping[str, Any]], score: str) -> dict[int, int]:
+    """Client -> the last round in which it was evaluated; without those that never were."""
+    return {
+        number: record["round"]
+        for record in records
+        for number, value in enumerate(record[f"{score}_per_client"])
+        if value is not None
+    }
+
+
+def environment_versions(device: torch.device) -> dict[str, str]:
+    """Of what the numbers depend on; with the device, where that is no CPU."""
+    found = {
+        "polyfed": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
+    return found if device.type == "cpu" else {**found, "device": device_name(device)}
+
+
+_FIRST, _LAST = 5, 15  # rows of a long table that are shown
+_GAP = "…"
+
+
+def of_history(records: Sequence[Mapping[str, Any]]) -> str:
+    """The rounds as curves and as a table."""
+    return curves(_lines(records), "round", _axis(records)) + _rounds(records)
+
+
+def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: Path | None) -> str:
+    """What came of a run, its curves, and, to be opened, its rounds and its clients."""
+    sent = f"{human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down"
+    where = "" if path is None else f"; run folder {path}"
+    refused = f", {result['refused']} uploads refused" if result["refused"] else ""
+    parts = [
+        paragraph(_title(result), strong=True),
+        paragraph(result["nothing_learnt"], strong=True) if result.get("nothing_learnt") else "",
+        _stages(result),
+        paragraph(f"{sent}, {human_seconds(result['seconds'])}{refused}{where}"),
+        curves(_lines(records), "round", _axis(records)),
+        details("Rounds", _rounds(records)),
+        details("Clients", _clients(result["clients_table"], result.get("client_names", ()))),
+    ]
+    return "".join(parts)
+
+
+def of_federation(facts: Mapping[str, Any], clients: Sequence[Client], parameters: Mapping[str, int]) -> str:
+    """Who takes part. parameters: architecture -> numbers that are trained."""
+    headings = ["client", "network", "parameters", "training samples", "validation", "test"]
+    names = [client.name for client in clients]
+    rows = [
+        (
+            clients_text([client.id], names),
+            client.architecture,
+            f"{parameters[client.architecture]:,}",
+            *(len(part) for part in (client.data.train, client.data.validation, client.data.test)),
+        )
+        for client in clients
+    ]
+    between: Sequence[object] = [_GAP] * len(headings)
+    return paragraph(_title(facts), strong=True) + table(headings, cut(rows, between, _FIRST, _LAST), words=(1,))
+
+
+def _title(facts: Mapping[str, Any]) -> str:
+    what = f"{facts['label'] or facts['method']} on {facts['dataset']}"
+    return f"{what}: {facts['clients']} clients, {facts['rounds']} rounds, seed {facts['seed']}"
+
+
+def _stages(result: Mapping[str, Any]) -> str:
+    score = main_score_of(result)
+    headings = [f"test {score.title_with_unit}", "mean over clients", "std", "lowest client", "highest client"]
+    rows = [
+        (stage, *(_shown(score, found.get(key)) for key in ("mean", "std", "min", "max")))
+        for stage, found in result[f"{score.name}_by_stage"].items()
+    ]
+    return table(headings, rows) if rows else paragraph("No client was scored: none has test samples.")
+
+
+def _rounds(records: Sequence[Mapping[str, Any]]) -> str:
+    score = _score(records)
+    stages = list(dict.fromkeys(stage for record in records for stage in record[score.name]))
+    refused = ["refused"] if any(record["refused"] for record in records) else []
+    headings = ["round", "loss", *stages, "up", "down", "time", *refused]
+    rows = [
+        (
+            record["round"],
+            "" if record["train_loss"] is None else f"{record['train_loss']:.4f}",
+            *(_shown(score, _mean(record, stage)) for stage in stages),
+            human_bytes(record["bytes_up"]),
+            human_bytes(record["bytes_down"]),
+            human_seconds(record["seconds"]),
+            *(len(record[key]) for key in refused),
+        )
+        for record in records
+    ]
+    between: Sequence[object] = [_GAP] * len(headings)
+    return table(headings, cut(rows, between, _FIRST, _LAST), words=())
+
+
+def _clients(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    score = main_score_of(rows[0] if rows else ())
+    headings = ["client", "network", "training samples", f"test {score.title_with_unit}"]
+    cells = [
+        (clients_text([row["id"]], names), row["architecture"], row["samples"], _shown(score, row[score.name]))
+        for row in rows
+    ]
+    between: Sequence[object] = [_GAP] * len(headings)
+    return table(headings, cut(cells, between, _FIRST, _LAST), words=(1,))
+
+
+def _lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """A curve for each stage of scoring."""
+    score = _score(records)
+    stages = dict.fromkeys(stage for record in records for stage in record[score.name])
+    lines = []
+    for stage in stages:
+        scored = [record for record in records if _mean(record, stage) is not None]
+        values = [score.shown(_mean(record, stage) or 0.0) for record in scored]
+        lines.append(Line(stage, [record["round"] for record in scored], values))
+    return lines
+
+
+def _mean(record: Mapping[str, Any], stage: str) -> float | None:
+    found: float | None = record[main_score_of(record).name].get(stage, {}).get("mean")
+    return found
+
+
+def _score(records: Sequence[Mapping[str, Any]]) -> MainScore:
+    return main_score_of(records[0] if records else ())
+
+
+def _axis(records: Sequence[Mapping[str, Any]]) -> str:
+    return f"test {_score(records).title_with_unit}, mean over clients"
+
+
+def _shown(score: MainScore, value: float | None) -> str:
+    return "" if value is None else score.text(value)

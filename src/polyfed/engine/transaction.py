@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.core.message import State, shallow_copy
 from polyfed.core.server import Server
-from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.executors.jobs import JobResult
-from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.weight_store import WeightRow, client_row
-from polyfed.engine.work_in_flight import WorkInFlight
+from polyfed.engine.work_in_flight import LateUpload, WorkInFlight
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A federation between two rounds.
+
+    weights: None for a client that has none yet. late, work: under way. made_of: see `RunResult`.
+    """
+
+    round: int
+    server: State
+    weights: Mapping[int, WeightRow | None]
+    states: Mapping[int, State]
+    late: Sequence[LateUpload] = ()
+    work: Sequence[WorkInFlight] = ()
+    made_of: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Transaction:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from polyfed.core.message import Group, Message, members, nbytes
 from polyfed.core.method import Method
+from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, UpTo
 
 
 def has_upload(method: Method) -> bool:
@@ -49,3 +51,87 @@ def iter_tensors(message: Message) -> Iterator[tuple[str, str | None, Tensor]]:
             yield name, None, value
         else:
             yield from ((name, key, tensor) for key, tensor in value.items())
+
+
+def find_mismatch(form: Form, message: Message, known: UploadContext) -> str | None:
+    """Why an upload is not of this form, in a line; None: it is."""
+    chosen: dict[str, int] = {}
+    for name, value in message.items():
+        expected = form.get(name)
+        if expected is None:
+            return f"expected {_listed(form)}, got {_named(name)}"
+        if isinstance(value, Tensor) != isinstance(expected, Entry):
+            return f"expected a {'tensor' if isinstance(expected, Entry) else 'group'} as '{name}', got the other"
+        if isinstance(expected, Entry):
+            assert isinstance(value, Tensor)
+            problem = _odd(f"'{name}'", value, expected, known, chosen)
+        else:
+            assert not isinstance(value, Tensor)
+            problem = _odd_group(name, value, expected(known, name), known, chosen)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _odd_group(name: str, group: Group, expected: Members, known: UploadContext, chosen: dict[str, int]) -> str | None:
+    if foreign := next((key for key in group if key not in expected.entries), None):
+        return f"expected {len(expected.entries)} tensors of known names in '{name}', got {_named(foreign)}"
+    if expected.whole and (missing := next((key for key in expected.entries if key not in group), None)):
+        return f"expected '{missing}' in '{name}', which is missing"
+    for key, tensor in group.items():
+        problems = [_odd(f"'{name}/{key}'", tensor, entry, known, chosen) for entry in expected.entries[key]]
+        if None not in problems:
+            return problems[0]
+    return None
+
+
+def _odd(place: str, tensor: Tensor, entry: Entry, known: UploadContext, chosen: dict[str, int]) -> str | None:
+    """What is wrong with a tensor. chosen: the sizes that the client chose until now; grows."""
+    if tensor.dtype not in entry.types:
+        return f"expected {_types(entry.types)} as {place}, got {_types((tensor.dtype,))}"
+    if entry.shape is None:
+        rows = known.size(entry.rows or 0)
+        odd = tensor.dim() == 0 or len(tensor) != rows
+        return f"expected {rows} rows in {place}, got the shape {tuple(tensor.shape)}" if odd else None
+    if tensor.dim() != len(entry.shape):
+        return f"expected {len(entry.shape)} dimensions of {place}, got the shape {tuple(tensor.shape)}"
+    for came, size in zip(tensor.shape, entry.shape, strict=True):
+        if isinstance(size, UpTo):
+            most = known.size(size.most)
+            if came > most or came != chosen.setdefault(size.name, came):
+                wanted = f"{chosen[size.name]} rows" if came <= most else f"at most {most} rows"
+                return f"expected {wanted} in {place}, got the shape {tuple(tensor.shape)}"
+        elif came != known.size(size):
+            return f"expected a size of {known.size(size)} in {place}, got the shape {tuple(tensor.shape)}"
+    return _out_of_range(place, tensor, entry, known)
+
+
+def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: UploadContext) -> str | None:
+    if not tensor.numel():
+        return None
+    low = tensor.min().item()
+    high = tensor.max().item()
+    if entry.least is not None and low < (least := known.size(entry.least)):
+        return f"expected at least {least} in {place}, got {low:g}"
+    if entry.most is not None and high > (most := known.size(entry.most)):
+        return f"expected at most {most} in {place}, got {high:g}"
+    if entry.distinct and len(tensor.unique()) < tensor.numel():
+        return f"expected every number once in {place}, got some again"
+    return None
+
+
+def _types(types: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(one).removeprefix("torch.") for one in types)
+
+
+def _listed(form: Form) -> str:
+    return ", ".join(f"'{name}'" for name in form) or "nothing"
+
+
+def _named(name: str) -> str:
+    """A name that somebody else has chosen, in a line."""
+    return repr(name[:60])
+
+
+class Rejected(Exception):
+    """An upload that counts for nothing; says why, in a line."""

@@ -1,6 +1,6 @@
 """What `polyfed compare --controls` runs beside the methods, so that a table can say what federation is worth.
 
-NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`), if it sends anything
+NAME-alone        the method with every client a federation of its own (`polyfed.alone`), if it sends anything
                   and is no control itself (`Method.is_control`)
 local-longer-E    Local with E epochs a round: the fewest by which it takes as many steps as a method that takes more
 pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`)

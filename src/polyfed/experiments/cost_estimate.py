@@ -30,7 +30,7 @@ class ArchitectureCheck:
             these change from round to round, as in round 2.
         client: number of the client that was measured. clients: how many have this network.
         parameters: how many numbers are trained. nbytes: what such a client keeps: weights, buffers, state.
-        flops: floating-point operations of one sample's way forward (`polyfed.engine.round_costs.flops`).
+        flops: floating-point operations of one sample's way forward (`polyfed.engine.operation_counter.flops`).
         peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
         cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
         down, up: bytes that go to and come from this client in rounds 1 and 2.

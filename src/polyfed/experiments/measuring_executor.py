@@ -19,7 +19,7 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.engine.executors.base import Serial, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.local_training import phase_data, train
-from polyfed.engine.round_costs import AllocationTracker
+from polyfed.engine.operation_counter import AllocationTracker
 from polyfed.engine.scoring import CHUNK, evaluate_model
 from polyfed.engine.weight_store import WeightStore
 

@@ -37,9 +37,9 @@ from polyfed.data.samples import TargetScale, refuse_masked
 from polyfed.data.table_columns import CellFormat, TableColumns
 from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
+from polyfed.engine.method_wrappers import adapted
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, one_line
 from polyfed.experiments.predictions import Predictions

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from polyfed.core.client import Client
 from polyfed.core.method import Exchange
+from polyfed.engine.compatibility import example_input
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
+from polyfed.engine.operation_counter import flops
 from polyfed.engine.plugin import Plugin
-from polyfed.engine.round_costs import flops
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.trial_passes import example_input
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.experiments.measuring_executor import MeasuringExecutor
 from polyfed.models.split import SplitModel, cut_shapes

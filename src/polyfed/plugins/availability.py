@@ -13,9 +13,9 @@ import torch
 
 from polyfed.core.message import Message
 from polyfed.core.randomness import generator
-from polyfed.engine.late_uploads import UploadQueue
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
+from polyfed.engine.work_in_flight import UploadQueue
 from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Availability
 

@@ -29,8 +29,7 @@ from polyfed.engine.executors.made_upload import MadeUpload, encoded, fetch
 from polyfed.engine.executors.working_copy import client_weights, working_copy
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.score_cache import ScoreCache
-from polyfed.engine.scoring import evaluate_model
+from polyfed.engine.scoring import ScoreCache, evaluate_model
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.functional.device_copies import copy_once, move_together

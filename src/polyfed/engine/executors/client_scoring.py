@@ -13,8 +13,7 @@ from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
 from polyfed.engine.executors.jobs import EvalJob, placed
 from polyfed.engine.executors.working_copy import client_weights, working_copy
-from polyfed.engine.score_cache import ScoreCache
-from polyfed.engine.scoring import Score
+from polyfed.engine.scoring import Score, ScoreCache
 from polyfed.functional.device_copies import move_together
 from polyfed.models.split import SplitModel
 from polyfed.profiling import timed

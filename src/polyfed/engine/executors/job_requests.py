@@ -24,8 +24,7 @@ from polyfed.engine.executors.base import WorkerContext, run_job, run_public_pas
 from polyfed.engine.executors.client_scoring import score_parts
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
 from polyfed.engine.executors.shared_buffer import TensorBuffer
-from polyfed.engine.score_cache import ScoreCache
-from polyfed.engine.scoring import FROM_SCORES, ClientScore, RegressionScore, Score
+from polyfed.engine.scoring import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache
 from polyfed.engine.weight_store import WeightRow, client_row
 from polyfed.errors import PolyfedError, RunError
 

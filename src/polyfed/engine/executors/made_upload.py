@@ -11,8 +11,8 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, first_nonfinite, freeze, tensors_of, with_tensors
 from polyfed.core.method import Method, TrainingResult, scalar_sums
-from polyfed.engine.rejected import Rejected
 from polyfed.engine.scoring import Score
+from polyfed.engine.uploads import Rejected
 from polyfed.functional.device_copies import copy_in_place, move_together
 
 

@@ -28,7 +28,7 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.settings import Training
-from polyfed.engine.evaluation_record import from_scores_of
+from polyfed.engine.evaluation import from_scores_of
 from polyfed.engine.executors.base import WorkerContext
 from polyfed.engine.executors.job_requests import (
     Worker,

@@ -11,7 +11,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.upload_check import find_mismatch
+from polyfed.engine.uploads import find_mismatch
 from polyfed.testing.fixtures import CLASSES, SHORT, draw
 from polyfed.testing.kit import AggregationScene, ConformanceError, ConformanceKit, NotApplicable, copy_server, subsets
 

@@ -1,11 +1,11 @@
-"""Properties of a method with every client a federation of its own (`polyfed.engine.alone`)."""
+"""Properties of a method with every client a federation of its own (`polyfed.engine.method_wrappers`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
+from polyfed.engine.method_wrappers import alone
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import LABELS, SIZES, draw
 from polyfed.testing.kit import ConformanceKit

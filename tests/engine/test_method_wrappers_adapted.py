@@ -7,7 +7,7 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import AdapterSettings
-from polyfed.engine.adapted import adapted
+from polyfed.engine.method_wrappers import adapted
 from polyfed.errors import ConfigError
 from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedSA, Local
 from tests.helpers.toys import clients, federation, moved

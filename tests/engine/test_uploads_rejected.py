@@ -13,7 +13,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.engine.history import summarize_run
+from polyfed.engine.run import summarize_run
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import TIMES
 

@@ -16,8 +16,8 @@ from torch import nn
 import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.settings import Evaluation
-from polyfed.engine import score_cache
-from polyfed.engine.evaluation_record import evaluation_record, not_evaluated, summarize
+from polyfed.engine import scoring
+from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Task
@@ -291,8 +291,8 @@ def test_after_local_has_an_auc_too() -> None:
 
 def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    plain = score_cache.evaluate_model
-    monkeypatch.setattr(score_cache, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
+    plain = scoring.evaluate_model
+    monkeypatch.setattr(scoring, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
     federation = Federation(

@@ -10,7 +10,7 @@ import torch
 
 import polyfed as pf
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine import score_cache
+from polyfed.engine import scoring
 from polyfed.methods import FedAvg, FedGH, LGFedAvg
 from polyfed.models import build
 from polyfed.testing.fixtures import TIMES
@@ -34,16 +34,16 @@ def federation(method: object, executor: str = "serial", client_fraction: float 
 def passes(method: object, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[int, list[dict[str, Any]]]:
     """How many times a test set was represented, and the records."""
     count = 0
-    whole = score_cache.represent_samples
+    whole = scoring.represent_samples
 
     def counted(*args: Any) -> Any:
         nonlocal count
         count += 1
         return whole(*args)
 
-    monkeypatch.setattr(score_cache, "represent_samples", counted)
+    monkeypatch.setattr(scoring, "represent_samples", counted)
     done = federation(method, **more).run()
-    monkeypatch.setattr(score_cache, "represent_samples", whole)
+    monkeypatch.setattr(scoring, "represent_samples", whole)
     return count, [{**record, **dict.fromkeys(TIMES, 0)} for record in done.history]
 
 
@@ -79,7 +79,7 @@ def test_workers_remember_too() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _, records = passes(FedGH(), monkeypatch)
-    monkeypatch.setattr(score_cache, "REMEMBERED_BYTES", 10 * 64 * 4 + 1)  # one client's
+    monkeypatch.setattr(scoring, "REMEMBERED_BYTES", 10 * 64 * 4 + 1)  # one client's
     count, same = passes(FedGH(), monkeypatch)
     assert count > 12
     assert records == same

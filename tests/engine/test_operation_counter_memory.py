@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from polyfed.engine.round_costs import AllocationTracker, flops
+from polyfed.engine.operation_counter import AllocationTracker, flops
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
-from polyfed.engine.late_uploads import LateUpload, UploadQueue
 from polyfed.engine.round_state import Round
+from polyfed.engine.work_in_flight import LateUpload, UploadQueue
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs

@@ -14,9 +14,9 @@ from polyfed import testing
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
-from polyfed.engine import alone as module
-from polyfed.engine.alone import alone
+from polyfed.engine import method_wrappers as module
 from polyfed.engine.federation import Federation
+from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
 from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation

@@ -18,8 +18,8 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.deploy.server import check_recipe
-from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
+from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import epochs_of_local

@@ -17,7 +17,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
 from polyfed.deploy.server import serve
-from polyfed.engine.history import best_round
+from polyfed.engine.run import best_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.testing.fixtures import TIMES

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
-from polyfed.engine.longer import why_not_longer
-from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_folder import RunFolder, why_not_longer
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL

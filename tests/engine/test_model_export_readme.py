@@ -11,14 +11,13 @@ import numpy
 import pytest
 import safetensors.torch
 import torch
-from PIL import Image
 from torch import nn
 
 import polyfed as pf
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import export_state
 from polyfed.engine.federation import Run
-from polyfed.engine.model_readme import ModelReadme
+from polyfed.engine.model_export import ModelReadme
 from polyfed.experiments import prediction
 from polyfed.models import build
 from polyfed.models.split import SplitModel
@@ -228,35 +227,17 @@ def agrees(names: dict[str, Any], run: Run, data: Path, **options: Any) -> None:
     assert torch.equal(names["classes"], said.classes)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (20, 13)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images(channels: int, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    g = torch.Generator().manual_seed(0)
-    x, y = torch.randint(0, 256, (24, channels, 8, 8), dtype=torch.uint8, generator=g), torch.arange(24) % 3
-    source = pf.from_tensors((x, y))
-    clients = [pf.Client(f"digits-cnn{k + 1}", (x, y), prepare=source.prepare) for k in range(2)]
-    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1, lr=0.5), out=tmp_path / "run")
-    run = made.run()
-    pixels = torch.randint(0, 256, (*size, channels), dtype=torch.uint8, generator=g).numpy()
-    Image.fromarray(pixels if channels == 3 else pixels[..., 0]).save(tmp_path / "run" / "models" / "image.png")
-    names = asked(run, monkeypatch)
-    agrees(names, run, tmp_path / "run" / "models" / "image.png", resize=True)
-    assert names["outputs"].std() > 1e-3
-
-
-@pytest.mark.parametrize("prepare", ["plain", "own"])
-def test_images_that_are_prepared_otherwise(prepare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8), torch.arange(24) % 3
-    own = {"prepare": lambda x: x.float() / 7} if prepare == "own" else {}
-    clients = [pf.Client("digits-cnn1", (x, y), **own)]
+@pytest.mark.parametrize("prepare", ["normalized", "plain", "own"])
+def test_images(prepare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randint(0, 256, (24, 3, 8, 8), dtype=torch.uint8), torch.arange(24) % 3
+    how = {"normalized": {"prepare": pf.from_tensors((x, y)).prepare}, "own": {"prepare": lambda x: x.float() / 7}}
+    clients = [pf.Client("digits-cnn1", (x, y), **how.get(prepare, {}))]
     run = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), out=tmp_path / "run").run()
-    Image.fromarray(x[0, 0].numpy()).save(tmp_path / "run" / "models" / "image.png")
-    names = asked(run, monkeypatch)
-    if prepare == "plain":
-        agrees(names, run, tmp_path / "run" / "models" / "image.png")
-        return
-    assert "the function that the run was given as `prepare`" in parts(run)[1][0]
-    assert torch.allclose(run.models[0](own["prepare"](x[:1])), run.models[0](names["x"] / 7))
+    numpy.save(tmp_path / "run" / "models" / "inputs.npy", x[:3].numpy())
+    if prepare == "own":
+        assert "the function that the run was given as `prepare`" in parts(run)[1][0]
+    else:
+        agrees(asked(run, monkeypatch), run, tmp_path / "run" / "models" / "inputs.npy")
 
 
 def test_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,16 +258,8 @@ def test_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"data": {**data, "max_length": 5}, "models": {"architectures": ["fedhenn-lstm1"]}}
     made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
     run = pf.run(made, out=tmp_path / "run")
-    texts = ["So GOOD! can't I? no, so good", "zebra"]
-    (tmp_path / "new.txt").write_text("\n".join(texts))
-    networks, (lines_of_inputs,) = parts(run)
-    monkeypatch.chdir(tmp_path / "run" / "models")
-    names: dict[str, Any] = {}
-    shown = '["a text of your own", "another one"]'
-    assert shown in lines_of_inputs
-    exec(networks[0] + lines_of_inputs.replace(shown, repr(texts)), names)
-    assert (names["x"] >= 2).any()
-    agrees(names, run, tmp_path / "new.txt")
+    (tmp_path / "run" / "models" / "texts.txt").write_text("So GOOD! can't I? no, so good\nzebra")
+    agrees(asked(run, monkeypatch), run, tmp_path / "run" / "models" / "texts.txt")
 
 
 def test_arrays_and_clients_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,550 @@
+"""Scores the clients of a federation at the stages that are asked for, anew only where a score may have changed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, flatten, freeze
+from polyfed.core.method import Method
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.core.settings import EACH_GROUP, Evaluation, Metric, Stage
+from polyfed.data.samples import LabeledSamples, SelectedSamples
+from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.jobs import EvalJob, TrainJob
+from polyfed.engine.executors.working_copy import has_weights
+from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score, ScoreCache
+from polyfed.errors import ConfigError, RunError
+from polyfed.escaping import clients_text
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+
+
+class _ScoreKey:
+    """What a score depends on. Equal only if the message is made of the very same tensors, which nobody writes into."""
+
+    def __init__(self, version: int, variant: str, message: Message) -> None:
+        self._facts = (version, variant)
+        self._tensors = flatten(message)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _ScoreKey)
+            and self._facts == other._facts
+            and self._tensors.keys() == other._tensors.keys()
+            and all(tensor is other._tensors[name] for name, tensor in self._tensors.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoredClient:
+    """A client as it is scored. message: what it receives before; None: nothing. key: what the score depends on."""
+
+    client: Client
+    variant: str
+    message: Message | None
+    key: _ScoreKey
+
+
+class Evaluator:
+    """Scores clients; see `polyfed.core.settings.Evaluation` for the stages.
+
+    Args:
+        main_score: the task's. clients: by number. executor: does the work.
+        stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
+        excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
+        held_out: who never trains, and is scored as a newcomer.
+
+    Attributes:
+        silent: tells who does not answer at the moment: nobody, where all clients are in one process.
+    """
+
+    def __init__(  # noqa: PLR0913 - what scoring needs of a federation
+        self,
+        method: Method,
+        main_score: MainScore,
+        clients: Sequence[Client],
+        server: Server,
+        model_factory: ModelFactory,
+        executor: Executor,
+        evaluation: Evaluation,
+        stages: Sequence[Stage],
+        metrics: Mapping[str, Measure],
+        shared_test: LabeledSamples | None,
+        excluded: Mapping[int, str],
+        unscored: Collection[int],
+        held_out: Collection[int] = (),
+    ) -> None:
+        self._method = method
+        self._main_score = main_score
+        self._clients = clients
+        self._server = server
+        self._architectures, self._executor = model_factory, executor
+        self._evaluation = evaluation
+        self._stages = stages
+        self._metrics = metrics
+        self._shared_test = shared_test
+        self._excluded = excluded
+        self._unscored = unscored
+        self.silent: Callable[[], Collection[int]] = tuple
+        self.from_scores = from_scores_of(evaluation)
+        self._memory = ScoreCache(self.from_scores)
+        self._newcomers = Newcomers(
+            method, clients, server, executor, evaluation, held_out, self.from_scores, shared_test
+        )
+
+    @property
+    def scores_after_training(self) -> bool:
+        """Whether those who train are scored right afterwards."""
+        return "after_training" in self._stages
+
+    def forget(self) -> None:
+        """Take every score anew from now on."""
+        self._memory = ScoreCache(self.from_scores)
+
+    def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
+        """The figures of all stages, and the validation score of the main one, for the round's record."""
+        main = self._stages[0]
+        validated = "personal" if main == "after_training" else main
+        wanted = [(stage, "test") for stage in self._stages if stage != "after_training"]
+        wanted.append((validated, "validation"))
+        found = self._scores(wanted)
+        scores: dict[Stage, Mapping[int, Score]] = {}
+        for stage in self._stages:
+            if stage == "after_training":
+                scores[stage] = {n: score for n, score in after_training.items() if n not in self._unscored}
+            else:
+                scores[stage] = found[stage, "test"]
+        names = [client.architecture for client in self._clients]
+        record = evaluation_record(scores, names, self._evaluation, self._metrics, self._main_score)
+        validation = found[validated, "validation"].values()
+        mean = summarize(validation, self._evaluation.weighting).get("mean")
+        return {**record, "validation": mean, **self._newcomers.record()}
+
+    def no_record(self) -> dict[str, Any]:
+        """The same part of the record of a round that is not evaluated."""
+        return not_evaluated(self._main_score)
+
+    def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
+        """The scores of those present by (stage, part of the data).
+
+        Of whom nothing changed the last score is taken again, but not of those who do not answer: nobody knows what has
+        become of them.
+        """
+        silent = set(self.silent())
+        for number in silent:
+            self._memory.forget(number)
+        there = (self._server.clients.keys() | self._excluded.keys()) - silent
+        judged = [client for client in self._clients if client.id in there and client.id not in self._unscored]
+        views = {client.id: self._views(client, [stage for stage, _ in wanted]) for client in judged}
+        missing = self._missing(wanted, views)
+        taken = self._executor.score([self._scoring(view, parts) for view, parts in missing.items()])
+        for view, scores in zip(missing, taken, strict=True):
+            for part, score in scores.items():
+                self._memory.keep(view.client.id, view.message is not None, part, view.key, score)
+        found: dict[tuple[str, str], dict[int, Score]] = {}
+        for stage, part in wanted:
+            known = {number: self._recall(of_stage[stage], part) for number, of_stage in views.items()}
+            found[stage, part] = {number: score for number, score in known.items() if score is not None}
+        return found
+
+    def _missing(
+        self, wanted: Sequence[tuple[str, str]], views: Mapping[int, Mapping[str, _ScoredClient]]
+    ) -> dict[_ScoredClient, list[str]]:
+        """The parts of the data on which a client has to be scored anew."""
+        missing: dict[_ScoredClient, list[str]] = {}
+        for stage, part in wanted:
+            for of_stage in views.values():
+                view = of_stage[stage]
+                asked = missing.setdefault(view, [])
+                if len(getattr(view.client.data, part)) and part not in asked and self._recall(view, part) is None:
+                    asked.append(part)
+        return {view: parts for view, parts in missing.items() if parts}
+
+    def _views(self, client: Client, stages: Sequence[str]) -> dict[str, _ScoredClient]:
+        """What of the client is scored at each stage; what needs the same message is the same."""
+        if client.id in self._excluded:
+            variant = self._excluded[client.id]
+            view = _ScoredClient(client, variant, None, _ScoreKey(client.version, variant, {}))
+            return dict.fromkeys(stages, view)
+        variant = self._method.variant(self._server, client.id)
+        own = has_weights(client, variant, self._architectures)
+        receives = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
+        as_it_stands = _ScoredClient(client, variant, None, _ScoreKey(client.version, variant, {}))
+        received = as_it_stands
+        if any(receives.values()):
+            message = self._method.broadcast(self._server, client.id)
+            if message:
+                received = _ScoredClient(client, variant, message, _ScoreKey(client.version, variant, message))
+        return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
+
+    def _recall(self, view: _ScoredClient, part: str) -> Score | None:
+        return self._memory.recall(view.client.id, view.message is not None, part, view.key)
+
+    def _scoring(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
+        shared = [part for part in parts if getattr(view.client.data, part) is self._shared_test]
+        return EvalJob(view.client, view.variant, view.message, self._server.round, parts, shared)
+
+
+def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) -> frozenset[int]:
+    """The numbers of the clients that are held out.
+
+    Args:
+        evaluation: says how many, which are then drawn, or which. clients: all, by number. seed: of the draw.
+
+    Raises:
+        ConfigError: no such client, nobody left to train, or none of them has test rows.
+    """
+    asked = evaluation.held_out
+    if asked == EACH_GROUP:
+        raise ConfigError(
+            f"evaluation.held_out: expected a number or a list in a single run, got '{EACH_GROUP}', which is for "
+            "`polyfed compare`"
+        )
+    count = len(clients)
+    if isinstance(asked, int):
+        order = torch.randperm(count, generator=generator(seed, "held out"))
+        numbers = frozenset(order[:asked].tolist())
+    else:
+        numbers = frozenset(_number(value, count) for value in asked)
+    if numbers and (asked if isinstance(asked, int) else len(numbers)) >= count:
+        raise ConfigError(
+            f"evaluation.held_out: expected fewer than the {count} clients, as one at least trains, got {asked}"
+        )
+    if numbers and not any(len(clients[number].data.test) for number in numbers):
+        told = clients_text(numbers, [client.name for client in clients])
+        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got clients {told} without any")
+    return numbers
+
+
+def _number(value: int | str, count: int) -> int:
+    """A client's number as it was given."""
+    if isinstance(value, int) and 0 <= value < count:
+        return value
+    hint = "; groups go by name in a recipe with data.partition 'by_group'" if isinstance(value, str) else ""
+    raise ConfigError(f"evaluation.held_out: expected numbers of clients from 0 to {count - 1}, got {value!r}{hint}")
+
+
+def remarks_on(held_out: Collection[int], names: Sequence[str]) -> list[str]:
+    """What a user is told of them before round 1. names: of all clients."""
+    return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
+
+
+class Newcomers:
+    """Scores the clients that are held out, as if each of them joined now.
+
+    Args:
+        clients: all, by number. executor: does the work. held_out: who is held out.
+        from_scores: figures that need the scores of all samples, as the executor takes them.
+        shared_test: the samples that all are tested on.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        clients: Sequence[Client],
+        server: Server,
+        executor: Executor,
+        evaluation: Evaluation,
+        held_out: Collection[int],
+        from_scores: Sequence[str],
+        shared_test: LabeledSamples | None,
+    ) -> None:
+        self._method = method
+        self._server = server
+        self._executor = executor
+        self._evaluation = evaluation
+        self._from_scores = from_scores
+        self._shared_test = shared_test
+        self._clients = [clients[number] for number in sorted(held_out) if len(clients[number].data.test)]
+        if evaluation.held_out_epochs:
+            for client in self._clients:
+                client.training = client.training.model_copy(update={"local_epochs": evaluation.held_out_epochs})
+
+    def record(self) -> dict[str, Any]:
+        """The figures for the round's record; nothing where nobody is held out."""
+        if not self._clients:
+            return {}
+        scores = {"received": self._received()}
+        if self._evaluation.held_out_epochs:
+            scores["after_training"] = self._trained()
+        told = {stage: found for stage, found in scores.items() if found}
+        return {
+            "held_out": {stage: summarize(found.values(), self._evaluation.weighting) for stage, found in told.items()},
+            "held_out_per_client": {
+                stage: {str(number): getattr(score, score.main.name) for number, score in found.items()}
+                for stage, found in told.items()
+            },
+        }
+
+    def _received(self) -> dict[int, Score]:
+        """Each with what it would receive now."""
+        asked = []
+        for client, message, variant in self._sent("train"):
+            shared = ["test"] if client.data.test is self._shared_test else []
+            asked.append(EvalJob(client, variant, message or None, self._server.round, ["test"], shared))
+        found = self._executor.score(asked)
+        return {one.client.id: scores["test"] for one, scores in zip(asked, found, strict=True) if "test" in scores}
+
+    def _trained(self) -> dict[int, Score]:
+        """Each after local training on what it would receive now; nothing in a round in which nobody trains."""
+        number = self._server.round
+        training = [(place, one) for place, one in enumerate(self._method.exchanges(number)) if one.trains]
+        if not training:
+            return {}
+        place, exchange = training[0]
+        jobs = [
+            TrainJob(
+                client,
+                freeze(message),
+                variant,
+                exchange,
+                number,
+                scores=True,
+                from_scores=self._from_scores,
+                exchange_index=place,
+                uploads=False,
+            )
+            for client, message, variant in self._sent(exchange.name)
+        ]
+        outcomes = self._executor.run(jobs, lambda done: None)
+        return {outcome.client_id: outcome.score for outcome in outcomes if outcome.score is not None}
+
+    def _sent(self, exchange: str) -> Iterator[tuple[Client, Message, str]]:
+        """Each with what the server would send it in an exchange, and the variant of its network."""
+        for client in self._clients:
+            trial = copy.copy(self._server)
+            trial.state = dict(self._server.state)
+            trial.log = {}
+            trial.exchange = exchange
+            trial.set_available(sorted([*self._server.clients, client.id]))
+            yield client, self._method.broadcast(trial, client.id), self._method.variant(trial, client.id)
+
+
+def select_missing(clients: Sequence[Client], shared_test: LabeledSamples | None) -> None:
+    """Give each client the test rows of the classes that it never had: of all clients, or of the shared test set.
+
+    Clients that lack the same classes share one selection.
+
+    Raises:
+        ConfigError: no client lacks a class that there are test rows of, or inputs differ in shape or type.
+    """
+    whole = _all_test_rows(clients) if shared_test is None else shared_test
+    tested = set(whole.y.unique().tolist())
+    known: dict[tuple[int, ...], SelectedSamples] = {}
+    for client in clients:
+        lacking = tuple(sorted(tested - _own_classes(client)))
+        if lacking and lacking not in known:
+            known[lacking] = SelectedSamples(whole, _rows_of(whole.y, lacking))
+        client.missing = known.get(lacking)
+    if not known:
+        raise ConfigError(
+            "evaluation.missing_classes = true does nothing, as every client has training rows of all classes of the "
+            "test rows; leave it at false"
+        )
+
+
+def _own_classes(client: Client) -> set[int]:
+    """The classes that the client has training rows of."""
+    return set(client.data.train.y.unique().tolist() if client.own_classes is None else client.own_classes)
+
+
+def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
+    """The test rows of all clients, in the order of the clients."""
+    sides = [client.data.test for client in clients if len(client.data.test)]
+    kinds = {(side.x.shape[1:], side.x.dtype) for side in sides}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "evaluation.missing_classes: expected test inputs of one shape and type at all clients, got "
+            f"{' and '.join(sorted(f'{tuple(shape)} of {kind}' for shape, kind in kinds))}"
+        )
+    if not sides:
+        raise ConfigError("evaluation.missing_classes: expected test rows at some client, got none")
+    return LabeledSamples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
+
+
+def _rows_of(y: Tensor, labels: Sequence[int]) -> Tensor:
+    """The rows of these classes, in order."""
+    return torch.isin(y, torch.tensor(labels)).nonzero().flatten()
+
+
+Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined
+
+
+def summarize(
+    scores: Iterable[Score], mean: str, figure: str | Callable[[Any], float] | None = None
+) -> dict[str, float]:
+    """Mean, standard deviation over clients (population), minimum and maximum of a figure; n clients.
+
+    Of the main score also `bottom_decile`, the mean of the worst tenth of the clients, rounded up.
+
+    Args:
+        scores: one per client that has test data. Those for which the figure is not defined are left out.
+        mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
+            accuracy over all samples, for the others the mean of the clients' own figures).
+        figure: "balanced_accuracy", "f1", "auc", "calibration_error" or "r2", or a function of the score; None: the
+            main score, the accuracy or the RMSE.
+    """
+    scores = list(scores)
+    if not scores:
+        return {}
+    main = scores[0].main
+    value_of = figure if callable(figure) else operator.attrgetter(figure or main.name)
+    pairs = [(float(value_of(score)), score.total) for score in scores]
+    pairs = [(value, total) for value, total in pairs if math.isfinite(value)]
+    if not pairs:
+        return {}
+    values = sorted(value for value, _ in pairs)
+    plain = math.fsum(values) / len(values)
+    weighted = math.fsum(value * total for value, total in pairs) / sum(total for _, total in pairs)
+    spread = math.sqrt(math.fsum((v - plain) ** 2 for v in values) / len(values))
+    found = {"mean": weighted if mean == "samples" else plain, "std": spread, "min": values[0], "max": values[-1]}
+    if figure in (None, main.name):
+        worst = sorted(values, reverse=main.lower_is_better)[: -(-len(values) // 10)]
+        found["bottom_decile"] = math.fsum(worst) / len(worst)
+    return {**found, "n": len(values)}
+
+
+def evaluation_record(
+    stages: Mapping[Stage, Mapping[int, Score]],
+    architectures: Sequence[str],
+    evaluation: Evaluation,
+    measures: Mapping[str, Measure] | None = None,
+    score: MainScore = ACCURACY,
+) -> dict[str, Any]:
+    """A record's part about test data.
+
+    Args:
+        stages: stage -> client number -> score, the main stage first. Clients that were not scored are not in it.
+        architectures: of all clients, in order. evaluation: what is asked for. measures: further figures, by name.
+        score: the main score.
+
+    Raises:
+        RunError: one of the further figures fails, or is no number.
+    """
+    main = next(iter(stages.values()))
+    by_architecture: dict[str, list[Score]] = {}
+    for number, one in sorted(main.items()):
+        by_architecture.setdefault(architectures[number], []).append(one)
+    scored = {stage: list(scores.values()) for stage, scores in stages.items()}
+    told = metrics_of(evaluation, score)
+    asked: dict[str, str | Callable[[Any], float]] = {n: n for n in told if n != "confusion"}
+    asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
+    values = {number: float(getattr(one, score.name)) for number, one in main.items()}
+    clients = [values.get(number, math.nan) for number in range(len(architectures))]
+    return {
+        score.name: _known({stage: summarize(scores, evaluation.weighting) for stage, scores in scored.items()}),
+        f"{score.name}_by_predictor": _known(
+            {
+                stage: {name: summarize(found, evaluation.weighting) for name, found in _by_predictor(scores).items()}
+                for stage, scores in scored.items()
+            }
+        ),
+        f"{score.name}_per_client": [None if math.isnan(value) else value for value in clients],
+        f"{score.name}_per_architecture": _known(
+            {name: summarize(scores, evaluation.weighting) for name, scores in by_architecture.items()}
+        ),
+        "metrics": _known(
+            {
+                stage: _known({name: summarize(scores, evaluation.weighting, figure) for name, figure in asked.items()})
+                for stage, scores in scored.items()
+            }
+        ),
+        "confusion": _summed(main.values()).tolist() if "confusion" in told and main else None,
+        **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
+    }
+
+
+def not_evaluated(score: MainScore) -> dict[str, Any]:
+    """What the record of a round has that was not evaluated."""
+    return {
+        score.name: {},
+        f"{score.name}_by_predictor": {},
+        f"{score.name}_per_client": [],
+        f"{score.name}_per_architecture": {},
+        "metrics": {},
+        "confusion": None,
+        "validation": None,
+    }
+
+
+def metrics_of(evaluation: Evaluation, score: MainScore) -> tuple[str, ...]:
+    """What is recorded beside the main score: of classes what is asked for, of numbers R2."""
+    return score.metrics if score is RMSE else tuple(evaluation.metrics)
+
+
+def from_scores_of(evaluation: Evaluation) -> tuple[str, ...]:
+    """The figures asked for that need the scores of all samples."""
+    return tuple(name for name in evaluation.metrics if name in FROM_SCORES)
+
+
+def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
+    """Figures of the user's own, by name.
+
+    Raises:
+        ConfigError: a name that is taken or has more than letters, digits, "_" and "-", or something that cannot be
+            called.
+    """
+    taken = ("accuracy", *get_args(Metric))
+    for name, measure in measures.items():
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or name in taken:
+            raise ConfigError(
+                f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, got {name!r}"
+            )
+        if not callable(measure):
+            raise ConfigError(f"metrics: expected a function of a client's counts as '{name}', got {measure!r}")
+    return dict(measures)
+
+
+def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict[str, Mapping[str, Any]]:
+    """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for stage, told in stages.items():
+        scores = [score for score in told if isinstance(score, ClientScore)]
+        lacking = [score.missing for score in scores if score.missing is not None]
+        parts = {"own": summarize([score.own for score in scores], weighting), "missing": summarize(lacking, weighting)}
+        found[stage] = _known(parts)
+    return _known(found)
+
+
+def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
+    """The clients' scores by each of the other predictors."""
+    found: dict[str, list[Score]] = {}
+    for score in scores:
+        for name, other in score.others.items():
+            found.setdefault(name, []).append(other)
+    return found
+
+
+def _measured(name: str, measure: Measure, score: ClientScore) -> float:
+    try:
+        return float(measure(score.confusion.clone()))
+    except Exception as error:
+        raise RunError(f"metric '{name}': {type(error).__name__}: {error}") from error
+
+
+def _summed(scores: Iterable[Score]) -> Tensor:
+    """The clients' counts together, as large as the largest."""
+    counts = [score.confusion for score in scores if isinstance(score, ClientScore)]
+    size = max(len(each) for each in counts)
+    whole = torch.zeros((size, size), dtype=torch.int64)
+    for each in counts:
+        whole[: len(each), : len(each)] += each
+    return whole
+
+
+def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {name: entry for name, entry in entries.items() if entry}

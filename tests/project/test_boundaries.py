@@ -348,17 +348,6 @@ def test_a_trespass_is_seen(tmp_path: Path, file: str, text: str) -> None:
     assert len(trespasses(build(tmp_path, {**house, file: text}))) == 1
 
 
-def test_a_circle_is_seen(tmp_path: Path) -> None:
-    late = "def f():\n    from polyfed import a\n"
-    assert circle(build(tmp_path / "1", {"a.py": "import polyfed.b", "b.py": late})) is not None
-    rooms = {"x/a.py": "import polyfed.y.a", "y/a.py": "", "y/b.py": "import polyfed.x.b", "x/b.py": ""}
-    known = build(tmp_path / "2", rooms)
-    assert circle(known) is None
-    assert circle(known, by_room=True) is not None
-    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.a\nelse:\n    pass"
-    assert circle(build(tmp_path / "3", {"a.py": "import polyfed.b", "b.py": typed})) is not None
-
-
 @pytest.mark.parametrize(
     "code",
     [

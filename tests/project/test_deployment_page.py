@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.config.recipe import Recipe
 from polyfed.deploy import node_config
 from polyfed.deploy.flower_transport import RUN_CONFIG
-from polyfed.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -71,23 +68,6 @@ def test_the_local_command_asks_for_what_the_command_line_takes(
     assert asked["recipe"] == Path("recipes/quickstart.toml")
     assert (asked["nodes"], asked["overrides"], asked["out"]) == (3, ["training.rounds=2"], Path("runs/deployed"))
     assert (asked["resume"], asked["overwrite"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
-
-
-def test_ray_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Recipe] = []
-
-    def run(recipe: Recipe, **options: object) -> None:
-        asked.append(recipe)
-        raise ConfigError("enough")
-
-    monkeypatch.setattr("polyfed.experiments.run.run", run)
-    monkeypatch.chdir(ROOT)
-    (words,) = [words for words in commands() if words[:2] == ["polyfed", "run"]]
-    assert cli.status(words[1:]) == 2
-    assert (asked[0].run.executor, asked[0].run.workers, asked[0].run.out) == ("ray", 2, "runs/on-ray")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    named = {name for words in commands() for word in words for name in re.findall(r"^polyfed\[(.+)\]$", word)}
-    assert named <= extras.keys()
 
 
 def test_programs_are_started_as_those_of_the_app_that_init_writes(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
 from polyfed.cli.app import main
-from polyfed.models.zoo import build
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -157,60 +155,12 @@ def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[.
 
 
 @pytest.mark.slow
-def test_the_example_of_overheads_takes_the_mean_over_widths(
-    example: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(ROOT / "recipes" / "fedin" / "table3-slices.toml")
-    mean = sum(half_resnet10_parameters(2.0**-level) for level in range(5)) / 5
-    (line,) = example("overheads.py", path, *SMALL, "--methods", "heterofl").splitlines()[1:]
-    up, down = (f"{count:,.1f}".replace(",", " ") for count in (mean, 2 * mean))
-    assert re.fullmatch(rf"heterofl +{up} +{down} +[\d ]+\.\d( +\d+\.\d){{3}}", line)
-    with pytest.raises(SystemExit) as end:
-        example("overheads.py", path, "--methods", "heterofi")
-    assert end.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_the_arithmetic_of_the_page_of_overheads() -> None:
-    """Paper: FedIN's table 3."""
-    with torch.device("meta"):
-        names = [*(f"resnet{depth}" for depth in (10, 14, 18, 22, 26)), "resnet152-preact-1000"]
-        *five, large = (build(name, (1, 32, 32), 10) for name in names)
-    *sizes, whole = (round(sum(4 * p.numel() for p in model.parameters()) / 2**20) for model in (*five, large))
-    assert (sizes, sum(sizes)) == ([19, 41, 43, 65, 67], 235)
-    assert whole * sum(2.0**-level for level in range(5)) == 445.625
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["table3", "table3-slices"])
 def test_parameters_sent_are_those_of_the_fedin_papers_table_3(recipe: str, example: Callable[..., str]) -> None:
     paper = {"fedavg": 12.28, "scaffold": 24.56, "moon": 12.28, "inclusivefl": 12.28, "incoavg": 12.28, "fedin": 12.35}
     paper |= {"heterofl": 16.29, "fedrolex": 16.29, "scalefl": 20.65}
     for row in json.loads(example("overheads.py", str(ROOT / "recipes" / "fedin" / f"{recipe}.toml"), "--json")):
         assert abs(row["up"] / 1e6 - paper[row["method"]]) < 0.01, "the paper cuts off after two digits"
-
-
-@pytest.mark.parametrize("name", ["client_similarity.py", "kernel_messages.py"])
-def test_an_example_without_a_run_folder_says_so(
-    name: str, tmp_path: Path, example: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        example(name, str(tmp_path))
-    assert end.value.code == 2
-    assert "expected the folder of a finished run" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_rounds_runs() -> None:
-    words = ["recipes/quickstart.toml", "--methods", "local", "--rounds", "3", "--repeats", "1"]
-    words += ["--set", "data.max_train_per_client=20", "--set", "data.num_clients=5"]
-    program = [sys.executable, "benchmarks/round_cost.py", *words]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    base, other = (json.loads(line) for line in done.stdout.splitlines())
-    assert (base["method"], base["ratio"], base["samples"]) == ("fedavg", 1.0, 100)
-    assert other["method"] == "local"
-    assert 0 < other["ratio"] < 10
 
 
 @pytest.mark.slow

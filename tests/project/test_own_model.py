@@ -15,9 +15,6 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.errors import ConfigError
-from polyfed.models import build
-from tests.helpers.quick import others_slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
 
@@ -68,12 +65,6 @@ def test_the_path_through_python(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("Branches(")
 
 
-def test_a_forward_that_cannot_be_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
-    executed("class Grows")
-    assert "Run(fedgh, 1 round: not scored" in capsys.readouterr().out
-
-
 def test_a_personal_model_as_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
@@ -89,14 +80,6 @@ def test_a_personal_model_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     executed("onnxruntime.InferenceSession")
-
-
-@pytest.mark.parametrize("name", others_slow(["digits-cnn1", "fedhenn-h3", "resnet10-cifar"], quick=["digits-cnn1"]))
-def test_networks_of_the_zoo_as_programs(name: str) -> None:
-    shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
-    network, x = build(name, shape, 10).eval(), torch.rand(5, *shape)
-    program = torch.export.export(network, (x[:2],), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
-    assert torch.equal(program(x), network(x))
 
 
 def test_the_lines_in_a_run_folder_do_without_polyfed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +98,3 @@ def test_the_lines_in_a_run_folder_do_without_polyfed(place: Path, monkeypatch: 
         exec(lines, names)
         assert type(names["model"]) is nn.Sequential
         assert torch.equal(names["model"](x), run.models[client](x))
-
-
-def test_what_does_not_fit_is_said_before_anything_is_written(place: Path) -> None:
-    for name, says in (("tiny@9", "no submodule '9' to be its extractor"), ("tinny", "cannot import model")):
-        with pytest.raises(ConfigError, match=says):
-            pf.run("mine.toml", overrides=[f'models.architectures=["mynets:{name}"]'], out="run")
-        assert not (place / "run").exists()

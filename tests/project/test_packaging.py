@@ -74,16 +74,6 @@ def test_every_direct_dependency_has_a_pin_that_fits(requirement: Requirement) -
     assert requirement.specifier.contains(pin), f"the pin {requirement.name}=={pin} does not fit '{requirement}'"
 
 
-def test_no_pin_is_left_over() -> None:
-    assert set(pins()) == {canonicalize_name(requirement.name) for requirement in direct()}
-
-
-def test_citation_and_package_agree() -> None:
-    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"version: {__version__}\n" in citation
-    assert f"license: {PROJECT['project']['license']}\n" in citation
-
-
 @pytest.mark.parametrize("name", ["Makefile", "constraints.txt", ".ci/run", "scripts/environment.py"])
 def test_the_users_pip_configuration_decides_where_packages_come_from(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
@@ -119,28 +109,8 @@ def make(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess
     )
 
 
-@needs_make
-def test_the_audit_is_of_all_pins_and_passes_nothing_over() -> None:
-    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\naudit:")[2].partition("\n\n")[0]
-    assert "pip_audit --strict " in recipe
-    assert "--requirement constraints.txt" in recipe
-
-
 def test_the_demo_is_the_agreed_command() -> None:
     assert DEMO in make("-n", "demo").stdout
-
-
-@needs_make
-def test_an_unfit_python_is_one_clear_line(tmp_path: Path) -> None:
-    old = tmp_path / "an old python"
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
-    done = make("install", f"PYTHON={old}")
-    assert done.returncode == 2
-    first, *rest = done.stderr.splitlines()
-    assert "Python 3.11 or newer" in first
-    assert str(old) in first
-    assert all(line.startswith("make") for line in rest)
 
 
 # scripts/environment.py, with the steps of an install replaced: which steps, and when
@@ -213,20 +183,6 @@ def test_an_interrupted_install_is_made_anew(house: House, step: str) -> None:
     house.dies_at = "never"
     assert house.ask() == (0, FRESH)
     assert house.ask() == (0, [])
-
-
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_other_pins_are_installed_over_what_is_there(house: House, name: str) -> None:
-    house.ask("dev")
-    (house.root / name).write_text("changed\n")
-    assert house.ask("dev") == (0, ["setuptools", ".[dev]"])
-    assert house.ask("dev") == (0, [])
-
-
-def test_an_environment_of_another_hand_is_kept(house: House) -> None:
-    house.ask()
-    house.script.INSTALLED.unlink()
-    assert house.ask() == (0, ["setuptools", "."])
 
 
 @pytest.mark.parametrize("fault", ["missing", "does not run", "other version", "a file"])

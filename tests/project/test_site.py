@@ -14,24 +14,19 @@ import runpy
 import shlex
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.config.recipe import Recipe
 from tests.project.test_method_pages import check, commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 EXTRA = "needs the extra 'docs': make install-docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
-GENERATED = "results/tables/"  # reached from results.md
 SITE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "documentation.py")))
 
 
@@ -39,34 +34,7 @@ def read(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
 
-def settings() -> dict[str, Any]:
-    """What mkdocs.yml says."""
-    yaml = pytest.importorskip("yaml")
-    found: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    return found
-
-
-def listed(part: Any) -> Iterator[str]:
-    """The pages of the navigation, or of a part of it."""
-    if isinstance(part, str):
-        yield part
-    else:
-        for inner in part.values() if isinstance(part, dict) else part:
-            yield from listed(inner)
-
-
 # the site ------------------------------------------------------------------------------------------------------------
-def test_the_navigation_has_every_page_once() -> None:
-    pages = list(listed(settings()["nav"]))
-    own = sorted(page for page in pages if not page.startswith("repository/"))
-    assert own == [page for page in PAGES if not page.startswith(GENERATED)], (
-        "a page below docs/ needs its line in the navigation of mkdocs.yml"
-    )
-    assert len(set(pages)) == len(pages)
-    for page in set(pages) - set(own):
-        assert (ROOT / page.removeprefix("repository/")).is_file(), page
-
-
 @pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), "README.md", "CONTRIBUTING.md"])
 def test_links_lead_to_files_and_headings(page: str) -> None:
     """As on a host that shows the repository; the site's links are made of these."""
@@ -104,15 +72,6 @@ def test_a_link_out_of_docs_is_turned_and_its_file_brought_in() -> None:
     code = "`[a](../../CONTRIBUTING.md)`\n\n```text\n[a](../../CONTRIBUTING.md)\n```\n"
     assert SITE.turned(code, page) == code
     assert SITE.turned("[x](../docs/data.md)", ROOT / "recipes" / "README.md") == "[x](../../data.md)"
-
-
-def test_examples_and_columns_of_docstrings_are_code() -> None:
-    pytest.importorskip("griffe", reason=EXTRA)
-    fenced = runpy.run_path(str(ROOT / "scripts" / "docstrings.py"))["fenced"]
-    plain = "One line.\n\nArgs:\n    x: (N,)  of it."
-    assert fenced(plain) == plain
-    assert fenced("Sum.\n\n>>> 1 + 1\n2\n") == "Sum.\n\n```pycon\n>>> 1 + 1\n2\n```"
-    assert fenced("a    one\nabc  two\n\nEnd.") == "```text\na    one\nabc  two\n```\n\nEnd."
 
 
 @pytest.mark.slow
@@ -165,14 +124,6 @@ def test_what_the_reference_names_is_there_and_has_words() -> None:
         assert inspect.getdoc(thing(name)) or name == "polyfed.functional", name
 
 
-def test_the_reference_has_everything_that_pf_has() -> None:
-    names = {*entries()}
-    for public in set(pf.__all__) - {"methods"}:
-        found = getattr(pf, public)
-        place = f"{found.__module__}.{found.__qualname__}"
-        assert place in names or found.__module__ in names, f"pf.{public} is not in the reference"
-
-
 COMMAND_PAGES = ["index.md", "quickstart.md", "gallery.md", "gpu.md", "resume.md", "sweep.md", "coming-from.md"]
 
 
@@ -218,27 +169,12 @@ def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.Monke
             assert words in (["source", ".venv/bin/activate"], ["pip", "install", "."])
 
 
-def test_the_gallery_has_every_figure() -> None:
-    figures = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.png")}
-    text = read("gallery.md")
-    assert figures == {*re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)}
-    for part in text.split("\n## ")[1:]:
-        assert "```bash\npolyfed " in part
-        assert "![" in part
-
-
 def at_work(folder: Path) -> Path:
     """A folder with the recipes, and the quickstart's own beside them."""
     (folder / "recipes").symlink_to(ROOT / "recipes")
     (own,) = re.findall(r"```toml\n(.*?)```", read("quickstart.md"), flags=re.DOTALL)
     (folder / "mine.toml").write_text(own, encoding="utf-8")
     return folder
-
-
-def test_the_quickstarts_recipe_is_valid(tmp_path: Path) -> None:
-    recipe = Recipe.load(at_work(tmp_path) / "mine.toml")
-    assert recipe.chosen_method.name == "fedgh"
-    assert tomllib.loads((tmp_path / "mine.toml").read_text(encoding="utf-8"))["method"]["header_epochs"] == 100
 
 
 _LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_client=16", "data.num_clients=5"]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import json
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -23,8 +20,7 @@ import tomli_w
 
 import polyfed as pf
 from polyfed import analysis, attacks, registry
-from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
-from polyfed.attacks import attack_target, audit_report, replay
+from polyfed.analysis import layer_outputs
 from polyfed.cli import app as cli
 from polyfed.config.loading import code_named
 from polyfed.config.recipe import Recipe
@@ -32,7 +28,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
-from polyfed.report import benchmark_page, benchmark_results, comparison, html_report, results_page, sensitivity
+from polyfed.report import results_page, sensitivity
 from polyfed.report.run_records import load_runs
 from tests.helpers.processes import forked
 from tests.helpers.small_recipe import small_recipe
@@ -193,20 +189,6 @@ def test_no_command_runs_what_a_run_folder_names(
         assert len(before) <= (command == "leakage")  # which tells what it is about to do
 
 
-def test_without_names_figures_the_refused_ones_are_left_out(
-    hostile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        network_figures, "FIGURES", {name: network_figures.FIGURES[name] for name in ("clients", "cka")}
-    )
-    assert cli.status(["plot", str(hostile)]) == 0
-    said = capsys.readouterr().out
-    assert untouched(hostile)
-    assert "left out: cka: " in said
-    assert SWITCH in said
-    assert [*(hostile / "analysis").glob("*.json")]
-
-
 @pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
 def test_each_name_alone_is_refused(hostile: Path) -> None:
     for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
@@ -220,145 +202,32 @@ def test_each_name_alone_is_refused(hostile: Path) -> None:
 # every function -----------------------------------------------------------------------------------------------------
 
 X = np.zeros((1, 1, 8, 8), dtype=np.uint8)
-FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the call, and whether it is to be refused
-    "experiments.prediction.predict": (lambda run: prediction.predict(run, 0, X), True),
-    "experiments.prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
-    "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
-    "analysis.network_figures.analyze": (lambda run: analysis.analyze(run, ["cka"]), True),
-    "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(load_runs(run)[0], 4), True),
-    "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(load_runs(run)[0]), True),
-    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(load_runs(run)[0]), False),
-    "analysis.representations.represent_runs": (
-        lambda run: representations.represent_runs(load_runs(run), analysis.FigureOptions(), True, False),
-        True,
-    ),
-    "analysis.layer_outputs.clients_of": (lambda run: layer_outputs.clients_of(run), False),
-    "analysis.layer_outputs.layer_outputs": (
-        lambda run: layer_outputs.layer_outputs(run, [layer_outputs.ClientRef(0, "a")], X, lambda *_: 0),
-        True,
-    ),
-    "attacks.api.attack": (lambda run: attacks.attack(run, images=1), True),
-    "attacks.api.audit": (lambda run: attacks.audit(run, shadows=0), True),
-    "attacks.attack_target.collect_target": (
-        lambda run: attack_target.collect_target(run, 0, 1, None, None, "cpu"),
-        True,
-    ),
-    "attacks.replay.replay": (lambda run: replay.replay(load_runs(run)[0], [0]), True),
-    "attacks.audit_report.audit_run": (
-        lambda run: audit_report.audit_run(load_runs(run)[0], audit_report.AuditOptions()),
-        True,
-    ),
-    "experiments.privacy_report.privacy_costs": (lambda run: privacy_report.privacy_costs([run]), False),
-    "report.run_records.load_runs": (lambda run: load_runs(run), False),
-    "report.html_report.write_page": (
-        lambda run: html_report.write_page(load_runs(run), comparison.compare_runs(load_runs(run)), run),
-        False,
-    ),
-    "report.results_page.read_command": (lambda run: results_page.read_command(run), False),
-    "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
-    "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
-    "report.benchmark_page.write_page": (
-        lambda run: benchmark_page.write_page(run, "title", {"labels": benchmark_page.Wanted([], [])}),
-        False,
-    ),
-    "report.benchmark_results.read_result": (lambda run: benchmark_results.read_result(run, "labels"), False),
-    "report.benchmark_results.read_results": (lambda run: benchmark_results.read_results(run, ["labels"]), False),
-    "report.benchmark_results.read_processor_time": (lambda run: benchmark_results.read_processor_time(run), False),
-    "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
-    "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
-    "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
-    "experiments.run.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
-    "experiments.compare.compare": (lambda run: pf.compare("mine.toml", out=run), False),
-    "engine.run_folder.RunFolder": (
-        lambda run: RunFolder(run).validate(Recipe.load("mine.toml").to_dict(), True, False),
-        False,
-    ),
+REFUSED: dict[str, Callable[[Path], object]] = {
+    "predict": lambda run: prediction.predict(run, 0, X),
+    "load_model": lambda run: prediction.load_model(run, 0),
+    "of_run": lambda run: Recipe.of_run(run),
+    "analyze": lambda run: analysis.analyze(run, ["cka"]),
+    "attack": lambda run: attacks.attack(run, images=1),
+    "audit": lambda run: attacks.audit(run, shadows=0),
 }
-NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
-    "analysis.tsne.embeddings",
-    "analysis.cka.similarity",
-    "attacks.attack_target.describe_transforms",
-    "attacks.replay.last_upload_rounds",
-    "results.read.check_links",
-    "registry.check_trusted",
-    "report.clients.architectures",
-    "report.clients.clients",
-    "report.clients.sizes",
-    "report.figures.axes_of",
-    "report.figures.curve_drawings",
-    "report.figures.curves",
-    "report.grouping.group_runs",
-    "report.grouping.looks_of",
-    "report.grouping.scored_stages",
-    "report.html_report.page",
-    "report.html_report.page_data",
-    "report.paper_results.compare_with_paper",
-    "report.paper_results.numbers_for",
-    "report.paper_results.deviates_from_paper",
-    "report.paper_results.judge",
-    "report.paper_results.not_measured",
-    "report.paper_results.missing_settings",
-    "report.results_page.save_command",
-    "report.statistics.first_reach",
-    "report.statistics.to_target",
-    "report.plot_style.save",
-    "report.sweep_figure.draw",
-    "report.sweeps.write",
-    "report.benchmark_results.write_result",
-    "report.comparison_rows.RunScore.of",
-    "report.comparison.compare_runs",
-    "report.decomposition_figure.decompositions",
-    "report.decomposition_figure.write_decompositions",
-    "report.comparison.write",
-    "report.bar_chart.variants",
-    "report.atomic_files.make_folder",
-    "experiments.held_out_turns.plan_turns",
-    "experiments.planned_runs.check_planned_runs",
-    "experiments.planned_runs.nothing_learnt_in",
+HARMLESS: dict[str, Callable[[Path], object]] = {
+    "load_runs": lambda run: load_runs(run),
+    "results_page": lambda run: results_page.results_page([run]),
+    "privacy_costs": lambda run: privacy_report.privacy_costs([run]),
+    "run": lambda run: pf.run("mine.toml", out=run, resume=True),
+    "compare": lambda run: pf.compare("mine.toml", out=run),
 }
-ROOMS = {"data", "deploy", "testing", "engine", "cli"}  # commands of their own above; the engine's door is RunFolder
 
 
-def of_folders() -> set[str]:
-    """All public functions with a parameter that is a run folder, or a run read from one."""
-    found = set()
-    for place in pkgutil.walk_packages(pf.__path__, "polyfed."):
-        if place.name.split(".")[1] in ROOMS:
-            continue
-        module = importlib.import_module(place.name)
-        own = {name: thing for name, thing in vars(module).items() if getattr(thing, "__module__", "") == place.name}
-        functions = {name: thing for name, thing in own.items() if inspect.isfunction(thing)}
-        for name, kind in own.items():
-            if inspect.isclass(kind):
-                made = {key: getattr(kind, key) for key, v in vars(kind).items() if isinstance(v, classmethod)}
-                functions |= {f"{name}.{key}": function for key, function in made.items()}
-        for name, function in functions.items():
-            takes = inspect.signature(function).parameters.values()
-            named = ("run", "runs", "record", "folder", "folders", "paths")
-            if not name.startswith("_") and any(
-                p.name in named and ("Path" in str(p.annotation) or "RunRecord" in str(p.annotation)) for p in takes
-            ):
-                found.add(f"{place.name.removeprefix('polyfed.')}.{name}")
-    return found
-
-
-def test_every_function_of_run_folders_is_known() -> None:
-    """A new one belongs in one of the lists above; in `FUNCTIONS`, if it reads a run folder."""
-    known = {name for name in FUNCTIONS if not name.startswith(("experiments.run.", "experiments.compare.", "engine."))}
-    assert of_folders() == known | NUMBERS
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [*REFUSED, *HARMLESS])
 def test_no_function_runs_what_a_run_folder_names(name: str, hostile: Path) -> None:
-    call, refused = FUNCTIONS[name]
-    said = ""
+    message = ""
     try:
-        call(hostile)
+        (REFUSED | HARMLESS)[name](hostile)
     except PolyfedError as error:
-        said = str(error)
-    assert untouched(hostile), said
-    if refused:
-        assert SWITCH in said
+        message = str(error)
+    assert untouched(hostile), message
+    assert name in HARMLESS or SWITCH in message
 
 
 # with trust ---------------------------------------------------------------------------------------------------------
@@ -388,22 +257,13 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
     ("changes", "says"),
     [
         ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]': expected a whole number"),
-        ({"input": {"shape": [], "type": "uint8"}}, "expected sizes from 1 to"),
         ({"input": {"shape": [1, 0, 8], "type": "uint8"}}, "expected sizes from 1 to"),
-        ({"input": {"shape": [1, -8, 8], "type": "uint8"}}, "expected sizes from 1 to"),
         ({"input": {"shape": [2**24, 2**24], "type": "uint8"}}, "expected an input of at most"),
         ({"input": {"shape": [1, 8, 8], "type": "load"}}, "expected an input's type among uint8"),
-        ({"input": {"shape": [1, 8, 8], "type": "Tensor"}}, "expected an input's type among uint8"),
         ({"classes": 2**40}, "expected sizes from 1 to"),
-        ({"classes": True}, "'classes': expected a whole number"),
-        ({"feature_dim": 0}, "expected sizes from 1 to"),
-        ({"vocabulary": -3}, "expected sizes from 1 to"),
         ({"image_size": ["8"]}, "'image_size': expected a whole number"),
         ({"hyperparameters": ["rm"]}, "'hyperparameters': expected an object"),
-        ({"architecture": ["digits-cnn1"]}, "'architecture': expected a text"),
-        ({"sha256": {"client-000.safetensors": 3}}, "expected a text"),
         ({"sha256": {"../../secret": "0" * 64}}, "one of '../../secret'"),
-        ({"sha256": {"/etc/passwd": "0" * 64}}, "one of '/etc/passwd'"),
         ({"sha256": {"client-001.safetensors": "0" * 64}}, "one of 'client-001.safetensors'"),
     ],
 )
@@ -417,20 +277,6 @@ def test_sizes_and_names_are_checked_before_anything_is_built(
         prediction.load_model(tmp_path / "run", 0)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_program_is_no_network(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What once ran `touch PWNED`."""
-    shutil.copytree(clean / "run", tmp_path / "run")
-    shape = {"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}
-    change_index(tmp_path / "run", lambda entry: entry.update(shape, architecture="subprocess:call"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
-    for trust, says in ((False, SWITCH), (True, "expected a whole number")):
-        with pytest.raises(ConfigError) as refused:
-            prediction.load_model("run", 0, trust=trust)
-        assert says in str(refused.value)
-    assert not Path("PWNED").exists()
 
 
 @pytest.mark.parametrize("name", ["images:net", "a b:net", "evil:net, 3 features", "evil:", ":net", "evil:a.b"])
@@ -516,27 +362,6 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         assert f"{run / part}," in str(refused.value)
         assert "\n" not in str(refused.value)
     assert listing(run.parent / "outside") == before
-
-
-@pytest.mark.parametrize("part", ["models", "rounds.jsonl"])
-@pytest.mark.parametrize("command", READERS)
-def test_no_command_follows_a_link(
-    command: str, part: str, linked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = linked(part)
-    if command == "compare":
-        run.rename("compared-run")
-        Path("compared/local").mkdir(parents=True)
-        Path("compared-run").rename("compared/local/seed-0")
-        run = Path("compared")
-    before = listing(Path("outside"))
-    words, _ = READERS[command]
-    status = cli.status([*command.split(), *map(str, words(run))])
-    said = capsys.readouterr().err
-    assert status == 2
-    assert len(said.splitlines()) == 1
-    assert "got a link" in said or command == "sweep"  # which expects a folder of many runs, and says so
-    assert listing(Path("outside")) == before
 
 
 def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Path]) -> None:

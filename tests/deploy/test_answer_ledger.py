@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from polyfed.core.message import flatten, unflatten
-from polyfed.deploy.answer_ledger import AnswerLedger
 from polyfed.deploy.node_config import NodeConfig
+from polyfed.deploy.node_disk import count_answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, RunError
@@ -161,22 +161,21 @@ def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_was_never_answered(tmp_path: Path) -> None:
-    ledger = AnswerLedger(tmp_path / "ledger")
-    ledger.count("a", "1", 1)
+    count_answer(tmp_path / "ledger", "a", "1", 1)
     with (tmp_path / "ledger").open("a") as file:
         file.write('["a", "2')
-    ledger.count("b", "3", 1)
+    count_answer(tmp_path / "ledger", "b", "3", 1)
     assert [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()] == [["a", "1"], ["b", "3"]]
     with pytest.raises(RunError, match=r"at most 1 different requests for a .*, got one more"):
-        ledger.count("a", "2", 1)
+        count_answer(tmp_path / "ledger", "a", "2", 1)
 
 
 def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_bytes(b"{\n")
     with pytest.raises(RunError, match="expected a kind and a request in each line"):
-        AnswerLedger(tmp_path / "ledger").count("a", "1", 1)
+        count_answer(tmp_path / "ledger", "a", "1", 1)
     with pytest.raises(RunError, match=r"expected to note what is answered in .*, got File exists"):
-        AnswerLedger(tmp_path / "ledger" / "below").count("a", "1", 1)
+        count_answer(tmp_path / "ledger" / "below", "a", "1", 1)
 
 
 def test_processes_that_share_it_count_together(tmp_path: Path) -> None:
@@ -186,7 +185,7 @@ def test_processes_that_share_it_count_together(tmp_path: Path) -> None:
     other = os.open(tmp_path / "answered", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with ThreadPoolExecutor() as pool:
-        answer = pool.submit(AnswerLedger(tmp_path / "answered" / "ledger").count, "a", "2", 1)
+        answer = pool.submit(count_answer, tmp_path / "answered" / "ledger", "a", "2", 1)
         (tmp_path / "answered" / "ledger").write_text('["a", "1"]\n')
         os.close(other)
         with pytest.raises(RunError, match="at most 1 different requests for a"):

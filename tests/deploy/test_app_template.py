@@ -18,9 +18,9 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
+from polyfed.deploy import require_package
 from polyfed.deploy.app_template import app_config, create_app
 from polyfed.deploy.flower_transport import RUN_CONFIG
-from polyfed.deploy.requirements import require_package
 from polyfed.deploy.tls import make_server_certificate
 from polyfed.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.deploy.gate import Gate, check_system, is_own
+from polyfed.deploy.superlink import Gate, check_system, is_own
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the table of connections is Linux'")
 ME, SOMEBODY = os.geteuid(), os.geteuid() + 1
@@ -114,7 +114,7 @@ def test_other_ways_in_are_shut() -> None:
 
 def test_another_system_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     check_system()
-    monkeypatch.setattr("polyfed.deploy.gate.TCP_TABLES", (tmp_path / "none",))
+    monkeypatch.setattr("polyfed.deploy.superlink.TCP_TABLES", (tmp_path / "none",))
     with pytest.raises(Exception, match="expected a server's machine with Linux"):
         check_system()
     with connection() as (_, called):

@@ -1,10 +1,12 @@
-"""`polyfed deploy local` with stand-ins for Flower's programs: what they are told, and that they end, whatever happens.
+"""`polyfed deploy local` with stand-ins for Flower's programs: their command lines, and that they end in any case.
 
-The stand-ins listen, wait and write as Flower's programs and our server app would; test_on_flower.py has the real ones.
+The stand-ins listen, wait and write as Flower's programs and our server app would; test_local_cluster_on_flower.py has
+the real ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -19,19 +21,20 @@ from typing import Any
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.deploy import local_cluster as room
-from polyfed.deploy.local_cluster import local
+from polyfed.deploy import local_cluster
+from polyfed.deploy.local_cluster import ProcessGroup, free_ports, local
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.small_recipe import small_recipe
 
 RECIPE = small_recipe(data={"split": "6:1:3"}, training={"rounds": 2})
+SLEEP = "import time; time.sleep(60)"
 
 STAND_IN = """
 import json, os, pathlib, re, socket, sys, time
 
 me, words, fault = sys.argv[1], sys.argv[2:], os.environ.get("FAULT", "")
 me = {"server": "server", "node": "node"}[words[1]] if me == "polyfed" else me
-told = dict(zip(words, words[1:]))
+options = dict(zip(words, words[1:]))
 files = {word: pathlib.Path(word).read_bytes().decode()[:40] for word in words if os.path.isfile(word)}
 folders = {word: os.listdir(word) for word in words if os.path.isdir(word)}
 seen = {"program": me, "words": words, "files": files, "folders": folders, "environment": dict(os.environ)}
@@ -40,14 +43,14 @@ with open(os.environ["SEEN"], "a") as file:
 if me == "server":
     if fault == "superlink":
         sys.exit("no such certificate")
-    with socket.create_server(("127.0.0.1", int(told["--port"]))) as server:
+    with socket.create_server(("127.0.0.1", int(options["--port"]))) as server:
         time.sleep(60)
 elif me == "node":
     time.sleep(60)
 elif words[0] == "supernode":
     sys.exit("not known" if fault == "register" else 0)
 else:
-    config = dict(re.findall(r'(\\S+?)="?([^" ]+)', told["-c"]))
+    config = dict(re.findall(r'(\\S+?)="?([^" ]+)', options["-c"]))
     out = pathlib.Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.jsonl"):
@@ -61,8 +64,8 @@ else:
         record = {"round": number, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "accuracy": {}}
         with open(out / "rounds.jsonl", "a") as file:
             file.write(json.dumps(record) + "\\n")
+        print(f"round {number}/2\\x1b", flush=True)
         if fault == "hang" and number == 1:
-            print("waiting", flush=True)
             time.sleep(60)
     result = {"method": "local", "dataset": "digits", "class_names": ["0"], "clients": 1, "rounds": 2, "seed": 0}
     result |= {"evaluation": {"stage": "personal"}, "accuracy": 0.5, "accuracy_by_stage": {}}
@@ -81,22 +84,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("polyfed", "flwr"):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{programs}/stand_in.py" {name} "$@"\n')
         (programs / name).chmod(0o755)
-    monkeypatch.setattr(room, "require_package", lambda package, purpose: None)
-    monkeypatch.setattr(room, "find_program", lambda name: programs / name)
-    monkeypatch.setattr(room, "polyfed_command", lambda: [programs / "polyfed"])
-    monkeypatch.setattr(room, "make_server_certificate", stand_in_certify)
-    monkeypatch.setattr(
-        room, "make_node_key", lambda path: [touched(path), touched(path.with_name(f"{path.name}.pub"))]
-    )
+    monkeypatch.setattr(local_cluster, "require_package", lambda package, purpose: None)
+    monkeypatch.setattr(local_cluster, "find_program", lambda name: programs / name)
+    monkeypatch.setattr(local_cluster, "polyfed_command", lambda: [programs / "polyfed"])
+    monkeypatch.setattr(local_cluster, "make_server_certificate", stand_in_certify)
+    monkeypatch.setattr(local_cluster, "make_node_key", touched)
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.jsonl"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def touched(path: Path) -> Path:
+def touched(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(path.name)
-    return path
 
 
 def stand_in_certify(folder: Path, hosts: list[str]) -> None:
@@ -105,12 +105,12 @@ def stand_in_certify(folder: Path, hosts: list[str]) -> None:
         touched(folder / name)
 
 
-def seen(place: Path) -> list[dict[str, object]]:
+def seen(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (place / "seen.jsonl").read_text().splitlines()]
 
 
-def words_of(program: dict[str, Any]) -> list[str]:
-    return list(program["words"])
+def options_of(program: dict[str, Any]) -> dict[str, str]:
+    return dict(itertools.pairwise(program["words"]))
 
 
 def living(place: Path) -> list[str]:
@@ -124,86 +124,62 @@ def living(place: Path) -> list[str]:
     return [line for line in lines if f"{place}/programs/stand_in.py" in line]
 
 
-def test_every_program_is_told_what_makes_it_safe(place: Path) -> None:
+def test_every_program_is_started_safely(place: Path) -> None:
     done = local("recipe.toml", nodes=3, out="run", seed=4, overrides=["training.lr=0.5"], deadline=7)
     assert (done.path, len(done.history), done.result["accuracy"]) == (place / "run", 2, 0.5)
     programs = seen(place)
     kinds = [program["program"] for program in programs]
-    assert kinds[0] == "server"
-    assert sorted(kinds[1:4]) == ["flwr"] * 3
-    assert sorted(kinds[4:]) == ["flwr"] + ["node"] * 3
-    link, nodes = programs[0], [program for program in programs if program["program"] == "node"]
-    told = dict(zip(link["words"], link["words"][1:], strict=False))  # type: ignore[index,call-overload]
-    assert told["--host"] == "127.0.0.1"
-    ((_, keys),) = link["folders"].items()  # type: ignore[attr-defined]
+    assert kinds[:4] == ["server", "flwr", "flwr", "flwr"]
+    assert sorted(kinds[4:]) == ["flwr", "node", "node", "node"]
+    server, nodes = programs[0], [program for program in programs if program["program"] == "node"]
+    assert options_of(server)["--host"] == "127.0.0.1"
+    ((_, keys),) = server["folders"].items()
     assert {"ca.crt", "server.pem", "server.key"} <= {*keys}
-    ports = {told["--port"]}
     for program in programs:
-        assert "--insecure" not in program["words"]  # type: ignore[operator]
+        assert "--insecure" not in program["words"]
         switches = program["environment"]
-        assert switches["FLWR_TELEMETRY_ENABLED"] == "0"  # type: ignore[index]
-        assert switches["FLWR_DISABLE_UPDATE_CHECK"] == switches["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"  # type: ignore[index]
-        assert Path(switches["FLWR_HOME"]).name == "home"  # type: ignore[index]
-        assert not Path(switches["FLWR_HOME"]).exists(), "it was the run's own"  # type: ignore[index]
+        assert switches["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert switches["FLWR_DISABLE_UPDATE_CHECK"] == switches["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert Path(switches["FLWR_HOME"]).name == "home"
+        assert not Path(switches["FLWR_HOME"]).exists(), "it was the run's own"
     numbers = set()
     for program in nodes:
-        told = dict(zip(program["words"], program["words"][1:], strict=False))  # type: ignore[index,call-overload]
-        config = re.fullmatch(r'client-id=(\d) state-dir="(.+)" share-model=true', told["--node-config"])
+        options = options_of(program)
+        config = re.fullmatch(r'client-id=(\d) state-dir="(.+)" share-model=true', options["--node-config"])
         assert config is not None
-        assert config[2] == str(place / "run-nodes" / f"node-{config[1]}")
-        assert program["files"][told["--key"]] == f"node-{config[1]}"  # type: ignore[index]
-        assert program["files"][told["--authority"]] == "ca.crt"  # type: ignore[index]
-        own = [
-            told["--seed"],
-            *(
-                word
-                for option, word in zip(words_of(program), words_of(program)[1:], strict=False)
-                if option == "--set"
-            ),
-        ]
-        assert own == ["4", "training.lr=0.5", "data.num_clients=3"], "what the server has, in its own words"
+        assert not Path(config[2]).exists(), "state that only this run needed"
+        assert program["files"][options["--key"]] == f"node-{config[1]}"
+        assert program["files"][options["--authority"]] == "ca.crt"
+        changes = [word for option, word in itertools.pairwise(program["words"]) if option == "--set"]
+        assert [options["--seed"], *changes] == ["4", "training.lr=0.5", "data.num_clients=3"], "as the server has it"
         numbers.add(config[1])
-        ports.add(told["--port"])
     assert numbers == {"0", "1", "2"}
-    assert len(ports) == 4
-    run = next(program for program in programs if program["words"][0] == "run")  # type: ignore[index]
-    told = dict(zip(run["words"], run["words"][1:], strict=False))  # type: ignore[index,call-overload]
-    assert told["-c"] == f'out="{place / "run"}" resume=false overwrite=false deadline=7.0'
-    assert not (place / "run-nodes").exists()
+    assert len({options_of(program)["--port"] for program in (server, *nodes)}) == 4
+    run = next(program for program in programs if program["words"][0] == "run")
+    assert options_of(run)["-c"] == f'out="{place / "run"}" overwrite=false deadline=7.0'
+    assert not (place / "run-logs").exists()
     assert living(place) == []
 
 
 def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of one's own lie beside the recipe; the nodes read a copy of it in another folder."""
     written: dict[str, object] = {}
 
     def stand_in(folder: Path, recipe: str, **asked: object) -> None:
         written.update(asked, recipe=recipe)
         raise RunError("enough")
 
-    monkeypatch.setattr(room.app_template, "create_app", stand_in)
-    with pytest.raises(RunError, match="enough"):
-        local("recipe.toml", nodes=2, method="fedproto", seed=1, overrides=["training.lr=0.5"], out="run")
-    assert written == {
-        "recipe": "recipe.toml",
-        "method": "fedproto",
-        "seed": 1,
-        "preset": None,
-        "overrides": ["training.lr=0.5", "data.num_clients=2"],
-    }
-
-
-def test_the_nodes_are_told_where_modules_of_ones_own_lie(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    def stand_in(folder: Path, recipe: str, **asked: Any) -> None:
-        told.extend(asked["overrides"])
-        raise RunError("enough")
-
-    monkeypatch.setattr(room.app_template, "create_app", stand_in)
+    monkeypatch.setattr(local_cluster.app_template, "create_app", stand_in)
     (place / "own_local.py").write_text("from polyfed.methods import Local\n\n\nclass Mine(Local):\n    pass\n")
     with pytest.raises(RunError, match="enough"):
-        local("recipe.toml", nodes=2, method="own_local:Mine", out="run")
-    assert told == ["data.num_clients=2", f'run.modules=["{place}"]']
+        local("recipe.toml", nodes=2, method="own_local:Mine", seed=1, overrides=["training.lr=0.5"], out="run")
+    assert written == {
+        "recipe": "recipe.toml",
+        "method": "own_local:Mine",
+        "seed": 1,
+        "preset": None,
+        "overrides": ["training.lr=0.5", "data.num_clients=2", f'run.modules=["{place}"]'],
+    }
 
 
 def slow(*values: object) -> object:
@@ -213,15 +189,10 @@ def slow(*values: object) -> object:
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        slow(
-            "superlink",
-            RunError,
-            r"superlink has ended, with status 1: no such certificate \(all of it in .*superlink.log",
-        ),
+        slow("superlink", RunError, r"superlink has ended, with status 1: no such certificate \(all of it in .*\.log"),
         ("refused", ConfigError, r"^expected this, got that$"),
-        slow("register", RunError, r"register-\d ended with status 1: not known"),
+        slow("register", RunError, r"register-0 ended with status 1: not known"),
         slow("run", RunError, r"run ended with status 1: connection lost"),
-        slow("hang", RunError, r"the run was not over in time: waiting \(all of it in "),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_process(
@@ -229,61 +200,54 @@ def test_a_failure_is_one_line_and_leaves_no_process(
 ) -> None:
     monkeypatch.setenv("FAULT", fault)
     with pytest.raises(error, match=message):
-        local("recipe.toml", out="run", timeout=3 if fault == "hang" else None)
+        local("recipe.toml", out="run")
     assert living(place) == []
-    assert (place / "run-nodes" / "logs").is_dir(), "what was said is kept"
+    assert list((place / "run-logs").glob("*.log")), "the output is kept"
     monkeypatch.delenv("FAULT")
     assert len(local("recipe.toml", out="run", overwrite=True).history) == 2
-    assert not (place / "run-nodes").exists()
+    assert not (place / "run-logs").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_interrupts_is_told_how_to_go_on(number: int, place: Path) -> None:
+def test_an_interruption_leaves_no_process(number: int, place: Path) -> None:
     code = f"""
-import sys
 from pathlib import Path
 from polyfed.cli import app as cli
-from polyfed.deploy import local_cluster as room
-room.require_package = lambda package, purpose: None
-room.find_program = lambda name: Path({str(place / "programs")!r}) / name
-room.polyfed_command = lambda: [room.find_program("polyfed")]
-room.make_server_certificate = lambda folder, hosts: folder.mkdir()
-room.make_node_key = lambda path: None
+from polyfed.deploy import local_cluster
+local_cluster.require_package = lambda package, purpose: None
+local_cluster.find_program = lambda name: Path({str(place / "programs")!r}) / name
+local_cluster.polyfed_command = lambda: [local_cluster.find_program("polyfed")]
+local_cluster.make_server_certificate = lambda folder, hosts: folder.mkdir()
+local_cluster.make_node_key = lambda path: None
 cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
 """
-    environment = {**os.environ, "FAULT": "hang"}
-    command = [sys.executable, "-c", code]
     caller = subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=place,
+        env={**os.environ, "FAULT": "hang"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    log = place / "run-nodes" / "logs" / "run.log"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (log.exists() and "waiting" in log.read_text()):
-        assert caller.poll() is None, caller.communicate()
-        time.sleep(0.05)
     assert caller.stderr is not None
-    said = ""
-    while "round 1/2" not in said:
+    shown = ""
+    while "round 1/2" not in shown:
         line = caller.stderr.readline()
-        assert line, said
-        said += line
+        assert line, shown
+        shown += line
     caller.send_signal(number)
     out, more = caller.communicate(timeout=120)
-    said += more
-    assert caller.returncode == 128 + number, said
-    assert said.splitlines()[-1] == "polyfed: interrupted after 1 whole rounds, which are kept; go on with --resume"
-    assert "round 1/2" in said
+    assert caller.returncode == 128 + number, shown + more
+    assert more.splitlines()[-1] == "polyfed: interrupted"
     assert out == ""
     assert living(place) == []
 
 
-def test_what_cannot_be_is_said_before_anything_starts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_request_starts_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: dict[str, Callable[[], object]] = {
         "expected --deadline as seconds, more than 0, got -1": lambda: local("recipe.toml", deadline=-1),
-        "expected --timeout as seconds, more than 0, got inf": lambda: local("recipe.toml", timeout=float("inf")),
         "did you mean 'rounds'": lambda: local("recipe.toml", overrides=["training.round=1"]),
-        "one of --resume and --overwrite": lambda: local("recipe.toml", resume=True, overwrite=True),
         "without ';'": lambda: local("recipe.toml", overrides=["run.label='a;b'"], out="run"),
         "without quotation marks": lambda: local("recipe.toml", out='ru"n'),
         "fedhenn|FedHeNN": lambda: local("recipe.toml", method="fedhenn", out="run"),
@@ -293,37 +257,145 @@ def test_what_cannot_be_is_said_before_anything_starts(place: Path, monkeypatch:
             call()
     assert not (place / "seen.jsonl").exists()
     assert not (place / "run").exists()
-    (place / "run-nodes" / "mine").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="with other files in it"):
-        local("recipe.toml", out="run")
-    (place / "run-nodes" / "mine").rmdir()
-    (place / "run-nodes").rmdir()
     monkeypatch.undo()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"deploy local needs the package 'flwr'; .* pip install 'polyfed\[flower\]'"):
         local(place / "recipe.toml", out=place / "run")
 
 
-def test_a_finished_run_is_read_and_another_is_not_touched(place: Path) -> None:
+def test_another_run_is_not_touched(place: Path) -> None:
     local("recipe.toml", out="run")
-    (place / "run" / "recipe.toml").write_text(room.Recipe.load("recipe.toml").dumps())
+    (place / "run" / "recipe.toml").write_text(local_cluster.Recipe.load("recipe.toml").dumps())
     begun = len(seen(place))
-    assert local("recipe.toml", out="run", resume=True).result["accuracy"] == 0.5
-    assert len(seen(place)) == begun
     with pytest.raises(ConfigError, match="already holds a run"):
         local("recipe.toml", out="run")
-    with pytest.raises(ConfigError, match="holds another recipe's run"):
-        local("recipe.toml", out="run", resume=True, seed=1)
-    (place / "run" / "result.json").unlink()
-    with pytest.raises(ConfigError, match=r"expected what the nodes of .* have kept in .*run-nodes, got none"):
-        local("recipe.toml", out="run", resume=True)
+    assert len(seen(place)) == begun
 
 
 def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.status(["deploy", "local", "--recipe", "recipe.toml", "--nodes", "1", "--out", "run"]) == 0
+    words = ["deploy", "local", "--recipe", "recipe.toml", "--nodes", "1", "--out"]
+    assert cli.status([*words, "run"]) == 0
     shown = capsys.readouterr()
-    assert "1 clients, 2 rounds" in shown.err
-    assert "round 2/2" in shown.err
+    assert shown.err == "round 1/2\\x1b\nround 2/2\\x1b\n", "the server app's output, as text"
     assert f"run folder {place / 'run'}" in shown.out
-    assert cli.status(["deploy", "local", "--recipe", "recipe.toml", "--nodes", "1", "--out", "run2", "-q"]) == 0
+    assert cli.status([*words, "run2", "-q"]) == 0
     assert capsys.readouterr().err == ""
+
+
+# programs -----------------------------------------------------------------------------------------------------------
+
+
+def python(code: str, *words: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code, *words]
+
+
+def lives(number: int) -> bool:
+    try:
+        state = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_dead(number: int) -> None:
+    deadline = time.monotonic() + 300  # on a busy machine
+    while lives(number):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_programs_end_with_the_block_and_their_output_stays(tmp_path: Path) -> None:
+    (tmp_path / "talker.log").write_text("long ago")
+    (tmp_path / "other").mkdir()
+    with ProcessGroup(tmp_path, {"GREETING": "hello"}) as started, ProcessGroup(tmp_path / "other", {}) as other:
+        kept = other.start("kept", python(SLEEP))
+        process = started.start("talker", python("import os; print(os.environ['GREETING'], flush=True); " + SLEEP))
+        while not started.log("talker").read_text():
+            time.sleep(0.01)
+        started.stop()
+        assert process.poll() == -signal.SIGTERM
+        assert kept.poll() is None, "another group's"
+        started.start("talker", python("print('again')")).wait()
+    assert (tmp_path / "talker.log").read_text() == "hello\nagain\n"
+    assert "GREETING" not in os.environ
+
+
+def test_the_first_program_ends_first_and_a_deaf_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cluster, "GRACE_SECONDS", 0.5)
+    noting = "import signal, sys\nsignal.signal(15, lambda *_: (open(sys.argv[1], 'a').write(sys.argv[2]), sys.exit()))"
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN)"
+    with ProcessGroup(tmp_path, {}) as started:
+        for name, code in (("a", noting), ("b", noting), ("deaf", deaf)):
+            process = started.start(
+                name, python(f"{code}\nprint(1, flush=True)\n{SLEEP}", str(tmp_path / "order"), name)
+            )
+            while not started.log(name).read_text():
+                time.sleep(0.01)
+    assert (tmp_path / "order").read_text() == "ab"
+    assert process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such signal")
+def test_programs_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with ProcessGroup(tmp_path, {}) as started:
+            started.start("sleeper", python("import os; print(os.getpid(), flush=True); " + SLEEP))
+            signal.pause()
+    log = tmp_path / "sleeper.log"
+    while not (log.exists() and log.read_text().endswith("\n")):
+        time.sleep(0.01)
+    assert lives(int(log.read_text()))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_until_dead(int(log.read_text()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not show environments")
+def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
+    code = (
+        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}], start_new_session=True)"
+    )
+    with ProcessGroup(tmp_path, {}) as started:
+        started.start("parent", python(code + "; print(p.pid, flush=True)"))
+        started.wait_for_success("parent", 300)
+        child = int(started.log("parent").read_text())
+        assert lives(child)
+    wait_until_dead(child)
+
+
+def test_failures_have_the_last_words(tmp_path: Path) -> None:
+    with ProcessGroup(tmp_path, {}) as started:
+        started.start("bad", python("import sys; print('first'); print('no such thing'); print(); sys.exit(3)"))
+        with pytest.raises(RunError, match=r"bad ended with status 3: no such thing \(all of it in .*bad.log\)"):
+            started.wait_for_success("bad", 300)
+        with pytest.raises(RunError, match="bad has ended, with status 3"):
+            started.wait_for_answer("bad", free_ports(1)[0], 300)
+        started.start("slow", python(SLEEP))
+        with pytest.raises(RunError, match=r"slow has not ended within 0.1 s \(see .*slow.log\)"):
+            started.wait_for_success("slow", 0.1)
+        with pytest.raises(RunError, match=r"slow does not answer within 0\.1 s"):
+            started.wait_for_answer("slow", free_ports(1)[0], 0.1)
+        with pytest.raises(RunError, match="nobody cannot be started"):
+            started.start("nobody", [tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_the_blocks_and_ends_the_programs(number: int, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from polyfed.deploy.local_cluster import ProcessGroup, raise_on_termination
+with raise_on_termination(), ProcessGroup(Path(sys.argv[1]), {{}}) as started:
+    print(started.start("x", [sys.executable, "-S", "-c", {SLEEP!r}]).pid, flush=True)
+    import time
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    caller = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert caller.stdout is not None
+    child = int(caller.stdout.readline())
+    caller.send_signal(number)
+    _, shown = caller.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in shown or b"TerminationSignal" in shown
+    assert not lives(child)

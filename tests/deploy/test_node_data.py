@@ -10,8 +10,7 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.node_data import data_of_node, renumbered
+from polyfed.deploy.node_config import NodeConfig, data_of_node, renumbered
 from polyfed.errors import ConfigError
 from tests.helpers.nearby import DATA, recipe_of
 

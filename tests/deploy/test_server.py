@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
 from polyfed.deploy import node_registry
-from polyfed.deploy.node_checkpoints import load_or_create_key
 from polyfed.deploy.node_config import NodeConfig
+from polyfed.deploy.node_disk import load_or_create_key
 from polyfed.deploy.protocol import Envelope, deserialize
 from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run

@@ -54,7 +54,8 @@ def test_a_node_asks_nobody_elses_program_for_work(theirs: bool, monkeypatch: py
     node = Mock()
     node.AcquireTask.side_effect = EOFError("asked")
     monkeypatch.setattr(RuntimeHttpClient, "from_server_address", lambda **_: node)
-    monkeypatch.setattr("polyfed.deploy.supernode.keeper", lambda: os.geteuid() + theirs)
+    own = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: own + theirs)
     check = Mock(side_effect=[None, RunError("looked again")])
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(RunError if theirs else EOFError):
         supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)

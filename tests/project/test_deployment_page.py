@@ -29,8 +29,7 @@ def keys(heading: str) -> set[str]:
 
 
 def test_the_tables_list_all_settings_and_no_others() -> None:
-    own = {key for key in node_config.KEYS if not key.endswith(("partition-id", "num-partitions"))}
-    assert keys("Of a node, in `--node-config`") == own
+    assert keys("Of a node, in `--node-config`") == node_config.KEYS.keys()
     assert keys("Of a run, in `[tool.flwr.app.config]`") == RUN_CONFIG.keys()
 
 
@@ -67,7 +66,7 @@ def test_the_local_command_asks_for_what_the_command_line_takes(
     assert cli.status(words[1:]) == 130
     assert asked["recipe"] == Path("recipes/quickstart.toml")
     assert (asked["nodes"], asked["overrides"], asked["out"]) == (3, ["training.rounds=2"], Path("runs/deployed"))
-    assert (asked["resume"], asked["overwrite"], asked["deadline"], asked["timeout"]) == (False, False, 600.0, None)
+    assert (asked["overwrite"], asked["deadline"]) == (False, 600.0)
 
 
 def test_programs_are_started_as_those_of_the_app_that_init_writes(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from polyfed.cli.options import (
     Quiet,
     RecipeOption,
     ReplaceRun,
-    Resume,
     RunFolder,
     Seed,
 )
@@ -167,10 +166,8 @@ def local(
     settings: Overrides = None,
     seed: Seed = None,
     out: RunFolder = None,
-    resume: Resume = False,
     overwrite: ReplaceRun = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give the run up after so long.")] = None,
     preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
@@ -184,7 +181,7 @@ def local(
     from polyfed.deploy.local_cluster import local
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
-    options |= {"resume": resume, "overwrite": overwrite, "deadline": deadline, "timeout": timeout}
+    options |= {"overwrite": overwrite, "deadline": deadline}
     announce_imports(recipe, settings, method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)
     print_run(done.result, done.path)

@@ -1,5 +1,33 @@
 """The same methods among real machines: clients are nodes of their own, the server a process that asks them.
 
-`flower` is the only file that knows Flower. `server` and `node` are the two halves, `envelopes` what they write each
-other, `checkpoints` what a node keeps between two envelopes.
+`server` and `node` are the two halves, `protocol` what they write each other. Only `flower_transport`, `superlink` and
+`supernode` know Flower.
 """
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+from polyfed.errors import ConfigError
+
+__all__ = ["OFFLINE", "require_package"]
+
+OFFLINE: Mapping[str, str] = {  # what keeps Flower from calling home, and from installing anything
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+
+
+def require_package(package: str, purpose: str) -> None:
+    """Check that a package of the extra `flower` is installed, without importing it.
+
+    Args:
+        purpose: what needs it, for the message: "deploy local".
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{purpose} needs the package '{package}'; install it with: pip install 'polyfed[flower]'")

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.config.recipe import Recipe
+from polyfed.deploy import require_package
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import KINDS, Envelope, Kind, NodeError
-from polyfed.deploy.requirements import require_package
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.data_cache import DataCache

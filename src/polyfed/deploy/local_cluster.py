@@ -1,13 +1,10 @@
 """A whole deployment on one machine: a SuperLink, a SuperNode per client, TLS and node authentication, over 127.0.0.1.
 
-What several machines would do, without them: to try a recipe before it is deployed, and to test deployment itself. The
-run folder is that of a run in one process, with the same numbers.
+It tries a recipe before several machines do, and tests deployment itself. The run folder is that of a run in one
+process, with the same numbers.
 
-    OUT                 the run folder, written by the server app
-    OUT-nodes/node-0    what node 0 keeps on its disk; removed with the logs beside it when the run is done
-    OUT-nodes/logs      what each program said
-
-Keys, certificates, Flower's own files and the app lie in a temporary folder. Nothing but 127.0.0.1 is called.
+The server app writes the run folder OUT; OUT-logs has each program's output until the run is done. Keys, certificates,
+the nodes' state, Flower's own files and the app lie in a temporary folder. Nothing but 127.0.0.1 is called.
 """
 
 from __future__ import annotations
@@ -16,11 +13,14 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -28,45 +28,31 @@ from typing import Any
 import tomli_w
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import app_template
-from polyfed.deploy.process_group import ProcessGroup, free_ports, raise_on_termination
-from polyfed.deploy.requirements import OFFLINE, require_package
-from polyfed.deploy.run_progress import RunProgress
+from polyfed.deploy import OFFLINE, app_template, require_package
 from polyfed.deploy.tls import AUTHORITY, make_node_key, make_server_certificate
-from polyfed.engine.run import History
+from polyfed.engine.run import History, Run
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
+from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.escaping import visible
 from polyfed.experiments.build import build_federation
-from polyfed.loggers.console import Console
 from polyfed.places import make_private, private_files, temporary_folder
+from polyfed.signals import TERMINATION_SIGNALS, end_with_parent, raise_on_termination
 
-__all__ = ["LocalCluster", "RunSummary", "local"]
+__all__ = ["LocalCluster", "ProcessGroup", "free_ports", "local"]
 
 _QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds between two looks for work; Flower's own: 1
-_START = 300.0  # seconds that a program has to come up, or to answer; a busy machine takes its time
-_PAUSE = 0.2  # seconds between two looks at how the run gets on
+_START = 300.0  # seconds that a program has to start; a busy machine takes its time
+_PAUSE = 0.2  # seconds between two looks
 _CONNECTION = "local"  # what Flower's configuration calls the server
 _HOST = "127.0.0.1"
 _ERROR = re.compile(r"(?:polyfed\.errors\.)?\b(ConfigError|RunError): (.+)")  # the last line of a traceback
-_KIND = "polyfed-deploy"  # what temporary folders are called
-_KEPT = re.compile(r"logs|node-\d+")
+_MARK = "POLYFED_STARTED_BY"
+GRACE_SECONDS = 10.0  # that a program has to end when it is asked to
 _Words = list[str | Path]  # of a command line
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """A finished deployment: result.json, one record per round, the run folder.
-
-    The trained networks are in the folder's models/: `polyfed.experiments.prediction.load_model(run.path, client)`.
-    """
-
-    result: Mapping[str, Any]
-    history: History
-    path: Path
-
-
 @private_files()
-def local(  # noqa: PLR0913 - what a user may choose, each by its name
+def local(
     recipe: str | Path,
     *,
     nodes: int | None = None,
@@ -75,106 +61,107 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     seed: int | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
-    resume: bool = False,
     overwrite: bool = False,
     deadline: float = 600.0,
-    timeout: float | None = None,
     progress: bool = False,
-) -> RunSummary:
+) -> Run:
     """Run a recipe with every client in a node of its own.
 
     Args:
         recipe: the TOML file.
         nodes: how many clients, in place of ``data.num_clients``.
-        method, overrides, seed, preset, resume, overwrite: as for `polyfed.run`. out: default: `Recipe.folder`.
+        method, overrides, seed, preset, overwrite: as for `polyfed.run`. out: default: `Recipe.folder`.
         deadline: seconds that a node has to answer; after them it counts as dropped out for the round.
-        timeout: seconds after which the whole run is given up; None: never.
-        progress: show how it gets on, on standard error.
+        progress: show the server app's output, on standard error.
 
     Returns:
-        What the run folder holds; a run that is finished already is only read.
+        What the run folder holds. The trained networks are in its models/
+        (`polyfed.experiments.prediction.load_model`).
 
     Raises:
         ConfigError: the request is wrong, or flwr is not installed; nothing has been written.
-        RunError: the run failed, or did not end in time; says where the programs' logs are.
-        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP; whole rounds are kept.
+        RunError: the run failed; names the programs' logs.
 
-    Whatever happens, all programs have been ended.
+    All programs have ended in any case.
     """
     require_package("flwr", "deploy local")
-    for what, seconds in (("deadline", deadline), ("timeout", timeout)):
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise ConfigError(f"expected --{what} as seconds, more than 0, got {seconds:g}")
+    if not 0 < deadline < float("inf"):
+        raise ConfigError(f"expected --deadline as seconds, more than 0, got {deadline:g}")
     changes = [*overrides, *([] if nodes is None else [f"data.num_clients={nodes}"])]
     chosen = Recipe.load(recipe, changes, method=method, seed=seed, preset=preset, out=out)
     modules = chosen.to_dict()["run"].get("modules")
     if modules is not None:  # they lie beside the recipe, and the nodes read a copy of it in another folder
         changes.append(f"run.modules={json.dumps(modules)}")
-    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
+    options: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).validate(chosen.to_dict(), resume, overwrite, chosen.planned)
-    app_template.app_config(**asked)
-    config = {"out": str(folder), "resume": resume, "overwrite": overwrite, "deadline": float(deadline)}
-    _told(config)  # whether Flower's command line can be told all this
+    RunFolder(folder).validate(chosen.to_dict(), False, overwrite, chosen.planned)
+    app_template.app_config(**options)
+    config = {"out": str(folder), "overwrite": overwrite, "deadline": float(deadline)}
+    _flower_config(config)  # whether Flower's command line has a form for it
     federation = build_federation(chosen, out=folder)  # whether data, models and method fit
-    if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
-        return _read(folder)
-    until = None if timeout is None else time.monotonic() + timeout
-    with raise_on_termination(), _kept(folder, resume) as kept, temporary_folder(_KIND) as temporary:
-        app_template.create_app(temporary / "app", recipe, **asked)
-        follower = RunProgress(folder, federation.facts, Console(quiet=not progress), resume)
-        with (
-            follower,
-            LocalCluster(temporary, kept, len(federation.clients), app_template.command_line(**asked)) as loopback,
-        ):
-            try:
-                loopback.start()
-                loopback.run(config, follower.poll, until)
-            except KeyboardInterrupt:
-                raise RunInterrupted(f"interrupted after {follower.done} whole rounds, which are kept") from None
-    return _read(folder)
+    logs = folder.with_name(f"{folder.name}-logs")
+    make_private(logs)
+    with (
+        raise_on_termination(),
+        temporary_folder("polyfed-deploy") as temporary,
+        LocalCluster(temporary, logs, len(federation.clients), app_template.command_line(**options)) as cluster,
+    ):
+        app_template.create_app(temporary / "app", recipe, **options)
+        cluster.start()
+        cluster.run(config, _Output(cluster.processes.log("run")).show if progress else lambda: None)
+    cluster.processes.remove_logs()
+    done = RunFolder(folder)
+    return Run(done.read_result() or {}, History(done.records(sealed=False)), {}, folder)
 
 
-def _read(folder: Path) -> RunSummary:
-    return RunSummary(RunFolder(folder).read_result() or {}, History(RunFolder(folder).records(sealed=False)), folder)
+class _Output:
+    """Shows a growing log on standard error."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._shown = 0
+
+    def show(self) -> None:
+        """Whole lines that are new."""
+        new = self._log.read_bytes()[self._shown :]
+        whole = new[: new.rfind(b"\n") + 1]
+        self._shown += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            print(visible(line), file=sys.stderr, flush=True)
 
 
 class LocalCluster:
-    """A server and its nodes, each a program of its own on this machine; a block that ends them all.
+    """A server and its nodes, each a program of its own on this machine, which end with the block.
 
     Args:
-        temporary: holds the app (in "app"), and is given keys and Flower's own files.
-        kept: is given what nodes keep, and the logs.
+        temporary: holds the app (in "app"); for keys, the nodes' state and Flower's own files.
+        logs: folder of the programs' log files.
         nodes: how many.
         words: see below.
 
     Attributes:
-        words: what nodes are told besides the app's recipe, as on the command line.
+        words: what nodes are started with besides the app's recipe, as on the command line.
+        port, address: where the server listens.
     """
 
-    def __init__(self, temporary: Path, kept: Path, nodes: int, words: Sequence[str] = ()) -> None:
-        self._app, self._keys, self._home = (temporary / name for name in ("app", "keys", "home"))
-        self._kept = kept
+    def __init__(self, temporary: Path, logs: Path, nodes: int, words: Sequence[str] = ()) -> None:
+        self._app, self._keys, self._states, self._home = (
+            temporary / name for name in ("app", "keys", "nodes", "home")
+        )
         self.nodes = nodes
         self.words = words
         self.port, *self._node_ports = free_ports(1 + nodes)
-        self.processes = ProcessGroup(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
+        self.address = f"{_HOST}:{self.port}"
+        self.processes = ProcessGroup(logs, {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
     def __enter__(self) -> LocalCluster:
-        self.processes.__enter__()
         return self
 
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        # nodes that go one by one would be a round in which all have dropped out, where the server still looks on
-        self.processes.stop(first="superlink" if failed else None)
-
-    @property
-    def address(self) -> str:
-        """Where the server listens."""
-        return f"{_HOST}:{self.port}"
+    def __exit__(self, *_: object) -> None:
+        self.processes.stop()
 
     def start(self) -> None:
-        """Certificates and keys, the server, its nodes made known to it, the nodes.
+        """Certificates and keys, the server, the nodes' registration, the nodes.
 
         Raises:
             RunError: a program does not start.
@@ -208,57 +195,43 @@ class LocalCluster:
         return server
 
     def register(self, numbers: Iterable[int]) -> None:
-        """Make nodes known to the server by their public keys; as many at once as there are cores.
+        """Register nodes' public keys with the server.
 
         Raises:
-            RunError: the server does not take one.
+            RunError: the server rejects one.
         """
-        waiting = list(numbers)
-        many = os.cpu_count() or 1
-        while waiting:
-            some = waiting[:many]
-            waiting = waiting[many:]
-            for number in some:
-                words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
-                self.processes.start(f"register-{number}", [find_program("flwr"), *words])
-            for number in some:
-                self.processes.wait_for_success(f"register-{number}", _START)
+        for number in numbers:
+            words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
+            self.processes.start(f"register-{number}", [find_program("flwr"), *words])
+            self.processes.wait_for_success(f"register-{number}", _START)
 
     def start_node(self, number: int) -> Popen[bytes]:
         """Start the node of a client."""
         return self.processes.start(f"node-{number}", self.node_command(number))
 
     def node_command(self, number: int) -> _Words:
-        """How a client's node is started, with the recipe's network and the data that it deals to the client."""
-        config = _told({"client-id": number, "state-dir": str(self._kept / f"node-{number}"), "share-model": True})
+        """The command of a client's node, with the recipe's network and data."""
+        state = str(self._states / str(number))
+        config = _flower_config({"client-id": number, "state-dir": state, "share-model": True})
         words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self.words]
         words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
         words += ["--key", self._keys / f"node-{number}", "--port", str(self._node_ports[number])]
         return [*polyfed_command(), *words]
 
-    def run(
-        self,
-        config: Mapping[str, Any],
-        look: Callable[[], None] = lambda: None,
-        until: float | None = None,
-        app: Path | None = None,
-    ) -> None:
-        """Run the app, to its end.
+    def run(self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, app: Path | None = None) -> None:
+        """Run the app to its end.
 
         Args:
             config: settings of the run, over those of the app.
             look: called every moment.
-            until: when to give up, as `time.monotonic` tells it; None: never.
             app: in place of the one in the temporary folder.
 
         Raises:
-            ConfigError, RunError: the server app's own; or the server ended, or the run was not over in time.
+            ConfigError, RunError: the server app's own; or the server ended.
         """
         self.submit(config, app)
         while self.processes.is_running("run"):
-            self.processes.check_alive(["superlink"])
-            if until is not None and time.monotonic() > until:
-                raise RunError(f"the run was not over in time{self.processes.log_tail('run')}")
+            self.processes.check_alive("superlink")
             look()
             time.sleep(_PAUSE)
         look()
@@ -267,15 +240,15 @@ class LocalCluster:
             raise _failure(self.processes.log("run"), f"the run has failed{self.processes.log_tail('run')}")
 
     def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
-        """Start the app, and a program "run" that says what the server app says and ends with it."""
-        words: _Words = ["run", app or self._app, _CONNECTION, "--stream", "-c", _told(config)]
+        """Start the app, and a program "run" that prints the server app's output and ends with it."""
+        words: _Words = ["run", app or self._app, _CONNECTION, "--stream", "-c", _flower_config(config)]
         self.processes.start("run", [find_program("flwr"), *words])
 
 
 def _failure(log: Path, otherwise: str) -> PolyfedError:
-    """The error with which the server app ended, as it said it."""
-    said = log.read_text(encoding="utf-8", errors="replace")
-    matches = list(filter(None, map(_ERROR.search, said.splitlines())))
+    """The error with which the server app ended, from its log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    matches = list(filter(None, map(_ERROR.search, lines)))
     if not matches:
         return RunError(otherwise)
     kind, text = matches[-1].groups()
@@ -283,7 +256,7 @@ def _failure(log: Path, otherwise: str) -> PolyfedError:
     return error(text.strip())
 
 
-def _told(config: Mapping[str, Any]) -> str:
+def _flower_config(config: Mapping[str, Any]) -> str:
     """Settings as Flower reads them on a command line.
 
     Raises:
@@ -296,12 +269,12 @@ def _told(config: Mapping[str, Any]) -> str:
 
 
 def polyfed_command() -> _Words:
-    """The command of the polyfed that runs."""
+    """The command of this polyfed."""
     return [sys.executable, "-m", "polyfed"]
 
 
 def find_program(name: str) -> Path:
-    """One of Flower's programs: beside this Python, else wherever the system finds it.
+    """One of Flower's programs: beside this Python, else where the system finds it.
 
     Raises:
         ConfigError: it is not there.
@@ -317,29 +290,176 @@ def _paths() -> dict[str, str]:
     """Where programs and modules are found: Flower's programs call each other by name, and models may be one's own."""
     programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
-    places = [Path(place).resolve() for place in sys.path]  # "" is where we are
+    places = [Path(place).resolve() for place in sys.path]  # "" is the present folder
     own = [p for p in places if p.is_dir() and not any(p.is_relative_to(prefix) for prefix in installed)]
     return {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(map(str, own))}
 
 
-@contextlib.contextmanager
-def _kept(folder: Path, resume: bool) -> Iterator[Path]:
-    """The folder beside a run's in which nodes keep what is theirs; it goes when the block ends well.
+# programs -----------------------------------------------------------------------------------------------------------
 
-    Raises:
-        ConfigError: there are other files in it, or what the nodes of a run that is to go on have kept is not there.
+
+class ProcessGroup:
+    """Programs that end with the block that holds them, in the order of their start: a server before its nodes.
+
+    A started program may start others, in sessions of their own. All of them inherit a mark in their environment, by
+    which those that outlive their parent are found and ended at the end (Linux).
+
+    Args:
+        logs: folder of their log files.
+        environment: variables laid over ours.
     """
-    place = folder.with_name(f"{folder.name}-nodes")
-    entries = list(place.iterdir()) if place.is_dir() else []
-    if place.exists() and not all(entry.is_dir() and _KEPT.fullmatch(entry.name) for entry in entries):
-        raise ConfigError(f"expected an empty or new folder for what nodes keep, got {place} with other files in it")
-    if resume and not entries and (folder / "rounds.jsonl").exists():
-        raise ConfigError(
-            f"expected what the nodes of {folder} have kept in {place}, got none: it goes when such a run is finished, "
-            "which then has no more rounds; begin anew with --overwrite"
-        )
-    if not resume and entries:
-        shutil.rmtree(place)
-    make_private(place)
-    yield place
-    shutil.rmtree(place)
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._environment = {**os.environ, **environment, _MARK: mark}
+        self._logs = logs
+        self._running: dict[str, Popen[bytes]] = {}
+        self._started: set[str] = set()
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def log(self, name: str) -> Path:
+        """Where a program's output goes."""
+        return self._logs / f"{name}.log"
+
+    def remove_logs(self) -> None:
+        """Remove the programs' logs, and their folder where it is empty then."""
+        for name in self._started:
+            self.log(name).unlink()
+        with contextlib.suppress(OSError):
+            self._logs.rmdir()
+
+    def start(self, name: str, command: Sequence[str | Path], folder: Path | None = None) -> Popen[bytes]:
+        """Start a program, in a session of its own: a Ctrl-C at the terminal is ours to handle, not its.
+
+        Args:
+            name: in messages and of its log; one of this name that has ended makes room.
+            command: the program's file and its words; no shell reads them.
+            folder: where it works; default: the present one.
+
+        Raises:
+            RunError: it cannot be started.
+        """
+        again = name in self._started
+        self._started.add(name)
+        with self.log(name).open("ab" if again else "wb") as log:
+            try:
+                process = Popen(
+                    [str(word) for word in command],
+                    cwd=folder,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+            except OSError as error:
+                raise RunError(f"{name} cannot be started ({command[0]}): {error.strerror}") from None
+        self._running[name] = process
+        return process
+
+    def is_running(self, name: str) -> bool:
+        """Whether a program has not ended yet."""
+        return self._running[name].poll() is None
+
+    def wait_for_success(self, name: str, limit: float) -> None:
+        """Wait for a program that has to end well.
+
+        Raises:
+            RunError: it failed, or took longer than `limit` seconds.
+        """
+        try:
+            status = self._running[name].wait(limit)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"{name} has not ended within {limit:g} s{self.log_tail(name)}") from None
+        if status:
+            raise RunError(f"{name} ended with status {status}{self.log_tail(name)}")
+
+    def check_alive(self, name: str) -> None:
+        """Check that a program still runs.
+
+        Raises:
+            RunError: it has ended; with its last words.
+        """
+        if (status := self._running[name].poll()) is not None:
+            raise RunError(f"{name} has ended, with status {status}{self.log_tail(name)}")
+
+    def wait_for_answer(self, name: str, port: int, limit: float) -> None:
+        """Wait until a program accepts connections on a port of this machine.
+
+        Raises:
+            RunError: it has ended, or does not within `limit` seconds.
+        """
+        deadline = time.monotonic() + limit
+        while True:
+            self.check_alive(name)
+            with contextlib.suppress(OSError), socket.create_connection((_HOST, port), timeout=1):
+                return
+            if time.monotonic() > deadline:
+                raise RunError(f"{name} does not answer within {limit:g} s{self.log_tail(name)}")
+            time.sleep(_PAUSE)
+
+    def log_tail(self, name: str) -> str:
+        """A program's last words, for the end of a message, and where the rest is."""
+        lines = self.log(name).read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {last} (all of it in {self.log(name)})" if last else f" (see {self.log(name)})"
+
+    def stop(self) -> None:
+        """End all of them, and what they have started: the first one, then the others together. Signals wait.
+
+        Were nodes to end before their server, it would record a round in which all have dropped out.
+        """
+        with _ignored_signals():
+            processes = list(self._running.values())
+            self._running.clear()
+            for together in (processes[:1], processes[1:]):
+                for process in together:
+                    process.terminate()
+                deadline = time.monotonic() + GRACE_SECONDS
+                for process in together:
+                    try:
+                        process.wait(max(0.0, deadline - time.monotonic()))
+                    except subprocess.TimeoutExpired:
+                        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+                        process.wait()
+            for number in self.survivors():
+                with contextlib.suppress(OSError):
+                    os.kill(number, signal.SIGKILL)
+
+    def survivors(self) -> list[int]:
+        """The numbers of processes that bear our mark; none where the system does not show environments."""
+        mark = f"{_MARK}={self._environment[_MARK]}".encode()
+        left = []
+        for place in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in place.read_bytes().split(b"\0"):
+                    left.append(int(place.parent.name))
+        return left
+
+
+@contextlib.contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """Within the block, signals that would stop us are ignored, where this can be set (the main thread)."""
+    before = {}
+    with contextlib.suppress(ValueError):
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *TERMINATION_SIGNALS)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine on which no program listens at the moment."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [int(each.getsockname()[1]) for each in sockets]

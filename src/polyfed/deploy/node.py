@@ -22,10 +22,8 @@ from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.modules import as_split_model, export_state
 from polyfed.data.samples import checksum_of
-from polyfed.deploy.answer_ledger import AnswerLedger
-from polyfed.deploy.node_checkpoints import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
-from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.node_data import auxiliary_network, data_of_node, renumbered
+from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node, renumbered
+from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, count_answer, load_or_create_key, token
 from polyfed.deploy.protocol import (
     ClientHello,
     Envelope,
@@ -116,16 +114,17 @@ class Node:
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
         own = json.dumps(shared_config(self._recipe), sort_keys=True).encode()
-        ledger = AnswerLedger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
+        path = self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl"
         privacy = self._recipe.privacy
         most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
+        kind = f"the model after round {task.round}"
         if envelope.kind == "train":
             when = "the final round" if task.is_final else f"round {task.round}"  # which comes once in a run
-            ledger.count(f"training in {when}, exchange {task.exchange_index}", turn.request(envelope), most)
+            kind = f"training in {when}, exchange {task.exchange_index}"
         elif envelope.kind == "score":
-            ledger.count(f"scores in round {task.round}", turn.request(envelope), _SCORINGS * most)
-        else:
-            ledger.count(f"the model after round {task.round}", turn.request(envelope), most)
+            kind = f"scores in round {task.round}"
+            most *= _SCORINGS
+        count_answer(path, kind, turn.request(envelope), most)
 
 
 class NodeTask:

@@ -26,7 +26,7 @@ from polyfed.core.message import (
 )
 from polyfed.core.method import TrainingResult
 from polyfed.core.upload_forms import Entry, UploadContext
-from polyfed.deploy.node_checkpoints import checkpoint_id
+from polyfed.deploy.node_disk import checkpoint_id
 from polyfed.deploy.node_registry import Answer, EventLog, NodeRegistry, RequestBroker
 from polyfed.deploy.protocol import (
     Envelope,

@@ -1,24 +1,41 @@
-"""The server's program: Flower's SuperLink behind the `gate`, with the options that make it safe.
+"""The server's program: Flower's SuperLink behind a gate, with the options that make it safe.
 
-It is composed of the parts of which ``flower-superlink`` is. Where another version of Flower has no such parts it does
-not start, rather than start without the gate.
+Flower serves nodes (``/v1/fleet/``, where every request is signed with a node's key) and operators (``/v1/control/``:
+start code, register keys) on one port, and asks operators for no credential. The gate stands before Flower's
+application. It lets a request through to any other route only where the other end of its connection is a socket of
+this machine that belongs to the user who runs the server, as Linux shows in ``/proc/net/tcp``.
+
+The program is composed of the parts of which ``flower-superlink`` is. Where another version of Flower has no such parts
+it does not start, rather than start without the gate.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import os
 import sys
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
-from polyfed.deploy.gate import Gate, check_system, keeper
-from polyfed.deploy.requirements import OFFLINE, require_package
+from polyfed.deploy import OFFLINE, require_package
 from polyfed.deploy.tls import AUTHORITY, SERVER, SERVER_KEY
 from polyfed.errors import ConfigError
 from polyfed.places import private_files
 
-__all__ = ["serve_nodes"]
+__all__ = ["NODES", "Gate", "check_system", "is_own", "listens", "serve_nodes"]
 
+NODES = "/v1/fleet/"  # prefix of the nodes' routes
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _FILES = {"--ssl-ca-certfile": AUTHORITY, "--ssl-certfile": SERVER, "--ssl-keyfile": SERVER_KEY}
+_ESTABLISHED, _LISTENING = "01", "0A"  # a closed socket is no longer its owner's in the table
+_REFUSAL = b"this server serves nodes; operators' commands need the user who runs it, on its machine\n"
+_Event = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Event]]
+_Send = Callable[[_Event], Awaitable[None]]
+Application = Callable[[_Event, _Receive, _Send], Awaitable[None]]
+_End = tuple[Any, int]  # of a connection: address and port
 
 
 @private_files()
@@ -26,9 +43,9 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
     """Run a SuperLink until a signal ends it.
 
     Args:
-        keys: folder with what `certify` writes.
+        keys: folder with the files of `polyfed deploy certify`.
         host, port: where it listens.
-        database: file that remembers which nodes are registered; made if missing.
+        database: file with the nodes' registrations; made if missing.
 
     Raises:
         ConfigError: a file is missing, Flower or a part of it is not installed, the database is another user's, or the
@@ -52,12 +69,12 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         raise ConfigError(f"expected a version of Flower that the extra 'flower' names, got another: {error}") from None
     config = _parse_superlink_lifespan_config()
     for left in (Path(f"{database}{ending}") for ending in ("", "-wal", "-shm")):
-        if left.is_file():  # what nodes send is in it, and older versions left it open
-            if left.stat().st_uid != keeper():
+        if left.is_file():  # it holds what nodes send
+            if left.stat().st_uid != os.geteuid():
                 raise ConfigError(f"expected a database of this user's own, got {left}, which belongs to another")
             left.chmod(0o600)
     uvicorn.run(
-        Gate(create_app(config, SuperLinkLifespan), keeper()),
+        Gate(create_app(config, SuperLinkLifespan), os.geteuid()),
         host=host,
         port=port,
         ssl_certfile=config.ssl_certfile,
@@ -67,3 +84,99 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         log_level="warning",
         workers=1,
     )
+
+
+class Gate:
+    """An ASGI application before another one.
+
+    Args:
+        app: answers what the gate lets through.
+        keeper: number of the user whose programs may ask for everything.
+    """
+
+    def __init__(self, app: Application, keeper: int) -> None:
+        self._app, self._keeper = app, keeper
+
+    async def __call__(self, scope: _Event, receive: _Receive, send: _Send) -> None:
+        """See the module."""
+        kind = scope["type"]
+        if kind == "lifespan" or (kind == "http" and self._lets(scope)):
+            await self._app(scope, receive, send)
+            return
+        logging.getLogger("polyfed").warning(
+            "refused %.200r to %.100r", scope.get("path"), (scope.get("client") or ("somebody",))[0]
+        )
+        if kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": _REFUSAL})
+
+    def _lets(self, scope: _Event) -> bool:
+        if str(scope["path"]).startswith(NODES):
+            return True
+        theirs = scope.get("client")
+        ours = scope.get("server")
+        return theirs is not None and ours is not None and is_own(tuple(theirs), tuple(ours), self._keeper)
+
+
+# whose connections are ------------------------------------------------------------------------------------------------
+
+
+def check_system() -> None:
+    """Check that the system shows whose connections are.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not TCP_TABLES[0].exists():
+        raise ConfigError(
+            f"expected a server's machine with Linux, whose {TCP_TABLES[0]} tells the keeper's programs from others', "
+            "got another system"
+        )
+
+
+def is_own(theirs: tuple[str, int], ours: tuple[str, int], user: int) -> bool:
+    """Whether the other end of a connection is a socket of this machine, and of this user.
+
+    Args:
+        theirs, ours: the connection's two ends, each an address and a port.
+    """
+    wanted = (_plain(theirs[0]), theirs[1]), (_plain(ours[0]), ours[1])
+    return any((here, there) == wanted and owner == user for here, there, owner in _sockets(_ESTABLISHED))
+
+
+def listens(address: str, port: int, user: int) -> bool:
+    """Whether a program of this user listens there; taken for granted where the system does not show it."""
+    if not TCP_TABLES[0].exists():
+        return True
+    return any(here == (_plain(address), port) and owner == user for here, _, owner in _sockets(_LISTENING))
+
+
+def _sockets(wanted: str) -> Iterator[tuple[_End, _End, int]]:
+    """All of this machine in a state: the end that is here, the other one, the number of the user of the first."""
+    for table in TCP_TABLES:
+        try:
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, here, there, state, *_, owner = line.split()[:8]
+            if state == wanted:
+                yield _end(here), _end(there), int(owner)
+
+
+def _end(text: str) -> _End:
+    """An address and a port as the table writes them: words of 32 bits in the machine's own order, ":", the port."""
+    address, _, port = text.partition(":")
+    words = [address[start : start + 8] for start in range(0, len(address), 8)]
+    return _plain(b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words)), int(port, 16)
+
+
+def _plain(address: str | bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address; one of IPv4 that is written as one of IPv6 is of IPv4. None: a text that is no address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found

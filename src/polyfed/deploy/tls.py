@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfed.deploy.requirements import require_package
+from polyfed.deploy import require_package
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
 

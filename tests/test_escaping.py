@@ -173,11 +173,13 @@ def harmless_cells(text: str) -> bool:
     [
         ["report", "run"],
         ["report", "run", "--metrics"],
-        ["epsilon", "run"],
+        ["audit", "epsilon", "run"],
         pytest.param(["plot", "run", "--figures", "clients,sizes"], marks=pytest.mark.slow),
         ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
         ["predict", "run", "new.npy", "--client", "0", "--json"],
-        pytest.param(["leakage", "run", "--shadows", "0", "--images", "0", "--overwrite"], marks=pytest.mark.slow),
+        pytest.param(
+            ["audit", "leakage", "run", "--shadows", "0", "--images", "0", "--overwrite"], marks=pytest.mark.slow
+        ),
         ["predict", f"no{ESC}where", "new.npy", "--client", "0"],
         ["run", f"no{ESC}where.toml"],
         [f"no{ESC}command"],

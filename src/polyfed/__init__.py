@@ -13,6 +13,7 @@ from polyfed.version import __version__ as __version__
 
 _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "run": "experiments.run", "compare": "experiments.compare", "check": "experiments.estimate",
+    "sweep": "experiments.sweep", "benchmark": "experiments.benchmark",
     "federate": "experiments.data_cache", "predict": "experiments.prediction",
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
     "Devices": "plugins.settings", "Task": "engine.task", "Execution": "engine.task",
@@ -21,6 +22,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
     "Adversaries": "plugins.settings",
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method", "SplitModel": "models.split",
+    "hyperparameters": "validation.hyperparameters",
     "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]

@@ -16,11 +16,13 @@ from polyfed.engine.task import Execution as Execution
 from polyfed.engine.task import Output as Output
 from polyfed.engine.task import Task as Task
 from polyfed.errors import PolyfedError as PolyfedError
+from polyfed.experiments.benchmark import benchmark as benchmark
 from polyfed.experiments.compare import compare as compare
 from polyfed.experiments.data_cache import federate as federate
 from polyfed.experiments.estimate import check as check
 from polyfed.experiments.prediction import predict as predict
 from polyfed.experiments.run import run as run
+from polyfed.experiments.sweep import sweep as sweep
 from polyfed.models.adapt import split as split
 from polyfed.models.split import SplitModel as SplitModel
 from polyfed.plugins.settings import Adversaries as Adversaries
@@ -28,5 +30,6 @@ from polyfed.plugins.settings import Availability as Availability
 from polyfed.plugins.settings import Compression as Compression
 from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
+from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 
 __version__: str

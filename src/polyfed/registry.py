@@ -125,7 +125,7 @@ def check_trusted(folder: str | Path, settings: Any, trust: bool) -> None:
     if names:
         raise ConfigError(
             f"{folder} names code that is not polyfed's, '{names[0]}'; that of a run folder is imported with "
-            "--trust-code (trust=True in Python) alone: give it if the folder is yours, or if you have read its code"
+            "--trust (trust=True in Python) alone: give it if the folder is yours, or if you have read its code"
         )
 
 

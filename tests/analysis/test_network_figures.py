@@ -148,7 +148,7 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
         (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
         (["--figures", "curves", "--points", "30"], "points: expected a figure that uses it (tsne), got curves"),
         (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
-        (["--figures", "cka", "--rows", "train"], "unknown rows 'train'"),
+        (["--figures", "cka", "--inputs-from", "train"], "unknown rows 'train'"),
         (["--figures", "cka", "--device", "gpu"], "gpu"),
         (["--figures", "sensitivity"], "expected the folder of a sweep"),
         (["--figures", "variants", "--stage", "late"], "was not scored in stage 'late'"),
@@ -179,5 +179,5 @@ def test_every_figure_has_a_name() -> None:
         analyze([])
     with pytest.raises(ConfigError, match="at least one figure"):
         analyze(".", [])
-    with pytest.raises(ConfigError, match="at least one place"):
-        FigureOptions(places=())
+    with pytest.raises(ConfigError, match="at least one layer"):
+        FigureOptions(layers=())

@@ -1,4 +1,4 @@
-"""`polyfed leakage` on runs of a few digits: what it hears is what was sent, and what it finds is there to be found."""
+"""`polyfed audit leakage` on a few digits: it hears what was sent, and finds what is there to be found."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, mon
 
 
 def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran) -> None:
-    """`polyfed attack` makes an upload again from the model; the replay hears it. Both are the same, bit for bit."""
+    """`polyfed audit attack` makes an upload again from the model; the replay hears the same, bit for bit."""
     treated = {
         "privacy": {"upload_clip_norm": 3.0, "upload_noise_multiplier": 0.02},
         "compression": {"dtype": "float16"},
@@ -394,7 +394,7 @@ def say(*words: str | Path) -> int:
 def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [ran(name, **KERNELS if name == "fedhenn" else {}).record.path for name in ("local", "fedavg", "fedhenn")]
     runs += [ran("fedin", None, noise_std=0.3, num_pairs=5).record.path]
-    assert say("leakage", *runs, *QUICK, "--out", tmp_path / "a") == 0
+    assert say("audit", "leakage", *runs, *QUICK, "--out", tmp_path / "a") == 0
     out = capsys.readouterr().out
     assert {path.name for path in (tmp_path / "a").iterdir()} == set(REPORT_FILES)
     told = json.loads((tmp_path / "a" / "leakage.json").read_text())
@@ -413,7 +413,7 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
     for word in ("fedhenn", "few rows", "head's step", "trained on the other clients' training rows"):
         assert word in page
     assert f"{fedavg['membership'][0]['pooled']['auc']['value']:.3f}" in out
-    assert say("leakage", *runs, *QUICK, "--out", tmp_path / "a") == 2
+    assert say("audit", "leakage", *runs, *QUICK, "--out", tmp_path / "a") == 2
     assert "already holds a report of leakage" in capsys.readouterr().err
 
 
@@ -446,7 +446,7 @@ def test_it_lies_beside_an_attack_and_seeds_are_told_apart(
     records = [ran(sections={"run": {"seed": seed}}).record for seed in (0, 1)]
     (tmp_path / "attack.json").write_text("an earlier attack")
     quick = {"shadows": 0, "images": 0, "clients": 1}
-    found, files = attacks.audit([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
+    found, files = attacks.leakage([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
     assert [each.record.name for each in found] == ["fedavg, seed 0", "fedavg, seed 1"]
     assert {file.name for file in files} == set(REPORT_FILES)
     assert (tmp_path / "attack.json").read_text() == "an earlier attack"
@@ -485,7 +485,7 @@ WRONG = [
 def test_words_that_cannot_be(ran: Ran, words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = ran().record.path
     before = sorted(path.rglob("*"))
-    assert say("leakage", path, *(word.replace("RUN", str(path)) for word in words)) == 2
+    assert say("audit", "leakage", path, *(word.replace("RUN", str(path)) for word in words)) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
@@ -512,4 +512,4 @@ def test_a_run_that_predicts_numbers_is_refused(tmp_path: Path) -> None:
     }
     pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"expected a run on classes, got .*run, which predicts numbers"):
-        attacks.audit(tmp_path / "run")
+        attacks.leakage(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""`polyfed attack` on runs of a few digits: what is attacked is what was sent, and what is told is what was found."""
+"""`polyfed audit attack` on a few digits: what is attacked was sent, and what it prints was found."""
 
 from __future__ import annotations
 
@@ -334,7 +334,19 @@ def say(*words: str | Path) -> int:
 def test_the_command_writes_and_tells(
     ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["attack", ran("fedgh").path, "--images", "2", "--steps", "5", "--noise", "0,0.4", "--out", tmp_path / "a"]
+    words = [
+        "audit",
+        "attack",
+        ran("fedgh").path,
+        "--images",
+        "2",
+        "--steps",
+        "5",
+        "--noise",
+        "0,0.4",
+        "--out",
+        tmp_path / "a",
+    ]
     assert say(*words) == 0
     out = capsys.readouterr().out
     pictures = {f"{stem}.{end}" for stem in ("reconstructions", "psnr-by-step") for end in ("png", "svg")}
@@ -371,7 +383,7 @@ def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_
     (run / "attack").mkdir()
     for name in FILES:
         (run / "attack" / name).write_text("an earlier one")
-    found, files = attacks.attack(run, steps=5, images=1, tv=[0.0], noise=[0.0], overwrite=True)
+    found, files = attacks.attack(run, steps=5, images=1, tv_weights=[0.0], noise=[0.0], overwrite=True)
     assert {file.relative_to(run / "attack").name for file in files} == set(FILES)
     assert all(b"earlier" not in file.read_bytes() for file in files)
     assert json.loads(files[0].read_text()) == json.loads(json.dumps(found.to_dict()))
@@ -416,8 +428,8 @@ WRONG = [
     (["--noise", "0,-1"], "--noise: expected levels of at least 0"),
     (["--noise", "0,nan"], "--noise: expected levels of at least 0"),
     (["--noise", "much"], "expected --noise as numbers with commas between (0,0.8), got 'much'"),
-    (["--from", "s_i"], "--from: expected what this run uploads (s_in, s_out), got 's_i'; did you mean 's_in'?"),
-    (["--from", "prototypes"], "(s_in, s_out), got 'prototypes'"),
+    (["--sources", "s_i"], "--sources: expected what this run uploads (s_in, s_out), got 's_i'; did you mean 's_in'?"),
+    (["--sources", "prototypes"], "(s_in, s_out), got 'prototypes'"),
     (["--steps", "0"], "--steps: expected at least 1, got 0"),
     (["--lr", "0"], "--lr: expected a number above 0 and below 1e30, got 0"),
     (["--lr", "inf"], "--lr: expected a number above 0 and below 1e30, got inf"),
@@ -432,7 +444,7 @@ WRONG = [
 
 def refused(words: list[str], line: str, capsys: pytest.CaptureFixture[str], path: Path) -> None:
     before = sorted(path.rglob("*"))
-    assert say("attack", path, *(word.replace("RUN", str(path)) for word in words)) == 2
+    assert say("audit", "attack", path, *(word.replace("RUN", str(path)) for word in words)) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
@@ -454,7 +466,7 @@ def test_a_run_that_has_nothing_to_attack(
     for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
             exposures.exposed_by(method)
-    refused(["--from", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
+    refused(["--sources", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
     refused([], "expected the folder of a finished run", capsys, tmp_path)
     (tmp_path / "result.json").write_bytes((ran().path / "result.json").read_bytes())

@@ -31,8 +31,8 @@ from tests.project.test_site import at_work
 ROOT = Path(__file__).resolve().parents[2]
 TOP = cli.parser()
 COMMANDS = {
-    **{name: command for name, command in TOP.commands.items() if name != "deploy"},
-    **{f"deploy {name}": command for name, command in TOP.commands["deploy"].commands.items()},
+    **{name: command for name, command in TOP.commands.items() if not hasattr(command, "commands")},
+    **{f"{group} {name}": one for group in ("audit", "deploy") for name, one in TOP.commands[group].commands.items()},
 }
 
 
@@ -87,8 +87,8 @@ FEWER = {
     "compare": [*_LESS, "--seeds", "0"],
     "sweep": _LESS,
     "plot": ["--inputs", "20", "--points", "40"],
-    "attack": ["--steps", "2"],
-    "leakage": ["--shadows", "4", "--clients", "1", "--rows", "4", "--images", "1", "--steps", "2"],
+    "audit attack": ["--steps", "2"],
+    "audit leakage": ["--shadows", "4", "--clients", "1", "--rows", "4", "--images", "1", "--steps", "2"],
 }
 PRIVATE = [
     "--set",
@@ -128,7 +128,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
     for words in EXAMPLES:
         if words[1] == "deploy" and words[2] in ("local", "server", "node"):
             continue  # tests/deploy/test_local_cluster_on_flower.py and test_outsider.py run them
-        more = FEWER.get(words[1], [])
+        more = FEWER.get(words[1], FEWER.get(" ".join(words[1:3]), []))
         if "training.rounds=25" in words:
             more = [word.replace("rounds=1", "rounds=2") for word in more]
         if words[1] == "sweep":
@@ -343,7 +343,7 @@ def test_types_of_hyperparameters_in_words() -> None:
     ("words", "says"),
     [
         (["fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),
-        (["fedgh", "--markdown"], "expected the name of a method alone or with --json"),
+        (["fedgh", "--markdown"], "expected --markdown alone"),
         (["nowhere:Mine"], "cannot import method 'nowhere:Mine'"),
     ],
 )

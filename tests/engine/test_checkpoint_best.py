@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.attacks import audit
+from polyfed.attacks import leakage
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
@@ -232,7 +232,7 @@ def test_attacks_take_what_was_sent_in_that_round(tmp_path: Path) -> None:
 
     run = pf.run(recipe(), out=tmp_path / "run")
     assert collect_target(tmp_path / "run", 0, 1, [0.0], None, "cpu").round == run.result["models_of_round"]
-    found, _ = audit([tmp_path / "run"], shadows=0, images=0)
+    found, _ = leakage([tmp_path / "run"], shadows=0, images=0)
     assert found[0].equal
 
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import Field
 
 from polyfed.cli.app import status
+from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, hyperparameters
-from polyfed.errors import ConfigError
 from polyfed.experiments import method_compatibility, method_table
 from polyfed.experiments.estimate import check
 from polyfed.experiments.method_compatibility import check_methods
@@ -114,7 +114,7 @@ def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():
 
 
 def test_which_fit_and_what_they_send(recipe, tmp_path):
-    found = {one.method: one for one in check_methods(recipe)}
+    found = {one.method: one for one in check_methods(Recipe.load(recipe))}
     assert list(found) == [*FEW, "small-rad"]
     assert {name for name, one in found.items() if one.why is None} == {*FEW, "small-rad"} - {"incoavg", "fedin"}
     assert "client 1 ('digits-cnn2')" in found["incoavg"].why
@@ -130,54 +130,18 @@ def test_which_fit_and_what_they_send(recipe, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small.toml"], "nothing is written"
 
 
-def test_settings_change_the_answer(recipe):
-    one = ["models.architectures=['digits-cnn1']"]
-    assert all(fit.why is None for fit in check_methods(recipe, one))
-    with pytest.raises(ConfigError, match="client"):
-        list(check_methods(recipe, ["data.num_clients=0"]))
-
-
-def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
-    """The trial keeps the first rows of every class; hyperparameters that count rows are heeded."""
-    settings = ["data.limit_train=600", "training.batch_size=2"]
-    settings += ["models.architectures=['digits-cnn1']", "methods.fedin.num_pairs=30"]
-    found = {one.method: one for one in check_methods(recipe, settings)}
-    for name in ("fedgh", "fedin", "fedhenn"):
-        (kind,) = check(recipe, method=name, overrides=settings).architectures
-        assert (found[name].down, found[name].up) == ({kind.name: kind.down[1]}, {kind.name: kind.up[1]})
-
-
-def test_without_bytes_nothing_is_played(recipe, monkeypatch):
-    monkeypatch.setattr("polyfed.experiments.estimate.message_bytes", None)
-    found = list(check_methods(recipe, measure=False))
-    assert [one.method for one in found if one.why] == ["fedin", "incoavg"]
-    assert not any(one.down or one.up for one in found)
-
-
 def test_the_command(recipe, capsys):
-    assert status(["methods", "--compatible-with", str(recipe)]) == 0
+    assert status(["check", str(recipe), "--methods", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["method", "runs", "down,", "per", "client", "up,", "per", "client"]
+    assert lines[0].split() == ["method", "runs", "down,", "per", "client", "up,", "per", "client", "a", "round"]
     assert len(lines) == 1 + len(FEW) + 1
-    assert re.fullmatch(r"fedgh +yes +2\.5 KiB +\d+\.\d KiB", lines[3])
+    assert re.match(r"fedgh +yes +2\.5 KiB +\d+\.\d KiB", lines[3])
     assert re.match(r"incoavg +no +needs tensors of one name", lines[6])
-    assert status(["methods", "--compatible-with", str(recipe), "--json"]) == 0
-    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["fedgh"]["why"] is None
-    assert rows["fedgh"]["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
+    assert status(["check", str(recipe), "--methods", "fedgh", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["why"] is None
+    assert row["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
     assert status(["methods", "--markdown"]) == 0
     assert capsys.readouterr().out == method_table.to_markdown()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--compatible-with", "nowhere.toml"], "expected a recipe file"),
-        (["--set", "data.num_clients=2"], "together with --compatible-with"),
-        (["--markdown", "--json"], "--markdown alone"),
-    ],
-)
-def test_wrong_requests(recipe, capsys, words, told):
-    assert status(["methods", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert status(["methods", "--markdown", "--json"]) == 2
+    assert "--markdown alone" in capsys.readouterr().err

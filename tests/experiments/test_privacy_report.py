@@ -51,11 +51,11 @@ def test_lines_are_those_of_the_records(runs: Path) -> None:
 
 
 def test_the_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["epsilon", str(runs)]) == 0
+    assert status(["audit", "epsilon", str(runs)]) == 0
     shown = capsys.readouterr().out
     assert "* above 1 the classic formula is not proved: no guarantee" in shown
     assert "features: for given weights, which were trained without noise and go up as they are" in shown
-    assert status(["epsilon", str(runs), "--json"]) == 0
+    assert status(["audit", "epsilon", str(runs), "--json"]) == 0
     assert [one["unit"] for one in json.loads(capsys.readouterr().out)] == [one.unit for one in privacy_costs([runs])]
 
 
@@ -63,7 +63,7 @@ def test_the_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"), [("{}/plain", "expected runs with noise on what clients send"), ("{} --delta 2", "--delta")]
 )
 def test_what_cannot_be_told(runs: Path, capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
-    assert status(["epsilon", *shlex.split(words.format(runs))]) == 2
+    assert status(["audit", "epsilon", *shlex.split(words.format(runs))]) == 2
     assert said in capsys.readouterr().err
     with pytest.raises(ConfigError):
         privacy_costs([runs / "plain"])

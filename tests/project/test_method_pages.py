@@ -70,15 +70,18 @@ def check(words: list[str]) -> None:
     """Parse the command as the program would, read its recipe and make its methods; write nothing."""
     group = cli.parser()
     assert words[1] in group.commands, f"expected a command of polyfed, got '{words[1]}'"
-    given = group.commands[words[1]].make_context(words[1], words[2:]).params
+    command, rest = group.commands[words[1]], words[2:]
+    if words[1] == "audit":
+        command, rest = command.commands[words[2]], words[3:]
+    given = command.make_context(words[1], rest).params
     if "recipe" not in given:
         return
     path = ROOT / given["recipe"]
-    settings = given.get("settings") or ()
+    settings = given.get("overrides") or ()
     if words[1] == "sweep":  # the first of each setting's values
-        settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
+        settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(given["grid"] or ()).items()]
     asked = given.get("methods")
-    for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
+    for name in [given.get("method")] if asked in (None, "all") else ["local", *asked.split(",")]:
         Recipe.load(path, settings, method=name, preset=given.get("preset"))
 
 

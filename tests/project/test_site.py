@@ -181,8 +181,8 @@ _LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_clien
 FEWER = {
     "run": [word for setting in _LESS for word in ("--set", setting)],
     "plot": ["--inputs", "20", "--points", "40"],
-    "attack": ["--steps", "3"],
-    "leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
+    "audit attack": ["--steps", "3"],
+    "audit leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
 }
 FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
 FEWER_OF = {"recipes/adapters/rank-collapse.toml": ["--set", "data.holdout=500", "--set", "pretraining.epochs=1"]}
@@ -200,7 +200,7 @@ def test_commands_run(
         monkeypatch.setenv("POLYFED_DATA", str(request.getfixturevalue("data_root")))
     monkeypatch.chdir(at_work(tmp_path))
     for words in commands(read(page)):
-        fewer = [*FEWER.get(words[1], []), *FEWER_OF.get(words[2], [])]
+        fewer = [*FEWER.get(words[1], FEWER.get(" ".join(words[1:3]), [])), *FEWER_OF.get(words[2], [])]
         if words[1] == "plot":
             figures = words[words.index("--figures") + 1].split(",") if "--figures" in words else []
             pairs = zip(fewer[::2], fewer[1::2], strict=True)

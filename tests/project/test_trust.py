@@ -47,7 +47,7 @@ def rows():
 class Method:
     pass
 """
-SWITCH = "--trust-code (trust=True in Python)"
+SWITCH = "--trust (trust=True in Python)"
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +150,11 @@ def untouched(folder: Path) -> bool:
 # command -> its words for a run folder; and whether it has to be refused, with a line that names the switch
 READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
-    "attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
-    "leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
+    "audit attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
+    "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels,cka"], True),
     "report": (lambda run: [run], False),
-    "epsilon": (lambda run: [run], False),
+    "audit epsilon": (lambda run: [run], False),
     "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
     "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),
     "sweep": (lambda run: ["mine.toml", "--out", run, "--set", "training.lr=0.1,0.2", "-q"], False),
@@ -169,8 +169,9 @@ OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "depl
 def test_every_command_is_known() -> None:
     """A new command belongs in one of the two lists above; in the first, if it takes a run folder."""
     top = cli.parser()
-    commands = {name for name in top.commands if name != "deploy"}
-    commands |= {f"deploy {name}" for name in top.commands["deploy"].commands}
+    groups = ("audit", "deploy")
+    commands = {name for name in top.commands if name not in groups}
+    commands |= {f"{group} {name}" for group in groups for name in top.commands[group].commands}
     assert commands == {*READERS, *OTHERS}
 
 
@@ -186,7 +187,7 @@ def test_no_command_runs_what_a_run_folder_names(
         assert status == 2
         *before, line = said.err.splitlines()
         assert SWITCH in line
-        assert len(before) <= (command == "leakage")  # which tells what it is about to do
+        assert len(before) <= (command == "audit leakage")  # which tells what it is about to do
 
 
 @pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
@@ -208,7 +209,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "of_run": lambda run: Recipe.of_run(run),
     "analyze": lambda run: analysis.analyze(run, ["cka"]),
     "attack": lambda run: attacks.attack(run, images=1),
-    "audit": lambda run: attacks.audit(run, shadows=0),
+    "leakage": lambda run: attacks.leakage(run, shadows=0),
 }
 HARMLESS: dict[str, Callable[[Path], object]] = {
     "load_runs": lambda run: load_runs(run),

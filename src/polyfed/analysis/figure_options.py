@@ -13,28 +13,28 @@ class FigureOptions:
 
     Attributes:
         stage: scoring stage of curves and variants; None: each run's own.
-        smooth: evaluated rounds over which curves take the trailing mean.
-        inputs: of cka and tsne; rows: "test" or "holdout", see `polyfed.analysis.probe_inputs.common_inputs`.
-        places: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
+        smoothing_window: evaluated rounds over which curves take the trailing mean.
+        inputs: of cka and tsne; inputs_from: "test" or "holdout", see `polyfed.analysis.probe_inputs.common_inputs`.
+        layers: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
             have them. clients: of cka and tsne, at most, evenly over the architectures.
         points: of each panel of tsne, at most. device: where networks compute.
 
     Raises:
-        ConfigError: a number below 1, or an empty list of places.
+        ConfigError: a number below 1, or an empty list of layers.
     """
 
     stage: str | None = None
-    smooth: int = 1
+    smoothing_window: int = 1
     inputs: int = 1000
-    rows: str = "test"
-    places: tuple[str, ...] | None = None
+    inputs_from: str = "test"
+    layers: tuple[str, ...] | None = None
     clients: int = 40
     points: int = 1000
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, least in (("smooth", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
+        for name, least in (("smoothing_window", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.places is not None and not self.places:
-            raise ConfigError("places: expected at least one place in the networks, got none")
+        if self.layers is not None and not self.layers:
+            raise ConfigError("layers: expected at least one layer of the networks, got none")

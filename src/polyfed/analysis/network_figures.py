@@ -33,10 +33,10 @@ __all__ = ["FIGURES", "Analysis", "FigureOptions", "analyze"]
 
 _USED_BY = {
     "stage": ("curves", "variants"),
-    "smooth": ("curves",),
+    "smoothing_window": ("curves",),
     "inputs": ("cka", "tsne"),
-    "rows": ("cka", "tsne"),
-    "places": ("cka",),
+    "inputs_from": ("cka", "tsne"),
+    "layers": ("cka",),
     "clients": ("cka", "tsne"),
     "points": ("tsne",),
     "device": ("cka", "tsne"),
@@ -52,7 +52,7 @@ class Analysis:
 
 
 def analyze(
-    paths: str | Path | Iterable[str | Path],
+    folders: str | Path | Iterable[str | Path],
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
     choices: FigureOptions | None = None,
@@ -61,9 +61,9 @@ def analyze(
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
 
     Args:
-        paths: run folders, or folders above them; the folder of a sweep.
+        folders: run folders, or folders above them; the folder of a sweep.
         figures: names in `FIGURES`; by default all that these folders allow.
-        out: where to; by default ``analysis`` in the first path, and each run's own matrices in its own folder's
+        out: where to; by default ``analysis`` in the first folder, and each run's own matrices in its own folder's
             ``analysis``, where the report page looks for them.
         choices: see `FigureOptions`.
         trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
@@ -71,7 +71,7 @@ def analyze(
     Raises:
         ConfigError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
     """
-    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    given = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
     for name in figures or ():
         if name not in FIGURES:
             raise ConfigError(f"unknown figure '{name}'{suggest(name, FIGURES)}")
@@ -157,7 +157,7 @@ def _curves(runs: _Runs) -> list[FigureWithData]:
     return [
         drawing
         for x in axes_of(runs.found)
-        for drawing in curve_drawings(runs.found, x, runs.choices.stage, smooth=runs.choices.smooth)
+        for drawing in curve_drawings(runs.found, x, runs.choices.stage, smooth=runs.choices.smoothing_window)
     ]
 
 
@@ -193,7 +193,7 @@ def _cka(runs: _Runs) -> list[FigureWithData]:
         end = f"-{number}" if len(groups) > 1 else ""
         shown = [alike for alike in found if alike.seed == one.seed]
         drawings += [
-            draw_maps(one.group, shown, runs.choices.places, f"cka{end}"),
+            draw_maps(one.group, shown, runs.choices.layers, f"cka{end}"),
             draw_means(one.group, found, f"cka-means{end}"),
         ]
     return drawings

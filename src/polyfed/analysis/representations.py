@@ -49,7 +49,7 @@ def represent_runs(
     """Show the common inputs of each seed to the personal models of all runs.
 
     Args:
-        runs: from ``load_runs``. choices: inputs, rows, clients, device.
+        runs: from ``load_runs``. choices: inputs, inputs_from, clients, device.
         kernels: keep the kernel of every place, of all seeds. seen: keep the representations, of the seed shown.
 
     Raises:
@@ -69,7 +69,7 @@ def _group(group: Group, choices: FigureOptions, kernels: bool, seen: bool, data
     seeds = group.seeds if kernels else (shown,)
     for seed in seeds:
         mine = [run for run in group.runs if run.seed == seed]
-        inputs = common_inputs(mine[0], choices.inputs, choices.rows, data)
+        inputs = common_inputs(mine[0], choices.inputs, choices.inputs_from, data)
         for run in mine:
             found[run.path] = _view(run, inputs, choices, kernels, seen and seed == shown)
     return GroupRepresentations(group, shown, tuple(found[run.path] for run in group.runs if run.path in found))

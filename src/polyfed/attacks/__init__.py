@@ -22,8 +22,8 @@ tables          the table and the figure
 leakage         both for run folders, and the files of ``RUN/attack``
 """
 
-from polyfed.attacks.api import attack, audit
+from polyfed.attacks.api import attack, leakage
 from polyfed.attacks.audit_report import AuditReport
 from polyfed.attacks.reconstruction_runs import AttackResult
 
-__all__ = ["AttackResult", "AuditReport", "attack", "audit"]
+__all__ = ["AttackResult", "AuditReport", "attack", "leakage"]

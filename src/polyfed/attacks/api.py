@@ -1,6 +1,6 @@
-"""``polyfed attack RUN``: what uploads give away of a client's images (FedIN's figure 10; class means beside it).
+"""``polyfed audit attack RUN``: what uploads give away of a client's images (FedIN's figure 10; class means beside it).
 
-``polyfed leakage RUN ...``: all that a server can read from them, guess or make again, method by method.
+``polyfed audit leakage RUN ...``: all that a server can read from them, guess or make again, method by method.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polyfed.report.plot_style import save
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.read import ATTACK, check_links
 
-__all__ = ["attack", "audit"]
+__all__ = ["attack", "leakage"]
 
 FILES = ("attack.json", "reconstructions.png", "reconstructions.svg", "psnr-by-step.png", "psnr-by-step.svg")
 REPORT_FILES = ("leakage.json", "leakage.md", "membership.png", "membership.svg")
@@ -38,7 +38,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     sources: Sequence[str] | None = None,
     steps: int = 1000,
     lr: float = 0.1,
-    tv: Sequence[float] = (0.0, 1.0),
+    tv_weights: Sequence[float] = (0.0, 1.0),
     seed: int = 0,
     device: str = "cpu",
     out: str | Path | None = None,
@@ -52,7 +52,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         client: whose images. images: N, how many: the first pairs of its upload, or the classes it has fewest of.
         noise: levels on what is sent; None: 0, and the run's own level (the paper's 0.8 where it has none).
         sources: "s_in", "s_out" or both for FedIN (None: s_in, as in the paper); "prototypes" otherwise.
-        steps, lr: of Adam. tv: weights of the total variation, each a reconstruction; 0 is the paper's objective.
+        steps, lr: of Adam. tv_weights: of the total variation, each a reconstruction; 0 is the paper's objective.
         seed: of the noise that the reconstructions start from, one for each image, alike for all levels.
         device: where networks compute.
         out: folder; None: ``RUN/attack``. overwrite: replace what an earlier attack wrote there.
@@ -65,7 +65,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         ConfigError: the request is wrong; nothing has been written.
         RunError: the loss is not finite.
     """
-    settings = AttackConfig(steps, lr, tuple(dict.fromkeys(map(float, tv))), seed)
+    settings = AttackConfig(steps, lr, tuple(dict.fromkeys(map(float, tv_weights))), seed)
     if images < 1:
         raise ConfigError(f"--images: expected at least 1, got {images}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
@@ -78,7 +78,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     return found, _write(found, folder)
 
 
-def audit(  # noqa: PLR0913 - what a user may choose, each by its name
+def leakage(  # noqa: PLR0913 - what a user may choose, each by its name
     runs: str | Path | Sequence[str | Path],
     *,
     shadows: int = 16,

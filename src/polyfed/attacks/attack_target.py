@@ -199,7 +199,7 @@ def _sources(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     for name in asked or ():
         if name not in known:
             raise ConfigError(
-                f"--from: expected what this run uploads ({', '.join(known)}), got '{name}'{suggest(name, known)}"
+                f"--sources: expected what this run uploads ({', '.join(known)}), got '{name}'{suggest(name, known)}"
             )
     return list(dict.fromkeys(asked or known[:1]))
 

@@ -53,7 +53,7 @@ class ReconstructionResult:
 
 
 def exposed(replay: Replay, client: int, images: int, device: str) -> AttackTarget:
-    """Features or class means that a client sent last, as `polyfed attack` sees them.
+    """Features or class means that a client sent last, as `polyfed audit attack` sees them.
 
     Raises:
         ConfigError: it sent neither.
@@ -63,7 +63,7 @@ def exposed(replay: Replay, client: int, images: int, device: str) -> AttackTarg
 
 
 def from_features(seen: AttackTarget, steps: int, seed: int) -> ReconstructionResult:
-    """Features or class means inverted as `polyfed attack` does it, with the prior, at the run's own noise."""
+    """Features or class means inverted as `polyfed audit attack` does it, with the prior, at the run's own noise."""
     found = run_attack(seen, AttackConfig(steps, _LR, (_TV_FEATURES,), seed))
     trial = next(trial for trial in found.trials if trial.noise == seen.noise_of_run)
     score, guess = trial.score, found.guess

@@ -9,21 +9,72 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 import typer.main
+from typer.core import TyperCommand
 
-from polyfed.cli import attack_commands, deploy_commands, list_commands, report_commands, run_commands
-from polyfed.cli.commands import OutputClosed, add_command
+from polyfed.cli import audit_commands, deploy_commands, list_commands, report_commands, run_commands
 from polyfed.cli.output import print_stderr
-from polyfed.cli.usage_errors import describe_usage_error
-from polyfed.errors import PolyfedError, RunInterrupted
+from polyfed.errors import PolyfedError, RunInterrupted, suggest
 from polyfed.signals import exit_status, raise_on_termination
+
+
+class OutputClosed(Exception):
+    """Whoever read our output has gone."""
+
+
+class Command(TyperCommand):
+    """A command whose help says what its arguments are, and shows brackets as they are."""
+
+    def format_options(self, context: Any, formatter: Any) -> None:
+        """Write the sections of arguments and options."""
+        for head, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = self.help_records(context, kind)
+            if records:
+                with formatter.section(head):
+                    formatter.write_dl(records)
+
+    def help_records(self, context: Any, kind: str | None = None) -> list[tuple[str, str]]:
+        """How each parameter is written, and what it says. kind: "argument" or "option"; None: all."""
+        hints: dict[str, Any] = {}
+        if self.callback is not None:
+            hints = get_type_hints(inspect.unwrap(self.callback), include_extras=True)
+        found = []
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is None or kind not in (None, parameter.param_type_name):
+                continue
+            name, text = record
+            if parameter.param_type_name == "option":
+                text = text.replace("\\[", "[")  # typer escapes them, as if for rich
+            else:  # whose help is lost between typer 0.20 and click 8.3
+                text = hints[parameter.name].__metadata__[0].help
+            found.append((name, text))
+        return found
+
+
+def add_command(group: typer.Typer, function: Callable[..., None]) -> None:
+    """Make a function a command of a group, and keep the parser from handling what `polyfed.cli.app.main` handles."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise RunInterrupted("interrupted") from None
+        except BrokenPipeError:
+            raise OutputClosed from None
+
+    group.command(cls=Command)(guarded)
+
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help lists them
     run_commands.run,
@@ -32,15 +83,17 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     run_commands.benchmark,
     run_commands.check,
     report_commands.report,
-    report_commands.epsilon,
     report_commands.plot,
     report_commands.predict,
-    attack_commands.attack,
-    attack_commands.leakage,
     list_commands.recipe,
     list_commands.methods,
     list_commands.models,
     list_commands.datasets,
+)
+AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (
+    audit_commands.attack,
+    audit_commands.leakage,
+    audit_commands.epsilon,
 )
 DEPLOY_COMMANDS: tuple[Callable[..., None], ...] = (
     deploy_commands.init,
@@ -65,11 +118,12 @@ deploy = typer.Typer(
     help="Run a recipe on several machines.\n\nFlower carries the messages: pip install 'polyfed[flower]'.",
     rich_markup_mode=None,
 )
+audit = typer.Typer(help="What finished runs have given away of their clients' data.", rich_markup_mode=None)
+app.add_typer(audit, name="audit")
 app.add_typer(deploy, name="deploy")
-for command in COMMANDS:
-    add_command(app, command)
-for command in DEPLOY_COMMANDS:
-    add_command(deploy, command)
+for group, commands in ((app, COMMANDS), (audit, AUDIT_COMMANDS), (deploy, DEPLOY_COMMANDS)):
+    for command in commands:
+        add_command(group, command)
 
 
 @app.callback(invoke_without_command=True)
@@ -85,8 +139,9 @@ def _polyfed(
         print(context.get_help())
 
 
+@audit.callback(invoke_without_command=True)
 @deploy.callback(invoke_without_command=True)
-def _deploy(context: typer.Context) -> None:
+def _group(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -139,3 +194,44 @@ def _resume_hint(error: RunInterrupted) -> str:
     """How to go on with a single run; the message of several says so itself."""
     is_single = "whole rounds" in str(error) and "same command" not in str(error)
     return "; go on with --resume" if is_single else ""
+
+
+def describe_usage_error(error: Any, arguments: Sequence[str]) -> str:
+    """One line for an unknown command or option, a missing argument, a value of the wrong kind.
+
+    Args:
+        error: click's. arguments: the words of the command line.
+    """
+    text = " ".join(str(error.format_message()).split())
+    text = text[:1].lower() + text[1:]
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command", None)
+    place = getattr(context, "command_path", "polyfed")
+    option = getattr(error, "option_name", None)
+    if option is not None and "no such option" in text:
+        known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
+        return f"unknown option '{option}'{suggest(option, known | {'--help'})}"
+    if text.startswith("no such command"):
+        words = [word for word in arguments if not word.startswith("-")]
+        word = next(iter(words[len(place.split()) - 1 :]), "")
+        return f"unknown command '{word}'{suggest(word, getattr(command, 'commands', ()))}"
+    spellings = list(getattr(getattr(error, "param", None), "opts", ()))
+    given = _value_of(spellings, arguments)
+    if given is not None and "valid integer" in text:
+        return f"{spellings[0]}: expected a whole number, got '{given}'"
+    text = text.rstrip(".")
+    if given is not None and f"'{given}'" not in text:
+        text = f"{text}, got '{given}'"
+    return f"{text}; see '{place} --help'"
+
+
+def _value_of(spellings: Sequence[str], arguments: Sequence[str]) -> str | None:
+    """What was given to an option, as ``--option value`` or ``--option=value``; None where it was not."""
+    for word, following in pairwise(arguments):
+        if word in spellings:
+            return following
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if equals and name in spellings:
+            return value
+    return None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polyfed.cli import completion
-from polyfed.cli.options import AsJson, Overrides
-from polyfed.cli.output import announce_imports, print_json, print_text, terminal_width
+from polyfed.cli.options import AsJson
+from polyfed.cli.output import print_json, print_text, terminal_width
 from polyfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,48 +74,22 @@ def methods(
             autocompletion=completion.registered_methods,
         ),
     ] = None,
-    fits: Annotated[
-        Path | None,
-        typer.Option(
-            "--compatible-with",
-            metavar="RECIPE.toml",
-            help="Which of them can run on these models and data, why not the others.",
-        ),
-    ] = None,
-    settings: Overrides = None,
-    measure: Annotated[
-        bool, typer.Option("--bytes/--no-bytes", help="With --compatible-with: also play two rounds, for the bytes.")
-    ] = True,
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
 ) -> None:
-    """List the methods and their hyperparameters; one of them; or which fit a recipe.
+    """List the methods and their hyperparameters; or one of them.
 
-    With --compatible-with, two rounds of one batch are played per method and architecture; nothing is written.
+    Which of them fit a recipe: polyfed check RECIPE --methods all.
 
     \b
     polyfed methods fedgh
-    polyfed methods --compatible-with mine.toml --set models.feature_dim=64
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    _refuse_other_options(name, fits, settings, json, markdown)
+    if markdown and (json or name is not None):
+        raise ConfigError("expected --markdown alone, got it together with --json or the name of a method")
     if name is not None:
         _print_method(name, json)
-    elif fits is not None:
-        _print_fits(fits, settings or (), measure, json)
     else:
         _print_methods(json, markdown)
-
-
-def _refuse_other_options(
-    name: str | None, fits: Path | None, settings: Sequence[str] | None, json: bool, markdown: bool
-) -> None:
-    """Raises `ConfigError` for options of `polyfed methods` that do not go together."""
-    if name is not None and (fits is not None or markdown or settings):
-        raise ConfigError("expected the name of a method alone or with --json, got it with other options")
-    if fits is None and settings:
-        raise ConfigError("expected --set together with --compatible-with RECIPE.toml, which it changes, got it alone")
-    if markdown and (json or fits is not None):
-        raise ConfigError("expected --markdown alone, got it together with --json or --compatible-with")
 
 
 def _print_method(name: str, as_json: bool) -> None:
@@ -129,18 +101,6 @@ def _print_method(name: str, as_json: bool) -> None:
         print_json(page)
     else:
         print_text(of_method(page, terminal_width()))
-
-
-def _print_fits(recipe: Path, overrides: Sequence[str], measure: bool, as_json: bool) -> None:
-    from polyfed.experiments.method_compatibility import check_methods, format_lines
-
-    announce_imports(recipe, overrides)
-    found = check_methods(recipe, overrides, measure)
-    if as_json:
-        print_json([dataclasses.asdict(fit) for fit in found])
-        return
-    for line in format_lines(found):
-        print_text(line)
 
 
 def _print_methods(as_json: bool, markdown: bool) -> None:

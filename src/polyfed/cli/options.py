@@ -48,6 +48,14 @@ OwnDevice = Annotated[
 Workers = Annotated[
     int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
 ]
+Executor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Who does the clients' work: auto, serial, processes, vectorized, ray [the recipe's].",
+        autocompletion=completion.one_of("auto", "serial", "processes", "vectorized", "ray"),
+    ),
+]
 TargetAccuracy = Annotated[
     str | None,
     typer.Option(
@@ -64,11 +72,9 @@ Loggers = Annotated[
         autocompletion=completion.one_of("tensorboard"),
     ),
 ]
-TrustCode = Annotated[
+Trust = Annotated[
     bool,
-    typer.Option(
-        "--trust-code", help="Import the code that the folder names: only if it is yours, or you have read it."
-    ),
+    typer.Option("--trust", help="Import the code that the folder names: only if it is yours, or you have read it."),
 ]
 RunFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")]
 Resume = Annotated[

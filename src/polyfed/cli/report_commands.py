@@ -1,8 +1,7 @@
-"""Commands that read finished runs: report, epsilon, analyze, predict."""
+"""Commands that read finished runs: report, plot, predict."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli import completion
-from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, TrustCode, parse_names
+from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, Trust, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text
@@ -92,27 +91,6 @@ def report(
     print_files(files)
 
 
-def epsilon(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
-    ],
-    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="At which [each run's own].")] = None,
-    json: AsJson = False,
-) -> None:
-    """What runs have cost in privacy, by two accountants.
-
-    \b
-    polyfed epsilon runs/fedin-privacy --delta 1e-6
-    """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.experiments.privacy_report import privacy_costs, to_text
-
-    found = privacy_costs(folders, delta)
-    if json:
-        print_json([dataclasses.asdict(one) for one in found])
-    else:
-        print_text(to_text(found, terminal_width()))
-
-
 def plot(
     folders: Annotated[
         list[Path],
@@ -135,22 +113,21 @@ def plot(
             autocompletion=completion.one_of(*STAGES),
         ),
     ] = None,
-    smooth: Annotated[
-        int, typer.Option("--smoothing-window", metavar="NUMBER", help="curves: mean of so many evaluated rounds.")
+    smoothing_window: Annotated[
+        int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")
     ] = 1,
     inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
-    rows: Annotated[
+    inputs_from: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="cka, tsne: their rows, test or holdout.",
+            help="cka, tsne: whose rows they are, test or holdout.",
             autocompletion=completion.one_of("test", "holdout"),
         ),
     ] = "test",
-    places: Annotated[
+    layers: Annotated[
         str | None,
         typer.Option(
-            "--layers",
             metavar="A,B,...",
             help="cka: where in the networks; also a block, such as stage3 [extractor,representation,logits].",
         ),
@@ -161,7 +138,7 @@ def plot(
         str,
         typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES}.", autocompletion=completion.one_of("cpu", "cuda")),
     ] = "cpu",
-    trust_code: TrustCode = False,
+    trust: Trust = False,
 ) -> None:
     """Figures of finished runs.
 
@@ -175,9 +152,9 @@ def plot(
     from polyfed import analysis
 
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
-    at = None if places is None else tuple(parse_names(places, "--layers", "extractor,logits"))
-    choices = analysis.FigureOptions(stage, smooth, inputs, rows, at, clients, points, device)
-    done = analysis.analyze(folders, names, out, choices, trust_code)
+    at = None if layers is None else tuple(parse_names(layers, "--layers", "extractor,logits"))
+    choices = analysis.FigureOptions(stage, smoothing_window, inputs, inputs_from, at, clients, points, device)
+    done = analysis.analyze(folders, names, out, choices, trust)
     for note in done.notes:
         print_text(note)
     print_files(done.files)
@@ -204,7 +181,7 @@ def predict(
     label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
     text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
-    trust_code: TrustCode = False,
+    trust: Trust = False,
 ) -> None:
     """Use a client's model on new data.
 
@@ -230,7 +207,7 @@ def predict(
             label_column=label_column,
             text_column=text_column,
             resize=resize,
-            trust=trust_code,
+            trust=trust,
         )
     to_file = str(out) != "-"
     if found.client_name:

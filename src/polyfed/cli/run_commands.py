@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from polyfed.cli import completion
 from polyfed.cli.options import (
     AsJson,
     Device,
+    Executor,
     Loggers,
     MethodName,
     Overrides,
@@ -51,20 +52,13 @@ if TYPE_CHECKING:
 def run(
     recipe: RecipePath,
     method: MethodName = None,
-    settings: Overrides = None,
+    overrides: Overrides = None,
     seed: Seed = None,
     out: RunFolder = None,
     resume: Resume = False,
     overwrite: ReplaceRun = False,
     workers: Workers = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Who does the clients' work: auto, serial, processes, vectorized, ray.",
-            autocompletion=completion.one_of("auto", "serial", "processes", "vectorized", "ray"),
-        ),
-    ] = None,
+    executor: Executor = None,
     device: Device = None,
     loggers: Loggers = None,
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
@@ -86,7 +80,7 @@ def run(
     from polyfed.config.recipe import Recipe
     from polyfed.experiments.run import run
 
-    overrides = with_loggers(settings, loggers)
+    overrides = with_loggers(overrides, loggers)
     announce_imports(recipe, overrides, method)
     asked = Recipe.load(
         recipe,
@@ -119,9 +113,10 @@ def compare(
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every method for each.")] = "0",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs and tables [runs/RECIPE].")] = None,
-    settings: Overrides = None,
+    overrides: Overrides = None,
     overwrite: RunAgain = False,
     workers: Workers = None,
+    executor: Executor = None,
     device: Device = None,
     loggers: Loggers = None,
     preset: PresetNames = None,
@@ -146,17 +141,18 @@ def compare(
     from polyfed.report.comparison import to_text
 
     named = None if methods is None else parse_names(methods)
-    announce_imports(recipe, settings, *(named or ()))
+    announce_imports(recipe, overrides, *(named or ()))
     done = compare(
         recipe,
         named,
         parse_seeds(seeds),
         out,
-        overrides=with_loggers(settings, loggers),
+        overrides=with_loggers(overrides, loggers),
         overwrite=overwrite,
         progress=not quiet,
         device=device,
         workers=workers,
+        executor=executor,
         preset=preset,
         target=target,
         controls=controls,
@@ -166,7 +162,7 @@ def compare(
 
 def sweep(
     recipe: RecipePath,
-    settings: Annotated[
+    grid: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="KEY=A,B,...", help="Values to try; a single one holds throughout. May be repeated."
@@ -177,6 +173,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for all of it [runs/RECIPE-sweep].")] = None,
     overwrite: RunAgain = False,
     workers: Workers = None,
+    executor: Executor = None,
     device: Device = None,
     preset: PresetNames = None,
     quiet: Quiet = False,
@@ -193,7 +190,7 @@ def sweep(
     from polyfed.experiments import sweep as sweeps
     from polyfed.report.sweeps import to_text
 
-    tried = sweeps.parse(settings or ())
+    tried = sweeps.parse(grid or ())
     announce_imports(recipe, (), method, *texts(tried))
     done = sweeps.sweep(
         recipe,
@@ -205,6 +202,7 @@ def sweep(
         progress=not quiet,
         device=device,
         workers=workers,
+        executor=executor,
         preset=preset,
     )
     print_table(to_text, done)
@@ -232,6 +230,7 @@ def benchmark(
     ] = None,
     overwrite: RunAgain = False,
     workers: Workers = None,
+    executor: Executor = None,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -259,6 +258,7 @@ def benchmark(
         overwrite=overwrite,
         progress=not quiet,
         workers=workers,
+        executor=executor,
         device=device,
     )
     print_table(to_text, done)
@@ -275,9 +275,10 @@ def check(
             autocompletion=completion.method_lists,
         ),
     ] = None,
-    settings: Overrides = None,
+    overrides: Overrides = None,
     seed: Seed = None,
     workers: Workers = None,
+    executor: Executor = None,
     device: Device = None,
     preset: PresetNames = None,
     json: AsJson = False,
@@ -295,8 +296,9 @@ def check(
     if methods is not None and method is not None:
         raise ConfigError("expected --method or --methods, got both")
     named = None if methods in (None, "all") else parse_names(methods or "")
-    announce_imports(recipe, settings, method, *(named or ()))
-    asked = Recipe.load(recipe, settings or (), method=method, seed=seed, device=device, workers=workers, preset=preset)
+    announce_imports(recipe, overrides, method, *(named or ()))
+    run: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "executor": executor}
+    asked = Recipe.load(recipe, overrides or (), method=method, preset=preset, **run)
     if methods is None:
         _check_one_method(asked, json)
     else:
@@ -322,9 +324,9 @@ def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool)
     """A line for each method; None: for all."""
     from polyfed.experiments.method_compatibility import check_methods, format_lines
 
-    found = check_methods(recipe, methods=methods, timed=True)
+    found = check_methods(recipe, methods)
     if as_json:
         print_json([dataclasses.asdict(one) for one in found])
         return
-    for line in format_lines(found, timed=True):
+    for line in format_lines(found):
         print_text(line)

@@ -207,7 +207,7 @@ def _check_classes(name: str, needs: Requirements, clients: Sequence[Client]) ->
     if needs.classes and not clients[0].classes:
         raise ConfigError(
             f"{name} needs classes as labels, as {needs.classes}; got numbers to predict (regression); "
-            "`polyfed methods --compatible-with RECIPE` lists methods that take them"
+            "`polyfed check RECIPE --methods all` lists methods that take them"
         )
     first = clients[0]
     reason = needs.classes or needs.shared_outputs

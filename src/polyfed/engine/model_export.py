@@ -151,7 +151,7 @@ _HEAD = """# The networks of this run
 
 Each `client-*.safetensors` holds a client's weights under the keys of the network's own class; `index.json` says what
 else belongs to it: the classes' names, the size of images, mean and standard deviation of its inputs. The lines below
-run in this folder. `polyfed predict RUN --client 0 DATA` does all of it, with `--trust-code` where the run is of a
+run in this folder. `polyfed predict RUN --client 0 DATA` does all of it, with `--trust` where the run is of a
 method or networks of your own.
 """
 _INPUTS = """## Inputs{whose}

@@ -57,6 +57,7 @@ def benchmark(
     overwrite: bool = False,
     progress: bool = False,
     workers: int | None = None,
+    executor: str | None = None,
     device: str | None = None,
 ) -> Benchmark:
     """Run a suite, or go on with it: tune, compare, write each setting's figures and a page of all.
@@ -69,7 +70,7 @@ def benchmark(
         results: the folder of figures and page; default ``<out>/results``. Figures that are there are gone on from,
             wherever they were made: what they have is not run again.
         overwrite: run again also what is done, and what the figures have, of these methods in these settings.
-        progress: show how it gets on, on standard error. workers, device: as for `polyfed.compare`.
+        progress: show how it gets on, on standard error. workers, executor, device: as for `polyfed.run`.
 
     Raises:
         ConfigError: the request is wrong; nothing has been written.
@@ -86,7 +87,7 @@ def benchmark(
     if chosen_methods == ():
         raise ConfigError("methods: expected at least one, got none")
     request = BenchmarkRequest(
-        Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, device, overwrite
+        Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, executor, device, overwrite
     )
     read_processor_time(figures)  # what is wrong is told before the first run
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]

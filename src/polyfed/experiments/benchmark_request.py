@@ -31,7 +31,7 @@ class BenchmarkRequest:
     Attributes:
         folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
         out: the folder of runs. figures: the folder of the settings' files.
-        progress, workers, device, overwrite: see `polyfed.experiments.benchmark`.
+        progress, workers, executor, device, overwrite: see `polyfed.experiments.benchmark`.
     """
 
     folder: Path
@@ -42,6 +42,7 @@ class BenchmarkRequest:
     figures: Path
     progress: bool
     workers: int | None
+    executor: str | None
     device: str | None
     overwrite: bool
 
@@ -73,7 +74,8 @@ class BenchmarkRequest:
         path = self.protocol.recipe_of(setting, self.folder)
         tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
         changes = [*self.changes_of(setting), *tuned]
-        recipe = Recipe.load(path, changes, preset=own.preset, workers=self.workers, device=self.device)
+        run: dict[str, Any] = {"workers": self.workers, "executor": self.executor, "device": self.device}
+        recipe = Recipe.load(path, changes, preset=own.preset, **run)
         told = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
         return recipe.with_run(overrides=[*own.overrides, *told])
 

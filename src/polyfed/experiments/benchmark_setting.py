@@ -237,7 +237,7 @@ class BenchmarkSetting:
     def _seconds_of(self, work: Mapping[str, _Work]) -> dict[str, float]:
         """About how long the runs of each method take, as a few batches of each tell."""
         names = [_LOCAL, *(name for name in work if name != _LOCAL)]
-        found = {one.method: one for one in check_methods(self.recipe, methods=names, timed=True)}
+        found = {one.method: one for one in check_methods(self.recipe, names)}
         for name in work:
             if found[name].why is not None:
                 raise ConfigError(f"{self.name}: expected methods that fit, got {name}: {found[name].why}")
@@ -320,6 +320,7 @@ class BenchmarkSetting:
             progress=request.progress,
             device=request.device,
             workers=request.workers,
+            executor=request.executor,
             preset=protocol.settings[self.name].preset,
             local=False,
         )

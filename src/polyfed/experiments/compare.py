@@ -73,6 +73,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
+    executor: str | None = None,
     preset: str | None = None,
     target: str | float | None = None,
     controls: bool = False,
@@ -91,7 +92,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         overrides: as for `run`; for one method only: ``"methods.fedgh.header_lr=0.1"``.
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers, preset: as for `run`.
+        device, workers, executor, preset: as for `run`.
         target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
             the rounds, bytes and seconds that it took.
         controls: also run what says how much of a method's gain needs the other clients: every method alone, a longer
@@ -103,7 +104,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     """
     given = list(dict.fromkeys(list_of("methods", methods or ())))
     seeds = list_of("seeds", seeds)
-    base = resolve_recipe(recipe, overrides, given[0] if given else None, device=device, workers=workers, preset=preset)
+    options = {"device": device, "workers": workers, "executor": executor, "preset": preset}
+    base = resolve_recipe(recipe, overrides, given[0] if given else None, **options)
     if any(text.strip().startswith("method.") for text in overrides):
         raise ConfigError(
             "expected --set methods.NAME.KEY=VALUE, which says whose hyperparameter it is, got --set method.*"

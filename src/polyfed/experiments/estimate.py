@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
-from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
@@ -23,9 +20,8 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
 from polyfed.plugins.device_simulation import Duration, Workload, estimate_duration
 from polyfed.plugins.upload_buffer import predict_rounds
-from polyfed.validation.hyperparameters import flat_settings
 
-__all__ = ["ArchitectureCheck", "CostEstimate", "check", "estimate_costs", "message_bytes"]
+__all__ = ["ArchitectureCheck", "CostEstimate", "check", "estimate_costs"]
 
 
 def check(
@@ -36,6 +32,7 @@ def check(
     overrides: Sequence[str] = (),
     device: str | None = None,
     workers: int | None = None,
+    executor: str | None = None,
     preset: str | None = None,
 ) -> CostEstimate:
     """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
@@ -46,7 +43,8 @@ def check(
         ConfigError: the request is wrong, or models and data do not fit the method.
         RunError: the method fails; says with which client.
     """
-    resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=preset)
+    options = {"seed": seed, "device": device, "workers": workers, "executor": executor, "preset": preset}
+    resolved = resolve_recipe(recipe, overrides, method, **options)
     data = DataCache()
     federation = build_federation(resolved, data=data, pretrained=False)
     if method is None:
@@ -144,35 +142,6 @@ def _training_seconds(trial: TrialRounds, share: _Share, exchanges: Sequence[Seq
     later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
     trained = share.first * steps[0] + share.later * later_steps
     return share.kind.seconds_batch * trained + share.kind.seconds_rest * (share.first + share.later)
-
-
-def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round.
-
-    Nobody is scored. So that methods that pass over all of a client's data stay quick, a client keeps the first rows of
-    every class only: as many as a batch has, or as the largest whole number among the method's hyperparameters, which
-    may count rows. The federation cannot be run afterwards.
-
-    Raises:
-        RunError: the method fails; says with which client and in which round.
-    """
-    settings: dict[str, Any] = flat_settings(federation.method) if is_dataclass(federation.method) else {}
-    counts = [value for value in settings.values() if isinstance(value, int)]
-    rows = max([federation.training.batch_size, *counts])
-    for client in federation.clients:
-        data = client.data
-        client.data = replace(data, train=_first(data.train, rows), validation=_first(data.validation, rows))
-        client.n = len(client.data.train)
-    kinds = TrialRounds(federation, batches=1, scores=False).play()
-    return {kind.name: kind.down[1] for kind in kinds}, {kind.name: kind.up[1] for kind in kinds}
-
-
-def _first(samples: LabeledSamples, rows: int) -> LabeledSamples:
-    """The first `rows` rows of every class."""
-    if samples.are_numbers:
-        return samples.head(rows)
-    places = [(samples.y == label).nonzero().flatten()[:rows] for label in samples.y.unique()]
-    return samples.select(torch.cat(places).sort().values) if places else samples
 
 
 def _asked(federation: Federation, durations: Sequence[_Durations]) -> list[tuple[float, float]]:

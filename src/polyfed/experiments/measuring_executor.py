@@ -56,7 +56,6 @@ class MeasuringExecutor(Serial):
         store: where new weights go.
         measured: numbers of the clients that always work themselves.
         batches: of each phase at most, in rounds after the first; one in the first.
-        scores: measure memory and scoring, too.
 
     Attributes:
         costs: (round, number of a client) -> what it cost, of those who worked.
@@ -70,12 +69,10 @@ class MeasuringExecutor(Serial):
         store: WeightStore,
         measured: Collection[int],
         batches: int,
-        scores: bool,
     ) -> None:
         super().__init__(method, model_factory, store)
         self._measured = frozenset(measured)
         self._most = batches
-        self._scores = scores
         self._batches: dict[int, int] = {}  # client -> how many it trains on in its next exchange
         self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.costs: defaultdict[tuple[int, int], Cost] = defaultdict(Cost)
@@ -137,7 +134,7 @@ class MeasuringExecutor(Serial):
         began = time.perf_counter()
         cost = self.costs[job.round, client.id]
         self._note_shares(client, job.exchange)
-        if self._scores and job.round > 1:  # the first round's contexts are smaller
+        if job.round > 1:  # the first round's contexts are smaller
             cost.peak = max(cost.peak, self._peak(client, job.exchange))
         batches = self._batches.get(client.id, 1)
         ready = time.perf_counter()
@@ -145,7 +142,7 @@ class MeasuringExecutor(Serial):
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
         self._batches[client.id] = max(1, min(self._most, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
         rows = len(client.data.test) + len(client.missing or ())
-        if self._scores and rows:
+        if rows:
             ready = time.perf_counter()
             evaluate_model(client, method, client.data.test)
             cost.row = (time.perf_counter() - ready) / rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from polyfed.config.recipe import Recipe
 from polyfed.errors import MissingPackage, PolyfedError
@@ -27,7 +26,7 @@ class Compatibility:
     Attributes:
         method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
         down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
-        seconds: of a round on average, where that was asked for.
+        seconds: of a round on average.
     """
 
     method: str
@@ -37,29 +36,18 @@ class Compatibility:
     seconds: float | None = None
 
 
-def check_methods(
-    recipe: str | Path | Recipe,
-    overrides: Sequence[str] = (),
-    measure: bool = True,
-    *,
-    methods: Sequence[str] | None = None,
-    timed: bool = False,
-) -> Iterator[Compatibility]:
+def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterator[Compatibility]:
     """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
 
-    With the hyperparameters that the recipe gives to a method; the others have their defaults. Bytes are those of
-    messages, from two rounds of one batch each with one client of every network. Nothing is written.
+    With the hyperparameters that the recipe gives to a method; the others have their defaults. Two rounds are played
+    with one client of every network. Nothing is written.
 
     Args:
-        recipe: a TOML file, or a `Recipe`. overrides: ``"data.num_clients=20"``, as ``--set`` on the command line.
-        measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
-        methods: only these methods and variants. timed: play them with some batches more, and all of the clients' data,
-            for the seconds of a round.
+        methods: only these methods and variants.
 
     Raises:
-        ConfigError: the recipe is wrong, a method is not known, or the data are not there.
+        ConfigError: a method is not known, or the data are not there.
     """
-    base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
     names = list(dict.fromkeys([*METHODS, *base.variants()]))
     if methods is not None:
         names = list(dict.fromkeys(methods))
@@ -69,32 +57,25 @@ def check_methods(
     data.federated(base)
     for name in names:
         try:
-            yield _fit(name, base, data, measure, timed)
+            yield _fit(name, base, data)
         except MissingPackage:
             raise
         except PolyfedError as error:
             yield Compatibility(name, str(error))
 
 
-def _fit(name: str, base: Recipe, data: DataCache, measure: bool, timed: bool) -> Compatibility:
+def _fit(name: str, base: Recipe, data: DataCache) -> Compatibility:
     federation = build_federation(base.choose(name), data=data, pretrained=False)
-    if timed:
-        found = estimate.estimate_costs(federation, batches=_TIMED_BATCHES)
-        down = {kind.name: kind.down[1] for kind in found.architectures}
-        up = {kind.name: kind.up[1] for kind in found.architectures}
-        return Compatibility(name, None, down, up, found.seconds_round)
-    down, up = estimate.message_bytes(federation) if measure else ({}, {})
-    return Compatibility(name, None, down, up)
+    found = estimate.estimate_costs(federation, batches=_TIMED_BATCHES)
+    down = {kind.name: kind.down[1] for kind in found.architectures}
+    up = {kind.name: kind.up[1] for kind in found.architectures}
+    return Compatibility(name, None, down, up, found.seconds_round)
 
 
-def format_lines(found: Iterable[Compatibility], timed: bool = False) -> Iterator[str]:
-    """The answers of `check_methods` for a terminal, each as it comes: bytes per client, least to most, or why not.
-
-    timed: with the seconds of a round.
-    """
+def format_lines(found: Iterable[Compatibility]) -> Iterator[str]:
+    """The answers of `check_methods` for a terminal, one by one: bytes per client, least to most, or why not."""
     column = max(map(len, METHODS))
-    up = f"{'up, per client':<{_SIZES}}  a round" if timed else "up, per client"
-    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {up}"
+    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {'up, per client':<{_SIZES}}  a round"
     for one in found:
         why = None if one.why is None else " ".join(one.why.removeprefix(one.method).split())
         last = "" if one.seconds is None else _short(one.seconds)

@@ -31,6 +31,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
+    executor: str | None = None,
     profile: bool = False,
     preset: str | None = None,
     loggers: Sequence[object] = (),
@@ -41,7 +42,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         recipe: a TOML file, or a `Recipe`.
         method: a method's or a variant's name, in place of the recipe's own.
         seed: in place of the recipe's own.
-        overrides: ``"data.num_clients=20"``, as ``--set`` on the command line.
+        overrides: ``"data.num_clients=20"``, settings in place of the recipe's; the command line's ``--set``.
         out: run folder; default: the recipe's own, if it names one, else nothing is written. (The command line writes
             to `Recipe.folder`.)
         resume: go on where the run folder's last checkpoint ends; a finished run is only read, unless it is to have
@@ -51,6 +52,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
+        executor: who does the clients' work: "auto", "serial", "processes", "vectorized", "ray".
         profile: have records and result tell where the time went, too.
         preset: one of the recipe's ``[presets]``, or several with commas between.
         loggers: who watches: functions of a round's record, and objects with any of `Logger`'s methods.
@@ -60,7 +62,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         RunError: the run failed.
         RunInterrupted: Ctrl-C; a checkpoint has been written.
     """
-    options = {"seed": seed, "out": out, "device": device, "workers": workers, "preset": preset}
+    options = {"seed": seed, "out": out, "device": device, "workers": workers, "executor": executor, "preset": preset}
     resolved = resolve_recipe(recipe, overrides, method, **options)
     folder = resolved.run.out
     if folder is not None:

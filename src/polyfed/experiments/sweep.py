@@ -114,7 +114,7 @@ def _split(text: str) -> list[str]:
 
 def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path,
-    settings: Mapping[str, Any],
+    grid: Mapping[str, Any],
     *,
     method: str | None = None,
     seeds: Sequence[int] = (0,),
@@ -123,6 +123,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
+    executor: str | None = None,
     preset: str | None = None,
     local: bool = True,
 ) -> Sweep:
@@ -133,7 +134,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
 
     Args:
         recipe: a TOML file; the data need validation rows.
-        settings: dotted key -> a list of values to try, or one value that holds throughout:
+        grid: dotted key -> a list of values to try, or one value that holds throughout:
             ``{"method.header_lr": [0.01, 0.1], "training.rounds": 5}``. A value that is a list stands in a list.
         method: a method's or a variant's name, in place of the recipe's own.
         seeds: one run of every combination for each.
@@ -141,16 +142,16 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
             json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers, preset: as for `polyfed.run`.
+        device, workers, executor, preset: as for `polyfed.run`.
         local: False: without Local beside them.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
         RunInterrupted: Ctrl-C; call it again to go on.
     """
-    values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in settings.items()}
+    values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in grid.items()}
     swept = _swept(values, seeds)
-    options = {"method": method, "device": device, "workers": workers, "preset": preset}
+    options = {"method": method, "device": device, "workers": workers, "executor": executor, "preset": preset}
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)
     folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")

@@ -63,7 +63,7 @@ class TrialRounds:
     """The trial of a federation. The method is started, and the federation cannot be run afterwards.
 
     Args:
-        batches: so many of each phase at most. scores: whether memory and scoring are measured, too.
+        batches: so many of each phase at most.
 
     Attributes:
         executor: measures the clients.
@@ -71,7 +71,7 @@ class TrialRounds:
         server_seconds: of the later round.
     """
 
-    def __init__(self, federation: Federation, batches: int, scores: bool = True) -> None:
+    def __init__(self, federation: Federation, batches: int) -> None:
         self._federation = federation
         method = federation.method
         server = federation.server
@@ -85,7 +85,7 @@ class TrialRounds:
         firsts = {self.networks[client.id]: client for client in reversed(federation.clients)}
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         measured = [client.id for client in self._measured]
-        self.executor = MeasuringExecutor(method, federation.model_factory, federation.store, measured, batches, scores)
+        self.executor = MeasuringExecutor(method, federation.model_factory, federation.store, measured, batches)
         self._runner = dataclasses.replace(
             federation.runner,
             executor=self.executor,

@@ -1,15 +1,16 @@
-"""Commands that play the attacker on finished runs: attack, leakage."""
+"""The commands of `polyfed audit`: what finished runs have given away: attack, leakage, epsilon."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polyfed.cli import completion
-from polyfed.cli.options import OwnDevice, TrustCode, parse_decimals
-from polyfed.cli.output import print_files, print_stderr, print_text, terminal_width
+from polyfed.cli.options import AsJson, OwnDevice, Trust, parse_decimals, parse_names
+from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
 
 
 def attack(
@@ -22,10 +23,9 @@ def attack(
         str | None,
         typer.Option(metavar="0,0.4,...", help="Levels of noise on what it sends [0, and the run's own or 0.8]."),
     ] = None,
-    source: Annotated[
+    sources: Annotated[
         str | None,
         typer.Option(
-            "--from",
             metavar="NAME,...",
             help="s_in, s_out or both of FedIN's features [s_in]; prototypes.",
             autocompletion=completion.several_of("s_in", "s_out", "prototypes"),
@@ -33,17 +33,14 @@ def attack(
     ] = None,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
     lr: Annotated[float, typer.Option(metavar="NUMBER", help="Its learning rate.")] = 0.1,
-    tv: Annotated[
-        str,
-        typer.Option(
-            "--tv-weights", metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's."
-        ),
+    tv_weights: Annotated[
+        str, typer.Option(metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's.")
     ] = "0,1",
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the attack that the folder holds.")] = False,
     device: OwnDevice = "cpu",
-    trust_code: TrustCode = False,
+    trust: Trust = False,
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
@@ -52,8 +49,8 @@ def attack(
     (png, svg). Needs the run's data, to compare with.
 
     \b
-    polyfed attack runs/fedin --noise 0,0.4,0.8,1.2
-    polyfed attack runs/fedgh --client 3 --images 2
+    polyfed audit attack runs/fedin --noise 0,0.4,0.8,1.2
+    polyfed audit attack runs/fedgh --client 3 --images 2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import attacks
     from polyfed.attacks.reconstruction_plots import to_text
@@ -63,15 +60,15 @@ def attack(
         client=client,
         images=images,
         noise=None if noise is None else parse_decimals(noise, "--noise"),
-        sources=None if source is None else [name.strip() for name in source.split(",")],
+        sources=None if sources is None else parse_names(sources, "--sources", "s_in,s_out"),
         steps=steps,
         lr=lr,
-        tv=parse_decimals(tv, "--tv-weights"),
+        tv_weights=parse_decimals(tv_weights, "--tv-weights"),
         seed=seed,
         device=device,
         out=out,
         overwrite=overwrite,
-        trust=trust_code,
+        trust=trust,
     )
     print_text(to_text(found, terminal_width()))
     print_files(files)
@@ -100,7 +97,7 @@ def leakage(
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that the folder holds.")] = False,
-    trust_code: TrustCode = False,
+    trust: Trust = False,
 ) -> None:
     """Report what a curious server learns, method by method.
 
@@ -109,13 +106,13 @@ def leakage(
     Prints the table, and writes it (md, json) and the ROC curves (png, svg).
 
     \b
-    polyfed leakage runs/fedavg
-    polyfed leakage runs/leakage --shadows 32 --out leakage
+    polyfed audit leakage runs/fedavg
+    polyfed audit leakage runs/leakage --shadows 32 --out leakage
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import attacks
     from polyfed.attacks.attack_tables import to_text
 
-    found, files = attacks.audit(
+    found, files = attacks.leakage(
         runs,
         shadows=shadows,
         shadow_data=shadow_data,  # type: ignore[arg-type]  # which checks it
@@ -126,8 +123,29 @@ def leakage(
         seed=seed,
         out=out,
         overwrite=overwrite,
-        trust=trust_code,
+        trust=trust,
         say=print_stderr,
     )
     print_text(to_text(found, terminal_width()))
     print_files(files)
+
+
+def epsilon(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
+    ],
+    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="At which [each run's own].")] = None,
+    json: AsJson = False,
+) -> None:
+    """What runs have cost in privacy, by two accountants.
+
+    \b
+    polyfed audit epsilon runs/fedin-privacy --delta 1e-6
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments.privacy_report import privacy_costs, to_text
+
+    found = privacy_costs(folders, delta)
+    if json:
+        print_json([dataclasses.asdict(one) for one in found])
+    else:
+        print_text(to_text(found, terminal_width()))

@@ -1,0 +1,1021 @@
+"""The properties, one function each. A function returns where its property holds, else raises `ConformanceError`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, clone, first_nonfinite, flatten, from_bytes, nbytes, to_bytes
+from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, not_a_hyperparameter
+from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation, Stage, Training
+from polyfed.core.upload_forms import UploadContext
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.federation import Federation
+from polyfed.engine.method_wrappers import alone
+from polyfed.engine.uploads import find_mismatch
+from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted, kind_and_line, suggest
+from polyfed.testing import fixtures as worlds
+from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received, tiny_model
+from polyfed.testing.kit import (
+    AggregationScene,
+    ChangedValue,
+    ConformanceError,
+    ConformanceKit,
+    NotApplicable,
+    copy_server,
+    is_fixed,
+    others,
+    replaced,
+    subsets,
+)
+from polyfed.testing.spy import Spy, global_draws, logged_seeds
+from polyfed.validation.hyperparameters import flat_settings
+
+# what a method says of itself: settings, messages of tensors, what it needs -------------------------------------------
+
+
+def has_hyperparameters(kit: ConformanceKit) -> None:
+    """It is an object of a class with `hyperparameters` above it, so that its fields are settings and nothing changes
+    them.
+    """
+    method = kit.method
+    kind = type(kit.method)
+    if isinstance(method, type):
+        raise ConformanceError(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
+    write = f"write @hyperparameters (of polyfed.core.method) above the class {kind.__name__}"
+    if (field := not_a_hyperparameter(kind)) is not None:
+        kit.fail(f"the field '{field}' is no hyperparameter: {write}")
+    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
+        kit.fail(f"expected a frozen dataclass of hyperparameters: {write}")
+
+
+def speaks_in_tensors(kit: ConformanceKit) -> None:
+    """Messages and states are tensors by name, or groups of them: no plain numbers."""
+
+    def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
+        message = call(first, second)
+        _all_tensors(kit, "upload" if isinstance(first, Client) else "broadcast", "a message", message)
+        _all_tensors(kit, "the method", "a state", first.state)
+        return message
+
+    scenes: list[AggregationScene] = []
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        scenes.append(AggregationScene(kit.method, server, dict(uploads), federation).snapshot())
+        call(server, uploads)
+        _all_tensors(kit, "aggregate", "the server's state", server.state)
+
+    federation = kit.usual.federation(Spy(kit.method, broadcast=look, upload=look, aggregate=aggregate), SHORT)
+    try:
+        federation.run()
+    except PolyfedError as error:
+        if isinstance(error.__cause__, ConformanceError):
+            raise error.__cause__ from None
+    else:
+        kit.seen["scenes"] = scenes
+
+
+def _all_tensors(kit: ConformanceKit, who: str, where: str, message: Message) -> None:
+    """Whether a message or a state holds nothing but tensors."""
+    try:
+        flatten(message)
+    except RunError as error:
+        kit.fail(f"{who} puts something else than tensors into {where}: {error}")
+
+
+def runs(kit: ConformanceKit) -> None:
+    """It runs with networks as different as its `requirements` allow; with plain ones, where it needs no parts."""
+    needs = kit.method.requirements
+    try:
+        if not _needs_parts(needs):
+            with contextlib.suppress(ConfigError):  # its `build` may refuse them
+                worlds.world([worlds.plain_model], 2 * needs.public).run(kit.method)
+        kit.usual.run(kit.method)
+    except PolyfedError as error:
+        kit.fail(
+            f"{error}; the kit's networks differ in all that `requirements` allow: do these name what it needs "
+            "(split_model=True for represent and head)?"
+        )
+
+
+def _needs_parts(needs: Requirements) -> bool:
+    return needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes
+
+
+def declared(kit: ConformanceKit) -> None:
+    """Name, paper, docstring, stage and hyperparameters are there; a wrong hyperparameter is refused."""
+    method = kit.method
+    kind = type(kit.method)
+    if not method.name or not method.paper:
+        kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
+    if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
+        kit.fail("expected a docstring that says what it does")
+    if any(type(other) is not kind or other == method for other in method.alternative_predictors.values()):
+        kit.fail("expected `alternative_predictors` to name this method with another `predict`")
+    if method.evaluation_stage not in typing.get_args(Stage) or not isinstance(method.requirements, Requirements):
+        kit.fail(
+            f"expected a stage of {typing.get_args(Stage)} and Requirements, got {method.evaluation_stage!r}, "
+            f"{method.requirements!r}"
+        )
+    try:
+        kind()
+    except Exception as error:
+        kit.fail(f"expected a default for every hyperparameter: {error}")
+    if replaced(method, no_such_hyperparameter=1) is not None:
+        kit.fail("a hyperparameter that does not exist is taken without a word")
+
+
+def refused_before_round_1(kit: ConformanceKit) -> None:
+    """Models and data that do not fit are refused before the first round, with a ConfigError."""
+    needs = kit.method.requirements
+    unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
+        "networks without parts": (_needs_parts(needs), [worlds.plain_model]),
+        "two architectures": (needs.same_architecture, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(2, 4, 6)]),
+        "two feature widths": (
+            needs.same_feature_dim or needs.same_head,
+            [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 4, 7)],
+        ),
+        "one name with two shapes": (needs.shared_shapes, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
+        "unequal cuts": (needs.same_cut_shapes, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
+    }
+    for what, (matters, builds) in unfit.items():
+        if matters:
+            _must_refuse(kit, what, worlds.world(builds, 2 * needs.public))
+    if needs.public:
+        _must_refuse(kit, "no public data", kit.usual, public=False)
+
+
+def _must_refuse(kit: ConformanceKit, what: str, among: TinyFederation, **options: Any) -> None:
+    try:
+        among.federation(kit.method, **options)
+    except ConfigError:
+        return
+    kit.fail(f"it needs {kit.method.requirements}, yet a federation with {what} was not refused")
+
+
+# a run repeats, and only its own random streams are drawn from --------------------------------------------------------
+
+
+def same_seed_same_result(kit: ConformanceKit) -> None:
+    """A run repeats bit for bit, with the same method object and with a new one."""
+    fresh = replaced(kit.method)
+    for method, what in ((kit.method, "the same method object again"), (fresh, "a new method object")):
+        again = kit.run(method)
+        kit.same(worlds.all_state(kit.base), worlds.all_state(again), f"one seed gives two results with {what}")
+        if worlds.records(kit.base) != worlds.records(again):
+            kit.fail(f"one seed gives two histories with {what}")
+
+
+def other_seed_other_result(kit: ConformanceKit) -> None:
+    """Another seed changes the result, and no generator is seeded alike under both."""
+    logs = []
+    runs = []
+    for seed in (0, 1):
+        with logged_seeds() as seeds:
+            runs.append(kit.run(seed=seed))
+        logs.append(seeds)
+    if worlds.difference(worlds.weights(runs[0]), worlds.weights(runs[1])) is None:
+        kit.fail("two seeds give the same weights")
+    if fixed := sorted(logs[0] & logs[1]):
+        kit.fail(f"a generator is seeded with {fixed[0]} under every seed of the run; derive it (client.generator)")
+    ends = []
+    for seed in (0, 1):
+        with seeded_global_rng(seed):
+            kit.method.build(kit.usual.builders["net0"](), "")
+            ends.append(torch.get_rng_state())
+    if torch.equal(*ends):
+        kit.fail("build seeds the global generator, so that all seeds give one network")
+
+
+def global_generators_untouched(kit: ConformanceKit) -> None:
+    """No hook but `build` draws from a global generator or seeds one."""
+    kit.no_offence("draws")
+
+
+def data_are_shuffled(kit: ConformanceKit) -> None:
+    """The order of the batches shows in the weights: the batch that comes is the batch that is learnt from."""
+    kind = worlds.ReorderedClient
+    other = kit.runs(kit.world(kind=kind))
+    same = worlds.difference(worlds.weights(kit.base), worlds.weights(other))
+    if same is None:
+        kit.fail("another order of the training data gives the same weights: the batches handed in are not used")
+
+
+# uploads: their form, their order, whoever answers, and who counts how much -------------------------------------------
+
+
+def uploads_have_their_form(kit: ConformanceKit) -> None:
+    """What clients upload is of the `form` that the method declares, if it declares one."""
+    form = kit.method.form
+    if form is None:
+        return
+
+    def look(scene: AggregationScene) -> None:
+        for number, message in scene.uploads.items():
+            sent = kit.method.broadcast(scene.server, number)
+            if problem := find_mismatch(form, message, UploadContext(kit.method, scene.server, number, sent)):
+                kit.fail(f"client {number} uploads what `form` does not allow: {problem}")
+
+    for scene in kit.scenes:
+        look(scene)
+
+
+def order_of_uploads(kit: ConformanceKit) -> None:
+    """The order in which the uploads lie in their mapping changes nothing (up to rounding)."""
+
+    def look(scene: AggregationScene) -> None:
+        backwards = {number: scene.uploads[number] for number in reversed(list(scene.uploads))}
+        a = scene.after(scene.uploads)
+        b = scene.after(backwards)
+        kit.same(flatten(a.state), flatten(b.state), "uploads in another order give another state", 1e-5)
+
+    for scene in kit.scenes:
+        look(scene)
+
+
+def client_order_invariant(kit: ConformanceKit) -> None:
+    """Renumbering the clients renumbers the result: no client is special."""
+
+    def look(scene: AggregationScene) -> None:
+        if scene.server.round > 1 or not scene.uploads:
+            return
+        last = len(scene.server.clients) - 1
+        turned = copy_server(scene.server)
+        turned.clients = {last - number: member for number, member in reversed(list(scene.server.clients.items()))}
+        moved = {last - number: message for number, message in reversed(list(scene.uploads.items()))}
+        a = scene.after(scene.uploads)
+        b = scene.after(moved, turned)
+        for server in (a, b):
+            server.exchange = "train"
+        for number in scene.server.clients:
+            one = flatten(kit.method.broadcast(a, number))
+            other = flatten(kit.method.broadcast(b, last - number))
+            kit.same(one, other, f"with the clients renumbered, client {number} gets something else", 1e-5)
+
+    for scene in kit.scenes:
+        look(scene)
+
+
+def any_subset(kit: ConformanceKit) -> None:
+    """Whoever answers, nothing breaks; if nobody does, what the server sends stays as it is."""
+
+    def look(scene: AggregationScene) -> None:
+        for chosen in subsets(sorted(scene.uploads)):
+            who = f"when of {sorted(scene.uploads)} only {chosen} answer"
+            try:
+                after = scene.after({number: scene.uploads[number] for number in chosen})
+                messages = {number: kit.method.broadcast(after, number) for number in after.clients}
+            except Exception as error:
+                raise ConformanceError(f"{kit.name}: {type(error).__name__} {who}: {error}") from error
+            for tensors in (after.state, *messages.values()):
+                if name := first_nonfinite(tensors):
+                    kit.fail(f"'{name}' is not finite {who}")
+            if not chosen:
+                last = scene.after({})
+                for number in after.clients:
+                    a = flatten(messages[number])
+                    b = flatten(kit.method.broadcast(last, number))
+                    kit.same(a, b, f"it is not deterministic {who}")
+                _unmoved(kit, scene, after)
+
+    for scene in kit.scenes:
+        look(scene)
+    few = SHORT.model_copy(update={"client_fraction": 0.34, "rounds": 3})
+    kit.all_finite(kit.run(training=few), "with two of six clients a round")
+
+
+def _unmoved(kit: ConformanceKit, scene: AggregationScene, after: Server) -> None:
+    """What was sent in this round may be gone (it was this round's); what is still there must be the same."""
+    for number in after.clients:
+        before = flatten(kit.method.broadcast(copy_server(scene.server), number))
+        now = flatten(kit.method.broadcast(after, number))
+        common = {name for name in now if name in before and now[name].shape == before[name].shape}
+        kit.same(
+            {name: before[name] for name in sorted(common)},
+            {name: now[name] for name in sorted(common)},
+            "nobody answered, yet the server sends something else",
+        )
+
+
+def missing_upload_is_not_zero(kit: ConformanceKit) -> None:
+    """Who does not answer, or lacks a class, does not count as zeros: nothing shrinks for want of an answer."""
+    among = kit.world(one=True, sizes=(12,) * 6, labels=((0, 1, 2), *((1, 2),) * 5))
+
+    def look(scene: AggregationScene) -> None:
+        if 0 not in scene.uploads:
+            return
+        alone = scene.after({0: scene.uploads[0]})
+        together = scene.after(scene.uploads)
+        one, all_ = (flatten(kit.method.broadcast(server, 0)) for server in (alone, together))
+        for name in one.keys() & all_.keys():
+            if one[name].shape == all_[name].shape and one[name].is_floating_point() and one[name].dim():
+                _no_shrinking(kit, name, one[name], all_[name])
+
+    kit.aggregations(among, SHORT.model_copy(update={"lr": 0.0, "rounds": 1}), look)
+
+
+def _no_shrinking(kit: ConformanceKit, name: str, one: Tensor, all_: Tensor) -> None:
+    rows = [(f"'{name}'", one, all_)]
+    if one.dim() > 1 and len(one) == CLASSES:
+        rows += [(f"class {c} of '{name}'", one[c], all_[c]) for c in range(CLASSES)]
+    for what, a, b in rows:
+        single = float(a.norm())
+        whole = float(b.norm())
+        if single > 1e-4 and whole < single / 3:
+            kit.fail(
+                f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it (averaged "
+                "weights do so where clients begin with different ones: set common_head or common_start)"
+            )
+        if whole > 1e-4 and single < whole / 3:
+            kit.fail(f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers")
+
+
+def samples_counted_once(kit: ConformanceKit) -> None:
+    """Every sample counts once: splitting a client's data among two clients changes nothing at the server."""
+    if kit.counted is None:
+        raise NotApplicable("no claim that every sample counts once")
+    sizes = (20, 8)
+    labels = ((0, 1, 2), (1, 2))
+    whole = [draw(size, own, place) for place, (size, own) in enumerate(zip(sizes, labels, strict=True))]
+    rows = torch.arange(sizes[0])
+    parts = [whole[0].select(rows[:3]), whole[0].select(rows[3:]), whole[1]]
+    parts[0] = LabeledSamples(parts[0].x, parts[0].y)
+    step = Training(rounds=1, local_epochs=1, batch_size=64, lr=0.0 if kit.counted == "statistics" else 0.05)
+    found = []
+    for data in (whole, parts):
+        kept: list[dict[str, Tensor]] = []
+
+        def look(scene: AggregationScene, kept: list[dict[str, Tensor]] = kept) -> None:
+            kept.append(flatten(kit.method.broadcast(scene.after(scene.uploads), 0)))
+
+        among = kit.world(one=True, data=data)
+        one = among.builders["net0"]
+        with seeded_global_rng(0):
+            start = one()
+        for client in among.clients:  # all start from the same weights, however many they are
+            client.given, client.architecture = start, ""
+        kit.aggregations(among, step, look)
+        found.append(kept[-1])
+    common = sorted(name for name in found[0] if name in found[1] and found[0][name].shape == found[1][name].shape)
+    first, second = ({name: one[name] for name in common} for one in found)
+    kit.same(first, second, "a client's samples count otherwise when they lie at two clients", 1e-4)
+
+
+# clients with few data, BatchNorm, weights that are no numbers, and clients that are not selected ---------------------
+
+
+def degenerate_clients(kit: ConformanceKit) -> None:
+    """Missing classes, one class, one sample, batches larger than the data: nobody breaks, everybody learns."""
+    among = kit.world(sizes=(1, 16, 10, 20, 3, 17))
+    begun: dict[int, dict[str, Tensor]] = {}
+    still: set[int] = set()
+
+    def receive(call: Callable[..., Context], client: Client, message: Message) -> Context:
+        context = call(client, message)
+        begun[client.id] = {name: p.detach().clone() for name, p in client.model.named_parameters()}
+        return context
+
+    def upload(call: Callable[..., Message], client: Client, trained: Any) -> Message:
+        now = client.model.named_parameters()
+        if trained.steps and all(torch.equal(p, begun[client.id][name]) for name, p in now):
+            still.add(client.id)
+        return call(client, trained)
+
+    for size in (8, 64, 1):
+        still.clear()
+        spy = Spy(kit.method, receive=receive, upload=upload)
+        federation = kit.runs(among, spy, Training(rounds=2, local_epochs=1, batch_size=size, lr=0.01))
+        kit.all_finite(federation, f"with awkward clients and batches of {size}")
+        for record in federation.history:
+            if record["refused"]:
+                kit.fail(f"with batches of {size} it was refused: {record['refused'][0]}")
+        if still:
+            kit.fail(
+                f"with batches of {size}, client {min(still)} ({among.clients[min(still)].n} samples) learns nothing"
+            )
+
+
+def batchnorm(kit: ConformanceKit) -> None:
+    """A model with BatchNorm works, and whoever shares its weights shares its statistics, averaged over all."""
+    among = kit.world(one=True, norm=True, sizes=(9, *SIZES[1:]))
+    scenes: list[AggregationScene] = []
+    kit.aggregations(among, SHORT, scenes.append)
+    federation = scenes[-1].federation
+    kit.all_finite(federation, "with BatchNorm")
+    shared = [name for name in _shared(federation) if name.endswith("running_mean")]
+    weights = [name for name in _shared(federation) if name.endswith("norm.weight")]
+    if not weights:
+        return
+    if not shared:
+        kit.fail("BatchNorm's weights are shared and its running statistics are not (those of the initial model stay)")
+    got = received(federation, 0)
+    for name in shared:
+        each = [client.weights[name] for client in federation.clients if client.weights is not None]
+        if any(torch.equal(got[name], own) for own in each) or not bool(got[name].any()):
+            kit.fail(f"'{name}' of the shared model is one client's, or the initial one, not the mean over clients")
+        lowest = torch.stack(each).amin(0) - 1e-6
+        highest = torch.stack(each).amax(0) + 1e-6
+        if not bool(((got[name] >= lowest) & (got[name] <= highest)).all()):
+            kit.fail(f"'{name}' of the shared model lies outside the clients' own")
+
+
+def _shared(federation: Federation) -> list[str]:
+    """Tensors that are equal in what all clients receive, and have changed since the start."""
+    every = [received(federation, client.id) for client in federation.clients]
+    start = federation.server.initial_state(federation.clients[0].architecture)
+    return [
+        name
+        for name, tensor in every[0].items()
+        if all(name in other and torch.equal(tensor, other[name]) for other in every[1:])
+        and not (name in start and torch.equal(tensor, start[name]))
+    ]
+
+
+def begins_alike(kit: ConformanceKit) -> None:
+    """What the server sends alike to all in the end it sends alike at first: means of weights drawn apart are noise."""
+    first: dict[int, dict[str, Tensor]] = {}
+    last: dict[int, dict[str, Tensor]] = {}
+
+    def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:
+        message = call(server, number)
+        if server.exchange == "train":
+            first.setdefault(number, flatten(message))
+            last[number] = flatten(message)
+        return message
+
+    kit.runs(kit.usual, Spy(kit.method, broadcast=broadcast))
+    for name in set.intersection(*(set(sent) for sent in last.values())):
+        begun = [sent[name] for sent in first.values() if name in sent]
+        if len(begun) == len(last) and _all_equal([sent[name] for sent in last.values()]) and not _all_equal(begun):
+            kit.fail(f"'{name}' is one for all after the first round and began otherwise for each")
+
+
+def _all_equal(tensors: Sequence[Tensor]) -> bool:
+    return all(torch.equal(tensors[0], other) for other in tensors[1:])
+
+
+def nan_is_rejected(kit: ConformanceKit) -> None:
+    """A client whose loss is NaN is refused and counted; it stays as it was, and the others go on."""
+    sick = kit.runs(kit.world(prepare={1: lambda x: x * float("nan")}))
+    for record in sick.history:
+        if [entry["client"] for entry in record["refused"]] != [1]:
+            kit.fail(f"client 1 sees NaN only; refused in round {record['round']} were {record['refused'] or 'none'}")
+    if sick.clients[1].weights is not None or sick.clients[1].state:
+        kit.fail("a refused client has kept something of the refused round")
+    found = {name: t for name, t in worlds.state(sick).items() if not name.startswith("client 1:")}
+    if bad := first_nonfinite({"all": found}):
+        kit.fail(f"one client's NaN reached '{bad}'")
+    if any(client.weights is None for client in sick.clients if client.id != 1):
+        kit.fail("a healthy client did not learn beside one with NaN")
+
+
+def unselected_are_left_alone(kit: ConformanceKit) -> None:
+    """Who is not drawn neither sends nor receives, and stays as it was."""
+    if any(one.who != "selected" for one in kit.method.exchanges(1)):
+        raise NotApplicable("an exchange of every round goes to all clients")
+    training = Training(rounds=1, batch_size=8, lr=0.1, client_fraction=0.5)
+    federation = kit.run(training=training)
+    record = federation.history[0]
+    if sorted(map(int, record["bytes_by_client"])) != record["clients"]:
+        kit.fail(f"drawn were {record['clients']}, bytes went to {sorted(record['bytes_by_client'])}")
+    for client in federation.clients:
+        if (client.weights is not None) != (client.id in record["clients"]) or (
+            client.state and client.id not in record["clients"]
+        ):
+            kit.fail(f"client {client.id} changed without being drawn, or was drawn and did not change")
+
+
+# what outlives a call is in states, which nothing writes into; what crosses is counted --------------------------------
+
+
+def nothing_aliased(kit: ConformanceKit) -> None:
+    """After a round no tensor of one party shares memory with another's, or with a network that others use."""
+    kit.no_offence("alias")
+
+
+def nothing_written_in_place(kit: ConformanceKit) -> None:
+    """Messages, states, contexts and data are replaced and never written into, whoever answers."""
+    kit.no_offence("written")
+
+    def look(scene: AggregationScene) -> None:
+        for chosen in subsets(sorted(scene.uploads)):
+            trial = copy_server(scene.server)
+            trial.state = clone(scene.server.state)
+            uploads = {number: clone(scene.uploads[number]) for number in chosen}
+            given = {"the server's state": trial.state, **{f"the upload of client {i}": m for i, m in uploads.items()}}
+            tensors = [(f"{whose}, '{name}'", t) for whose, m in given.items() for name, t in flatten(m).items()]
+            before = [tensor.clone() for _, tensor in tensors]
+            kit.method.aggregate(trial, uploads)
+            for (place, now), was in zip(tensors, before, strict=True):
+                if worlds.difference({"": now}, {"": was}) is not None:
+                    kit.fail(f"aggregate writes into {place}, when of {sorted(scene.uploads)} only {chosen} answer")
+
+    for scene in kit.scenes:
+        look(scene)
+
+
+def broadcast_without_side_effects(kit: ConformanceKit) -> None:
+    """It may be called again, for a retry or for scoring."""
+    kit.no_offence("broadcast")
+
+
+def state_is_explicit(kit: ConformanceKit) -> None:
+    """Two rounds, a checkpoint and two more are four rounds bit for bit; the method object keeps nothing."""
+    kit.no_offence("state")
+    four = SHORT.model_copy(update={"rounds": 4})
+    straight = kit.run(training=four)
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
+        out = Path(place) / "run"
+        stopped = kit.usual.federation(kit.method, four, out=out, loggers=[stop := _Stop(3)])
+        stop.federation = stopped
+        try:
+            stopped.run()
+        except RunInterrupted:
+            pass
+        except PolyfedError as error:
+            kit.fail(str(error))
+        kit.run(seed=7)  # whatever is hidden in the process is now another run's
+        resumed = kit.usual.federation(replaced(kit.method) or kit.method, four, out=out)
+        try:
+            resumed.run(resume=True)
+        except PolyfedError as error:
+            kit.fail(f"after a checkpoint: {error}")
+    kit.same(
+        worlds.all_state(straight), worlds.all_state(resumed), "resumed after two of four rounds, it ends otherwise"
+    )
+    if worlds.records(straight) != worlds.records(resumed):
+        kit.fail("resumed after two of four rounds, its records are others")
+
+
+def goes_on_after_its_end(kit: ConformanceKit) -> None:
+    """Two rounds that were all, and two more after them, are four rounds bit for bit; or `planned` says why not."""
+    if kit.method.planned:
+        raise NotApplicable(f"{kit.method.planned} depends on the number of rounds")
+    four = SHORT.model_copy(update={"rounds": 4})
+    with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
+        out = Path(place) / "run"
+        kit.run(out=out)
+        longer = kit.usual.federation(kit.method, four, evaluation=Evaluation(every_n_rounds=SHORT.rounds), out=out)
+        try:
+            longer.run(resume=True)
+        except PolyfedError as error:
+            kit.fail(f"after its last round: {error}")
+    straight = kit.run(training=four, evaluation=Evaluation(every_n_rounds=SHORT.rounds))
+    found = worlds.difference(worlds.all_state(straight), worlds.all_state(longer))
+    if found is not None:
+        kit.fail(
+            f"after the two rounds that were planned, two more end otherwise than four at once: {found}; what depends "
+            "on the number of rounds (server.rounds, training.rounds) is said in `planned`"
+        )
+
+
+class _Stop:
+    """A logger that interrupts a round."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.federation = typing.cast(Federation, None)
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """See `Logger`."""
+
+    def client_done(self, done: int, total: int) -> None:
+        """Ctrl-C in the middle of the round."""
+        if self.federation.server.round == self.number and done == 2:
+            raise KeyboardInterrupt
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """See `Logger`."""
+
+    def message(self, text: str) -> None:
+        """See `Logger`."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """See `Logger`."""
+
+
+def scoring_changes_nothing(kit: ConformanceKit) -> None:
+    """Scoring every round, and at other stages too, leaves the same weights."""
+    every = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"])
+    often = kit.run(evaluation=every)
+    kit.same(worlds.state(kit.base), worlds.state(often), "scoring in every round changes what is learnt")
+
+
+def bytes_metered(kit: ConformanceKit) -> None:
+    """The bytes in the records are those of the messages, which survive serializing."""
+    down: dict[int, int] = {}
+    up: dict[int, int] = {}
+    scoring: list[bool] = []
+
+    def watch(count: dict[int, int]) -> Callable[..., Message]:
+        def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
+            message = call(first, second)
+            number = second if isinstance(second, int) else first.id
+            if not scoring:
+                count[number] = count.get(number, 0) + nbytes(message)
+            kit.same(
+                flatten(message), flatten(from_bytes(to_bytes(message))), "a message is not what it was when it arrives"
+            )
+            return message
+
+        return look
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        if server.exchange == kit.method.exchanges(server.round)[-1].name:
+            scoring.append(True)
+
+    spy = Spy(kit.method, broadcast=watch(down), upload=watch(up), aggregate=aggregate)
+    federation = kit.runs(kit.usual, spy, SHORT.model_copy(update={"rounds": 1}))
+    metered = federation.history[0]["bytes_by_client"]
+    for number in down:
+        found = metered[str(number)]
+        if (found["down"], found["up"]) != (down[number], up[number]):
+            kit.fail(f"client {number}: metered {found}, the messages have {down[number]} down and {up[number]} up")
+
+
+def expected_bytes(kit: ConformanceKit) -> None:
+    """The bytes are those of the paper's formula."""
+    if kit.expected_bytes is None:
+        raise NotApplicable("no formula given")
+    federation = kit.scenes[-1].federation
+    for number, found in federation.history[-1]["bytes_by_client"].items():
+        down, up = kit.expected_bytes(federation.server, int(number))
+        if (found["down"], found["up"]) != (down, up):
+            kit.fail(f"client {number}: expected {down} bytes down and {up} up by the formula, got {found}")
+
+
+# the loss of one batch: a pure function, equal to that of an oracle ---------------------------------------------------
+
+
+class _Whole(nn.Module):
+    """A network and its loss as one module, for `torch.func`."""
+
+    def __init__(self, method: Method, model: nn.Module) -> None:
+        super().__init__()
+        self.method = method
+        self.model = model
+
+    def forward(self, batch: Batch, context: Context) -> Tensor:
+        return _loss(self.method, self.model, batch, context)
+
+
+def _loss(method: Method, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+    outcome = method.loss(model, batch, context)
+    return outcome[0] if isinstance(outcome, tuple) else outcome
+
+
+def _look_at_steps(kit: ConformanceKit) -> dict[str, str]:
+    """What is wrong with the loss, by property; in the second step of every client in the second round."""
+    found: dict[str, str] = {}
+    place = {"step": 0, "round": 0}
+
+    def receive(call: Callable[..., Context], client: Client, message: Message) -> Context:
+        place.update(step=0, round=client.round)
+        return call(client, message)
+
+    def gradients(call: Callable[..., StepResult], model: Any, batch: Batch, context: Context) -> StepResult:
+        place["step"] += 1
+        if place["step"] == 2 and place["round"] == 2:
+            for look in (_look_whether_pure, _ask_the_oracle):
+                try:
+                    look(kit, model, batch, context)
+                except ConformanceError as error:
+                    found.setdefault(look.__name__, str(error))
+        return call(model, batch, context)
+
+    federation = kit.usual.federation(Spy(kit.method, receive=receive, gradients=gradients), SHORT)
+    try:
+        federation.run()
+    except PolyfedError as error:
+        raise ConformanceError(f"{kit.name}: {error}") from error
+    return found
+
+
+def _raise_what_was_seen(kit: ConformanceKit, look: Callable[..., None]) -> None:
+    if "steps" not in kit.seen:
+        kit.seen["steps"] = _look_at_steps(kit)
+    if look.__name__ in kit.seen["steps"]:
+        raise ConformanceError(kit.seen["steps"][look.__name__])
+
+
+def loss_is_pure(kit: ConformanceKit) -> None:
+    """The same again when called again; a function of parameters, batch and context under torch.func, also for many."""
+    _raise_what_was_seen(kit, _look_whether_pure)
+
+
+def oracle(kit: ConformanceKit) -> None:
+    """The loss equals the same by independent means, after a step away from where the client began."""
+    if kit.reference_loss is None:
+        raise NotApplicable("no oracle given")
+    _raise_what_was_seen(kit, _ask_the_oracle)
+
+
+def _look_whether_pure(kit: ConformanceKit, model: Any, batch: Batch, context: Context) -> None:
+    draws = global_draws()
+    first, second = (_loss(kit.method, model, batch, context) for _ in range(2))
+    if not torch.equal(first, second):
+        kit.fail(f"the loss of one batch is {first.item():.6g} and, asked again, {second.item():.6g}")
+    if global_draws() != draws:
+        kit.fail("the loss draws from a global generator; make all draws in `inputs`")
+    whole = _Whole(kit.method, model)
+    parameters = {name: p.detach().clone() for name, p in whole.named_parameters() if p.requires_grad}
+
+    def value(weights: Mapping[str, Tensor]) -> Tensor:
+        result: Tensor = torch.func.functional_call(whole, dict(weights), (batch, context))
+        return result
+
+    leaves = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    plain = torch.autograd.grad(first, list(leaves.values()), allow_unused=True)
+    expected = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), plain, strict=True)}
+    try:
+        kit.same(torch.func.grad(value)(parameters), expected, "torch.func.grad gives another gradient", 1e-5)
+        two = {name: torch.stack([p, 0.9 * p]) for name, p in parameters.items()}
+        found = torch.func.vmap(value)(two)
+    except ConformanceError:
+        raise
+    except Exception as error:
+        kit.fail(f"the loss does not run under torch.func: {kind_and_line(error)}")
+    each = torch.stack([value({name: p[i] for name, p in two.items()}) for i in range(2)])
+    kit.same({"loss": found}, {"loss": each}, "the loss of two clients at once is another than one by one", 1e-5)
+
+
+def _ask_the_oracle(kit: ConformanceKit, model: Any, batch: Batch, context: Context) -> None:
+    if kit.reference_loss is None:
+        return
+    found = float(_loss(kit.method, model, batch, context).detach())
+    expected = float(kit.reference_loss(model, batch, context))
+    if abs(found - expected) > 1e-5 * max(1.0, abs(expected)):
+        kit.fail(f"the loss is {found:.7g}, the oracle says {expected:.7g}")
+
+
+# what the hyperparameters do, and that the method learns --------------------------------------------------------------
+
+
+_LONGER = SHORT.model_copy(
+    update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5}
+)  # for hyperparameters slow to act
+
+
+def hyperparameters_matter(kit: ConformanceKit) -> None:
+    """Another value of any hyperparameter changes weights, messages or scores; a hyperparameter that changes nothing is
+    an error.
+    """
+    for name in (*kit.changed_values, *kit.no_effect):
+        if name not in kit.hyperparameters:
+            kit.fail(f"it has no hyperparameter '{name}'{suggest(name, kit.hyperparameters)}")
+    for hyperparameter in kit.hyperparameters:
+        if is_fixed(kit.method, hyperparameter):
+            continue
+        given = kit.changed_values.get(hyperparameter)
+        bite = given if isinstance(given, ChangedValue) else None
+        base = replaced(kit.method, **(bite.given if bite else {}))
+        if base is None:
+            kit.fail(f"the hyperparameters {bite.given if bite else {}} given for '{hyperparameter}' are refused")
+        if hyperparameter in kit.changed_values:
+            values = [bite.value if bite else given]
+            each = True
+        else:
+            values, each = others(base, hyperparameter)
+        tried: dict[Any, bool] = {}
+        for value in values:
+            change = _changes(kit, base, hyperparameter, value)
+            if change is not None:
+                tried[value] = change
+            if change and not each:
+                break
+        _judge_hyperparameter(kit, base, hyperparameter, tried, each)
+
+
+def _judge_hyperparameter(
+    kit: ConformanceKit, base: Method, hyperparameter: str, tried: Mapping[Any, bool], each: bool
+) -> None:
+    """Fail unless the hyperparameter changes something.
+
+    Args:
+        tried: value -> whether it changed anything. each: whether all values must.
+    """
+    if hyperparameter in kit.no_effect:
+        if any(tried.values()):
+            kit.fail(
+                f"the hyperparameter '{hyperparameter}' is said to have no effect ({kit.no_effect[hyperparameter]}), "
+                "but changes something"
+            )
+    elif not tried:
+        kit.fail(
+            f"no other value of the hyperparameter '{hyperparameter}' could be tried; give one in "
+            f"changed_values={{'{hyperparameter}': ...}}"
+        )
+    elif not any(tried.values()) or (each and not all(tried.values())):
+        still = [value for value, change in tried.items() if not change]
+        kit.fail(
+            f"the hyperparameter '{hyperparameter}' changes nothing (from {flat_settings(base)[hyperparameter]!r} to "
+            f"{still[0]!r})"
+        )
+
+
+def _changes(kit: ConformanceKit, base: Method, hyperparameter: str, value: Any) -> bool | None:
+    """Whether the hyperparameter's value changes anything; None where it cannot be tried."""
+    method = replaced(base, **{hyperparameter: value})
+    if method is None or _refuses_less(method, base):
+        return None
+    among = kit.world(base, method)
+    try:
+        after = among.run(method)
+    except ConfigError:
+        return None
+    except PolyfedError as error:
+        raise ConformanceError(f"{kit.name} with {hyperparameter}={value!r}: {error}") from error
+    trainings = [SHORT] if hyperparameter in kit.no_effect else [SHORT, _LONGER]
+    for training in trainings:
+        alike = base == kit.method and len(among.public or ()) == len(kit.usual.public or ())
+        usual = alike and training is SHORT and _networks(among) == _networks(kit.usual)
+        before = kit.base if usual else kit.runs(among, base, training)
+        if training is _LONGER:
+            after = kit.runs(among, method, training)
+        rounding = 1e-5 if hyperparameter in kit.no_effect else 0.0
+        if worlds.difference(worlds.effect(before), worlds.effect(after), rounding) is not None:
+            return True
+    return False
+
+
+def _refuses_less(method: Method, base: Method) -> bool:
+    """Whether it differs from `base` in that it also averages a head alone, which no common network has need of."""
+    return (
+        base.requirements.more_than_head
+        and not method.requirements.more_than_head
+        and method.requirements.shared_shapes
+    )
+
+
+def _networks(among: TinyFederation) -> list[str]:
+    return [repr(build()) for build in among.builders.values()]
+
+
+def reductions(kit: ConformanceKit) -> None:
+    """With a hyperparameter switched off it is the simpler method bit for bit."""
+    three = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
+    for one in kit.reductions:
+        sizes = (16,) * 6 if one.equal_sizes else SIZES
+        method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
+        if method is None:
+            kit.fail(f"it does not take the hyperparameters {one.method} of a reduction")
+        among = ConformanceKit(method=method, models=kit.models, device=kit.device).world(
+            one.to, one=one.same_architecture, sizes=sizes
+        )
+        a = kit.runs(among, method, three)
+        b = kit.runs(among, one.to, three)
+        if one.stage == "received":
+            pairs = [(received(a, client.id), received(b, client.id)) for client in a.clients]
+        else:
+            pairs = [(dict(x.weights or {}), dict(y.weights or {})) for x, y in zip(a.clients, b.clients, strict=True)]
+        for number, (mine, other) in enumerate(pairs):
+            if one.part:
+                mine = {name[len(one.part) :]: t for name, t in mine.items() if name.startswith(one.part)}
+            kit.same(mine, other, f"{method} is not {one.to} for client {number}")
+
+
+def learns(kit: ConformanceKit) -> None:
+    """Loss falls, accuracy rises, every trainable tensor moves, and what the server sends does not stay the same."""
+    training = Training(rounds=6, local_epochs=2, batch_size=8, lr=0.1)
+    start = kit.usual.federation(kit.method, training)
+    start.method.init_server(start.server)
+    initial = {client.id: start.server.client_weights(client.id) for client in start.clients}
+    messages: dict[str, list[Tensor]] = {}
+
+    def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:
+        message = call(server, number)
+        for name, tensor in flatten(message).items():
+            if number == 0 and tensor.is_floating_point() and tensor.dim():
+                messages.setdefault(name, []).append(tensor.clone())
+        return message
+
+    federation = kit.runs(kit.usual, Spy(kit.method, broadcast=broadcast), training)
+    first = federation.history[0]
+    last = federation.history[-1]
+    if not last["train_loss"] < first["train_loss"]:
+        kit.fail(f"the training loss goes from {first['train_loss']:.4f} to {last['train_loss']:.4f}")
+    mean = last["accuracy"][federation.stages[0]]["mean"]
+    if mean < 1 / CLASSES + 0.2:
+        kit.fail(f"on separable data its accuracy is {mean:.3f} ({federation.stages[0]}), little above chance")
+    names = {name for c in federation.clients for name, _ in _parameters(federation, c)}
+    for name in sorted(names):
+        moved = [
+            not torch.equal(client.weights[name], initial[client.id][name])
+            for client in federation.clients
+            if client.weights is not None and name in client.weights and name in initial[client.id]
+        ]
+        if moved and not any(moved):
+            kit.fail(f"the trainable tensor '{name}' never moves")
+    for name, values in messages.items():
+        same = len(values) > 2 and all(torch.equal(values[0], later) for later in values[1:])
+        if same and not _counts_or_masks(values[0]):
+            kit.fail(f"the server sends the same '{name}' in every round: nothing trains it")
+
+
+def _counts_or_masks(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers, not all of them zero, which may rightly be the same in every round."""
+    return bool(tensor.any()) and torch.equal(tensor, tensor.round())
+
+
+def _parameters(federation: Federation, client: Client) -> list[tuple[str, nn.Parameter]]:
+    variant = federation.method.variant(federation.server, client.id)
+    module = federation.model_factory.module(client.architecture, variant)
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+# properties of a method with every client a federation of its own (`polyfed.engine.method_wrappers`) ------------------
+
+
+_ONE = 1  # the client whose data stay as they are
+
+
+def alone_with_one_client(kit: ConformanceKit) -> None:
+    """Where there is one client, alone is the method, bit for bit."""
+    among = kit.world(one=True, sizes=SIZES[:1], labels=LABELS[:1])
+    together = kit.runs(among)
+    separate = kit.runs(among, alone(kit.method))
+    kit.same(
+        worlds.state(together) | worlds.predictions(together),
+        worlds.state(separate) | worlds.predictions(separate),
+        "with one client, alone is not the method",
+    )
+
+
+def alone_knows_nobody(kit: ConformanceKit) -> None:
+    """What comes of a client that is alone does not depend on the data of the others, and nothing is sent."""
+    train = [draw(size, own, place) for place, (size, own) in enumerate(zip(SIZES, LABELS, strict=True))]
+    others = [
+        draw(size + 5, sorted({0, *own}), 10 + place)
+        for place, (size, own) in enumerate(zip(SIZES, LABELS, strict=True))
+    ]
+    others[_ONE] = train[_ONE]
+    before = kit.runs(kit.world(data=train), alone(kit.method))
+    after = kit.runs(kit.world(data=others), alone(kit.method))
+    kit.same(_of_one(before), _of_one(after), f"alone, client {_ONE} depends on the others' data")
+    for record in before.history:
+        sent = record["bytes_up"] + record["bytes_down"] + record["bytes_up_paper"]
+        if sent:
+            kit.fail(f"alone, {sent} bytes are counted in round {record['round']}, where nothing crosses")
+
+
+def _of_one(federation: Federation) -> dict[str, Tensor]:
+    """Everything of one client: its weights and state, what it would be sent, its server's state, its scores."""
+    whole = worlds.state(federation) | worlds.predictions(federation) | worlds.sent(federation)
+    marks = (f"client {_ONE}: ", f"to client {_ONE}: ", f"server: client {_ONE}: ")
+    return {name: tensor for name, tensor in whole.items() if name.startswith(marks)}
+
+
+# all of them, in the order in which they are asked ------------------------------------------------------------
+
+_IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
+    has_hyperparameters,
+    speaks_in_tensors,
+    runs,
+    declared,
+    refused_before_round_1,
+    same_seed_same_result,
+    other_seed_other_result,
+    global_generators_untouched,
+    data_are_shuffled,
+    uploads_have_their_form,
+    order_of_uploads,
+    client_order_invariant,
+    any_subset,
+    missing_upload_is_not_zero,
+    samples_counted_once,
+    degenerate_clients,
+    batchnorm,
+    begins_alike,
+    nan_is_rejected,
+    unselected_are_left_alone,
+    nothing_aliased,
+    nothing_written_in_place,
+    broadcast_without_side_effects,
+    state_is_explicit,
+    goes_on_after_its_end,
+    scoring_changes_nothing,
+    bytes_metered,
+    expected_bytes,
+    loss_is_pure,
+    oracle,
+    hyperparameters_matter,
+    reductions,
+    learns,
+    alone_with_one_client,
+    alone_knows_nobody,
+)
+PROPERTIES = {check.__name__: check for check in _IN_ORDER}
+# where one of these does not hold, no other is asked
+FIRST = tuple(check.__name__ for check in (has_hyperparameters, speaks_in_tensors, runs))

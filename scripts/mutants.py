@@ -76,8 +76,6 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
     "a bound on rounding, or the first bracket of a bisection": (
         "centering.py center_and_scale: 32",
         "centering.py center_and_scale: _peak(centered) >",
-        "gaussian_mechanism.py analytic_sigma: 2 ->",
-        "gaussian_mechanism.py gaussian_epsilon: 2 ->",
         "kernel_factor.py _leading: values_W >",
         "magnitudes.py magnitude_threshold: 1e-09",
         "procrustes.py _decomposed: singular",

@@ -365,9 +365,9 @@ PLUGINS = Registry(  # in the order of their hooks
         "robust_aggregation": "polyfed.plugins.robust_aggregation:RobustAggregator",
         "adversaries": "polyfed.plugins.adversaries:AdversarialClients",
         "frozen parameters": "polyfed.plugins.frozen_parameters:FrozenParameters",
-        "privacy": "polyfed.plugins.upload_privacy:UploadPrivacy",
+        "privacy": "polyfed.plugins.privacy:UploadPrivacy",
         "compression": "polyfed.plugins.compression:UploadCompression",
-        "privacy budget": "polyfed.plugins.privacy_budget:PrivacyBudget",
+        "privacy budget": "polyfed.plugins.privacy:PrivacyBudget",
     },
 )
 LOGGERS = Registry(

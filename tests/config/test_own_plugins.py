@@ -196,9 +196,7 @@ def test_two_of_one_name_are_refused() -> None:
 def test_the_page_names_every_hook() -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-plugin.md").read_text(encoding="utf-8")
     hooks = {name for name, thing in vars(pf.Plugin).items() if callable(thing) and not name.startswith("_")}
-    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == hooks - {
-        "decoded"
-    }  # what the engine does with decode
+    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == hooks
 
 
 def test_server_and_node_must_name_the_same_plugins() -> None:

@@ -16,10 +16,10 @@ from polyfed.core.method import Method, Phase
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.engine import dp_sgd
-from polyfed.engine.accounting import compute_epsilon
 from polyfed.engine.dp_sgd import releases
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import poisson_batches, train
+from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build

@@ -1,10 +1,11 @@
-"""Epsilon in the records: what uploads with noise add up to, budgets, targets; against SciPy's normal distribution."""
+"""Epsilon in the records: what uploads with noise add up to, budgets, targets; against SciPy and closed forms."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ import pytest
 from scipy import optimize, special
 
 from polyfed.core.releases import Release
-from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.engine.accounting import compute_epsilon, group_releases
+from polyfed.core.settings import Privacy, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.privacy_ledger import PrivacyLedger, from_record, to_record
+from polyfed.engine.privacy_ledger import (
+    PrivacyLedger,
+    calibrate_noise,
+    compute_epsilon,
+    from_record,
+    group_releases,
+    to_record,
+)
 from polyfed.engine.round import draw_cohort
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
@@ -164,7 +171,7 @@ def test_an_unforeseen_round_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told_so"),
+    ("settings", "message"),
     [
         (
             {**NOISY, "max_epsilon": 1.0},
@@ -177,15 +184,11 @@ def test_an_unforeseen_round_is_taken_back() -> None:
     ],
 )
 def test_an_impossible_budget_is_refused_before_anything_is_written(
-    tmp_path: Path, settings: dict[str, Any], told_so: str
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told_so):
+    with pytest.raises(ConfigError, match=message):
         federation(**settings, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_without_uploads_a_budget_is_never_spent() -> None:
-    assert len(ran(Local(), **NOISY, max_epsilon=0.1).history) == 4
 
 
 # targets ----------------------------------------------------------------------------------------------------------
@@ -256,7 +259,83 @@ def test_a_budget_is_kept_by_every_unit() -> None:
     assert ledger.epsilon({0: [sample]}).keys() == {"sample"}
 
 
-def test_scoring_at_long_intervals_does_not_miss_the_end() -> None:
-    settings = {**NOISY, "max_epsilon": by_hand(2.0, 3) + 1e-6}
-    made = ran(evaluation=Evaluation(every_n_rounds=2), **settings)
-    assert [record["evaluated"] for record in made.history] == [False, True, True]
+# rows that are drawn ------------------------------------------------------------------------------------------------
+
+DELTA = 1e-5
+
+
+def drawn(noise: float, share: float) -> float:
+    """Epsilon of one about rows drawn with that share: delta = q delta'(ln(1 + (e^epsilon - 1) / q))."""
+    mu = 1 / noise
+
+    def surplus(epsilon: float) -> float:
+        whole = math.log1p(math.expm1(epsilon) / share)
+        delta = special.ndtr(mu / 2 - whole / mu) - math.exp(whole) * special.ndtr(-mu / 2 - whole / mu)
+        return share * float(delta) - DELTA
+
+    return float(optimize.brentq(surplus, 1e-6, 30.0))
+
+
+def test_without_the_package_noise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ConfigError, match=r"expected the package 'dp-accounting'.*pip install 'polyfed\[privacy\]'"):
+        federation(**NOISY)
+    federation(upload_clip_norm=1.0)
+
+
+def test_noise_for_a_target_is_the_least() -> None:
+    settings = Privacy(max_grad_norm=1.0, target_epsilon=2.0)
+
+    def released(noise: float) -> Any:
+        return [[Release("training", "sample", noise, times=t), Release("features", "sample", 4.0)] for t in (1, 5)]
+
+    noise = calibrate_noise(released, settings)
+    assert compute_epsilon(released(noise)[1], DELTA) <= 2.0 < compute_epsilon(released(noise * 0.998)[1], DELTA)
+    with pytest.raises(ConfigError, match=r"privacy.target_epsilon: expected one that noise can reach, got 0.1"):
+        calibrate_noise(released, settings.model_copy(update={"target_epsilon": 0.1}))
+
+
+def test_what_a_node_says_of_its_rows_costs_no_minutes() -> None:
+    """Of 2^31 rows there are so many batches that to compose their losses takes hours."""
+    many = [Release("training", "sample", 1.0, 10, 2**31, poisson=True, times=2**31 // 10)]
+    assert compute_epsilon(many, DELTA, "pld") == compute_epsilon(many, DELTA, "rdp") > 0
+
+
+@pytest.mark.parametrize("poisson", [False, True])
+@pytest.mark.parametrize(("noise", "rows"), [(0.5, 300), (4.0, 40)])
+def test_of_one_release_losses_are_exact_and_divergences_a_bound(noise: float, rows: int, poisson: bool) -> None:
+    one = [Release("features", "sample", noise, 32, rows, poisson)]
+    exact = drawn(noise, 32 / rows)
+    assert compute_epsilon(one, DELTA, "pld") == pytest.approx(exact, rel=0.01)
+    assert exact <= compute_epsilon(one, DELTA, "rdp") <= compute_epsilon([Release("features", "sample", noise)], DELTA)
+
+
+@pytest.mark.parametrize("poisson", [False, True])
+def test_many_add_up(poisson: bool) -> None:
+    def of(times: int, by: Any) -> float:
+        return compute_epsilon([Release("features", "sample", 1.0, 32, 300, poisson, times)], DELTA, by)
+
+    for by in ("rdp", "pld"):
+        assert of(1, by) < of(10, by) < 10 * of(1, by)
+    assert of(10, "pld") < of(10, "rdp") < 1.8 * of(10, "pld")
+
+
+def test_all_rows_are_as_if_none_were_drawn() -> None:
+    mixed = [Release("training", "sample", 2.0, times=7), Release("features", "sample", 500.0, 1, 100_000)]
+    exact = compute_epsilon(mixed[:1], DELTA)
+    assert compute_epsilon(mixed, DELTA, "rdp") == pytest.approx(exact, rel=1e-3)
+    assert compute_epsilon(mixed, DELTA, "pld") == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_records_tell_of_pairs_and_a_tighter_accountant() -> None:
+    method, two = FedIN(num_pairs=2, feature_clip=1.0, noise_std=2.0), Training(rounds=2, batch_size=64)
+    found = {}
+    for by in ("rdp", "pld"):
+        made = ConformanceKit(method=method).world().run(method, two, privacy=Privacy(accountant=by))
+        smallest = min(client.n for client in made.clients)
+        entry = next(e for e in made.history[0]["releases"] if e["held"] == smallest)
+        assert (entry["noise"], entry["drawn"], entry["unit"]) == (1.0, 2, "sample")
+        found[by] = made.history[-1]["epsilon"]["sample"]
+        assert found[by] == compute_epsilon([Release("features", "sample", 1.0, 2, smallest, times=2)], DELTA, by)
+    assert found["pld"] < found["rdp"]

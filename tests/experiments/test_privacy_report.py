@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from polyfed.cli.app import status
+from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
+from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.errors import ConfigError
 from polyfed.experiments.privacy_report import privacy_costs
-from polyfed.functional.gaussian_mechanism import gaussian_epsilon
 from polyfed.methods import FedAvg, FedIN
 from polyfed.report.comparison import compare_runs, to_text
 from polyfed.report.run_records import load_runs
@@ -41,7 +42,11 @@ def test_lines_are_those_of_the_records(runs: Path) -> None:
     assert len(found) == 2
     uploads, pairs = found["fedavg"], found["fedin"]
     assert (uploads.unit, uploads.what, uploads.releases, uploads.noise) == ("client", ("upload",), 3, 2.0)
-    assert uploads.rdp == uploads.pld == pytest.approx(gaussian_epsilon(2 / math.sqrt(3), 1.0, 1e-5))
+    assert (
+        uploads.rdp
+        == uploads.pld
+        == pytest.approx(compute_epsilon([Release("upload", "client", 2 / math.sqrt(3))], 1e-5))
+    )
     assert (pairs.unit, pairs.what, pairs.noise, pairs.drawn) == ("sample", ("features",), 3.0, 1.0)
     recorded = [json.loads(line) for line in (runs / "pairs" / "rounds.jsonl").read_text().splitlines()]
     assert pairs.rdp == recorded[-1]["epsilon"]["sample"]

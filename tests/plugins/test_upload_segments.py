@@ -17,8 +17,8 @@ from polyfed.core.method import Method
 from polyfed.core.settings import Privacy
 from polyfed.errors import ConfigError, RunError
 from polyfed.plugins.compression import UploadCompression, restore_upload
+from polyfed.plugins.privacy import UploadPrivacy
 from polyfed.plugins.settings import Compression
-from polyfed.plugins.upload_privacy import UploadPrivacy
 
 
 class Sends(Method):

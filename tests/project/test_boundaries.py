@@ -71,7 +71,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
 ONLY = {  # package -> who may
-    "dp_accounting": "polyfed.engine.accounting",
+    "dp_accounting": "polyfed.engine.privacy_ledger",
     "opacus": "polyfed.engine.dp_sgd",
     "ray": "polyfed.engine.executors.ray_session",
 }

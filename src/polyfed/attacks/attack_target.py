@@ -28,7 +28,7 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.noise import add_noise
 from polyfed.plugins.compression import UploadCompression, restore_upload
-from polyfed.plugins.upload_privacy import UploadPrivacy
+from polyfed.plugins.privacy import UploadPrivacy
 from polyfed.registry import METHODS, suggest
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 

@@ -196,7 +196,7 @@ class Training(Settings):
 class Privacy(Settings):
     """``[privacy]``: bounds and noise on what clients upload, or in how they train; off by default.
 
-    See `plugins.upload_privacy`, `engine.dp_sgd` and, for what epsilon that is, `engine.privacy_ledger`.
+    See `plugins.privacy`, `engine.dp_sgd` and, for what epsilon that is, `engine.privacy_ledger`.
     """
 
     upload_clip_norm: Finite = Field(

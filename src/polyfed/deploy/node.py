@@ -155,15 +155,12 @@ class NodeTask:
         self.client.training = recipe.training
         self.client.public = data.public(recipe)
         self.client.privacy = recipe.privacy
-        plugins = plugins_of(recipe.build_plugins())
-        self.client.plugins = plugins
+        self.client.plugins = plugins_of(recipe.build_plugins())
         if place.secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
             self.client.secret = load_or_create_key(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
         rows = (self.client.data.train, self.client.data.validation, self.client.data.test)
         self._data = checksum_of(rows, [self._names, source.feature_names])
-        for plugin in plugins:
-            plugin.prepare_client(self.client, count)
         shape = tuple(source.train.x.shape[1:])
         width = recipe.models.feature_dim
         self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)

@@ -37,6 +37,7 @@ from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_export import ModelReadme
+from polyfed.engine.plugin import decoded
 from polyfed.engine.preview import preview
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
@@ -213,7 +214,7 @@ class DeployedFederation(Federation):
     def arrived(self, job: TrainJob, outcome: JobResult) -> JobResult:
         """An outcome as the method gets it: restored from compression, and rejected where the server objects."""
         for plugin in reversed(self.plugins):
-            outcome = plugin.decoded(job, outcome, self.method)
+            outcome = decoded(plugin, job, outcome, self.method)
         return outcome
 
     def say(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """What a federation can be given beside its method: plugins, whose hooks the engine calls at fixed places of a round.
 
 A plugin's hooks do nothing unless they are overridden. They run in the order of the federation's plugins, those that
-read what came up (`decode`, `receive`) in the reverse order: what was done last to an upload is undone first.
+read what arrived (`decode`, `receive`) in the reverse order: what was done last to an upload is undone first.
 
     before round 1   validate
     a round          absent, select; then for every exchange: encode (at the client), receive / decode, after_jobs,
@@ -77,49 +77,23 @@ class Setup:
 
 
 class Plugin:
-    """One concern of a federation; see the module's docstring for the order of the hooks.
+    """One concern of a federation. Most need some of the first five hooks; see the module's docstring for the order.
 
     Attributes:
         name: of the recipe's section and, where there is something to tell, of the record's.
         settings_class: what the recipe's section is made of; None: it has no settings.
         settings: as given.
-        late_uploads, work: what it holds back between rounds. The engine keeps it in checkpoints and gives it back.
+        late_uploads, work: what it holds back between rounds. The engine keeps it in checkpoints and gives it back to
+            who `holds_uploads` or `holds_work`.
     """
 
     name: ClassVar[str] = ""
     settings_class: ClassVar[type[Settings] | None] = None
-    holds_uploads: ClassVar[bool] = False  # whether it is given back the late uploads of a checkpoint
-    late_uploads: Sequence[LateUpload] = ()
-    holds_work: ClassVar[bool] = False  # likewise the work under way
-    work: Sequence[WorkInFlight] = ()
 
     def __init__(self, settings: Any = None) -> None:
         if settings is None and self.settings_class is not None:
             settings = self.settings_class()
         self.settings: Any = settings
-
-    def validate(self, setup: Setup) -> None:
-        """Look at the federation before round 1, and prepare.
-
-        Raises:
-            ConfigError: what is asked for cannot be done here.
-        """
-
-    def prepare_client(self, client: Client, count: int) -> None:
-        """Prepare for one client where there is no federation: at a node, in a process of Ray.
-
-        Args:
-            client: with its number, seed, classes and data. count: how many clients the federation has.
-        """
-
-    def facts(self) -> dict[str, Any]:
-        """What the run's result says of the settings; nothing where they are off."""
-        said = {} if self.settings is None else self.settings.effective()
-        return {self.name: said} if said else {}
-
-    def absent(self, number: int) -> Collection[int]:
-        """Who is not in the federation in round `number`: the server does not know of them."""
-        return ()
 
     def select(self, round: Round) -> None:
         """Say who drops out of a round, or is late: `round.unreachable`, `round.silenced`, `round.late`.
@@ -146,41 +120,26 @@ class Plugin:
         """
         return upload
 
-    def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
-        """What the server reads of all uploads of an exchange; by default, what `decode` makes of each."""
-        if type(self).decode is Plugin.decode:
-            return list(outcomes)
-        return [self.decoded(job, outcome, round.method) for job, outcome in zip(jobs, outcomes, strict=True)]
-
-    def decoded(self, job: TrainJob, outcome: JobResult, method: Method) -> JobResult:
-        """The outcome with its upload decoded, or rejected."""
-        if not outcome.counts:
-            return outcome
-        try:
-            message = self.decode(outcome.message, job, method)
-        except (Rejected, RunError) as problem:
-            return dataclasses.replace(outcome, message=freeze({}), refused=str(problem))
-        return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
-
-    def after_jobs(
-        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
-    ) -> None:
-        """See what came of an exchange. sent: as it left the clients. read: as the server read it."""
-
-    def complete(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
-        """What is done by now of `outcomes`, and of the work held back before, ordered by number of client.
-
-        Clients are what came of their work, and the server gets their uploads, only then.
-        """
-        return list(outcomes)
-
-    def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
-        """What reaches the server now of `uploads`, by number of client; and what was held back before."""
-        return uploads
-
     def before_aggregate(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
         """What the method aggregates in place of `uploads`, by number of client."""
         return uploads
+
+    def record(self, round: Round) -> dict[str, Any]:
+        """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name.
+
+        Raises:
+            RoundRefused: the round must not count; it is taken back, and the run ends before it.
+        """
+        return {}
+
+    # before round 1, and after the last -------------------------------------------------------------------------------
+
+    def validate(self, setup: Setup) -> None:
+        """Look at the federation before round 1, and prepare.
+
+        Raises:
+            ConfigError: what is asked for cannot be done here.
+        """
 
     def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
         """Why further rounds, taken together, must not follow those of `history`: what they would do; None: they may.
@@ -190,17 +149,58 @@ class Plugin:
         """
         return None
 
+    def facts(self) -> dict[str, Any]:
+        """What the run's result says of the settings; nothing where they are off."""
+        active = {} if self.settings is None else self.settings.effective()
+        return {self.name: active} if active else {}
+
     def about_client(self, client_id: int) -> dict[str, Any]:
         """What the result says of a client."""
         return {}
 
-    def record(self, round: Round) -> dict[str, Any]:
-        """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name.
+    # who is there, and what reaches the server when -------------------------------------------------------------------
 
-        Raises:
-            RoundRefused: the round must not count; it is taken back, and the run ends before it.
+    holds_uploads: ClassVar[bool] = False
+    holds_work: ClassVar[bool] = False
+    late_uploads: Sequence[LateUpload] = ()
+    work: Sequence[WorkInFlight] = ()
+
+    def absent(self, number: int) -> Collection[int]:
+        """Who is not in the federation in round `number`: the server does not know of them."""
+        return ()
+
+    def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
+        """What the server reads of all uploads of an exchange; by default, what `decode` makes of each."""
+        if type(self).decode is Plugin.decode:
+            return list(outcomes)
+        return [decoded(self, job, outcome, round.method) for job, outcome in zip(jobs, outcomes, strict=True)]
+
+    def after_jobs(
+        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
+    ) -> None:
+        """See the results of an exchange. sent: as they left the clients. read: as the server read them."""
+
+    def complete(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
+        """What is done by now of `outcomes`, and of the work held back before, ordered by number of client.
+
+        Only then do clients take over their results, and the server their uploads.
         """
-        return {}
+        return list(outcomes)
+
+    def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        """What reaches the server now of `uploads`, by number of client; and what was held back before."""
+        return uploads
+
+
+def decoded(plugin: Plugin, job: TrainJob, outcome: JobResult, method: Method) -> JobResult:
+    """The outcome with its upload decoded, or rejected."""
+    if not outcome.counts:
+        return outcome
+    try:
+        message = plugin.decode(outcome.message, job, method)
+    except (Rejected, RunError) as problem:
+        return dataclasses.replace(outcome, message=freeze({}), refused=str(problem))
+    return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
 
 
 class RoundRefused(Exception):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.core.releases import Release, Unit
-from polyfed.engine.accounting import compute_epsilon, group_releases
-from polyfed.engine.privacy_ledger import UNITS, from_record
+from polyfed.engine.privacy_ledger import UNITS, compute_epsilon, from_record, group_releases
 from polyfed.errors import ConfigError
-from polyfed.functional.gaussian_mechanism import classic_epsilon
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.text_tables import Column, percent, render_text, scored
 from polyfed.results.main_score import MainScore
@@ -57,7 +55,7 @@ def privacy_costs(folders: Sequence[Path | str], delta: float | None = None) -> 
         delta: at which; None: as each run says.
 
     Raises:
-        ConfigError: no such run, a delta that is none, or dp-accounting is needed and not installed.
+        ConfigError: no such run, a delta that is none, or dp-accounting is not installed.
     """
     if delta is not None and not 0 < delta < 1:
         raise ConfigError(f"--delta: expected a number above 0 and below 1, got {delta:g}")
@@ -93,9 +91,6 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
     client = max(accounts, key=lambda i: epsilons[accounts[i]])
     worst = accounts[client]
     loudest = min(worst, key=lambda one: one.noise)
-    with warnings.catch_warnings():  # the table says so of all of them
-        warnings.simplefilter("ignore")
-        classic = classic_epsilon(loudest.noise, 1.0, delta)
     return PrivacyCost(
         run=run.name or run.method,
         seed=run.seed,
@@ -110,7 +105,7 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         delta=delta,
         rdp=epsilons[worst],
         pld=max(compute_epsilon(account, delta, "pld") for account in epsilons),
-        classic=classic,
+        classic=math.sqrt(2 * math.log(1.25 / delta)) / loudest.noise,  # Dwork and Roth, 2014, theorem A.1
     )
 
 

@@ -17,7 +17,6 @@ entanglement        one mixture of a client's class means, a header step on mixt
 feature_pooling     features of one common shape, by linear maps and back
 fisher              the diagonal Fisher information, from single samples
 fx_graph            recorded steps of a forward, run on a module
-gaussian_mechanism  how much noise the Gaussian mechanism needs
 guiding_vectors     learning towards guiding vectors, and how these should move
 image_quality       PSNR, SSIM and total variation of images
 kernel_factor       a low-rank factor of the mean of linear kernels

@@ -95,12 +95,6 @@ class AdversarialClients(Plugin):
             if kind == "label_flip":
                 _flip_labels(setup.clients[number])
 
-    def prepare_client(self, client: Client, count: int) -> None:
-        """Draw who is hostile, as everywhere; the client may be."""
-        self.kinds = assign_attacks(self.settings, count, client.seed)
-        if self.kinds.get(client.id) == "label_flip":
-            _flip_labels(client)
-
     def facts(self) -> dict[str, Any]:
         """The settings, and who is hostile."""
         if not self.kinds:

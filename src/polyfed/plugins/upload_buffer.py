@@ -36,8 +36,8 @@ from polyfed.engine.uploads import base_tensors, has_upload
 from polyfed.engine.work_in_flight import WorkInFlight
 from polyfed.errors import ConfigError
 from polyfed.plugins.availability import ClientAvailability
+from polyfed.plugins.privacy import UploadPrivacy
 from polyfed.plugins.settings import Devices
-from polyfed.plugins.upload_privacy import UploadPrivacy
 
 
 class Starters(NamedTuple):

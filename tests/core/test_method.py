@@ -22,7 +22,7 @@ from polyfed.errors import ConfigError
             {"exposed": lambda self: None},
             r"Mine.exposed is read, not called; write @property above def exposed",
         ),
-        ({"name": lambda self: "mine"}, r"Mine.name is read, not called; write name = \.\.\. in its class"),
+        ({"card": lambda self: None}, r"Mine.card is read, not called; write card = \.\.\. in its class"),
         ({"broadcast": property(lambda self: {})}, r"Mine.broadcast is called, not read; write def broadcast"),
         ({"upload": True}, r"Mine.upload is called, not read; a hyperparameter or class variable needs another name"),
     ],
@@ -32,6 +32,11 @@ def test_hooks_of_another_kind_are_refused_where_the_class_is_made(body: dict[st
         type("Mine", (pf.Method,), body)
     with pytest.raises(ConfigError, match=told):  # also from a class beside it
         type("Mine", (type("Part", (), body), pf.Method), {})
+
+
+def test_what_belongs_in_the_card_is_refused_beside_it() -> None:
+    with pytest.raises(ConfigError, match=r"Mine.delta_entries belongs in its card: card = MethodCard\(delta_entries="):
+        type("Mine", (pf.Method,), {"delta_entries": ("model",)})
 
 
 def test_a_property_may_be_a_plain_value() -> None:

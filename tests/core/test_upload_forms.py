@@ -24,7 +24,7 @@ def told(method: Any, change: Any) -> str | None:
         message = {name: dict(v) if not isinstance(v, torch.Tensor) else v for name, v in scene.uploads[0].items()}
         change(message)
         known = UploadContext(method, scene.server, 0, method.broadcast(scene.server, 0))
-        found.append(find_mismatch(method.form, message, known))
+        found.append(find_mismatch(method.card.form, message, known))
 
     kit = ConformanceKit(method=method)
     kit.aggregations(kit.usual, SHORT.model_copy(update={"rounds": 1}), look)
@@ -74,6 +74,6 @@ def test_what_is_otherwise_in_weights_is_told(change: Any, said: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_says_what_form_its_uploads_have(name: str) -> None:
     """Else a node's upload of any names, shapes and types would reach `aggregate`."""
-    form = METHODS[name]().form
+    form = METHODS[name].card.form
     assert form is not None
     assert bool(form) == (name not in ("local", "local-mutual"))

@@ -19,7 +19,7 @@ from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, draw, tiny_model
 from tests.helpers.quick import others_slow
 
-BLANK = sorted(name for name, method in METHODS.items() if method.ignores_initial_weights)
+BLANK = sorted(name for name, method in METHODS.items() if method.card.ignores_initial_weights)
 QUICK = {
     "generator_steps": 2,
     "generator_batch": 8,
@@ -44,7 +44,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
     hyperparameters = {f.name for f in dataclasses.fields(METHODS[name])}
     with monkeypatch.context() as patch:
         patch.setattr(ModelFactory, "initial_state", counted)
-        patch.setattr(METHODS[name], "ignores_initial_weights", not drawn)
+        patch.setattr(METHODS[name], "card", dataclasses.replace(METHODS[name].card, ignores_initial_weights=not drawn))
         method = METHODS[name](
             **{hyperparameter: value for hyperparameter, value in QUICK.items() if hyperparameter in hyperparameters}
         )
@@ -83,9 +83,9 @@ def test_a_receive_of_ones_own_says_so_anew() -> None:
             return {}
 
     assert (
-        Keeps().ignores_initial_weights,
-        Other().ignores_initial_weights,
-        METHODS["fedavg"]().ignores_initial_weights,
+        Keeps().card.ignores_initial_weights,
+        Other().card.ignores_initial_weights,
+        METHODS["fedavg"]().card.ignores_initial_weights,
     ) == (False, True, True)
     assert {"fedavg", "fedprox", "scaffold", "fednova", "moon", "fedfomo", "feddpa"} <= set(BLANK)
     assert "fedrep" not in BLANK

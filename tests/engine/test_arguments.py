@@ -12,6 +12,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.client import to_float
+from polyfed.core.method import MethodCard
 from polyfed.data.datasets import digits
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
@@ -91,7 +92,7 @@ def test_a_wrong_kind_of_argument_is_one_line(changed: dict[str, Any], line: str
 
 def test_a_method_of_ones_own_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(pf.Method):
-        name = "mine"
+        card = MethodCard(name="mine")
 
     monkeypatch.setitem(METHODS.entries, "mine", Mine)
     with pytest.raises(ConfigError, match=r"got 'mine'; write Mine\(\)$"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Context, Method, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
@@ -30,8 +30,7 @@ CALLS: list[str] = []
 class Shifted(Method):
     """Local, which can add what the server sent last to its scores of class 2: nothing, and 100 after round 2."""
 
-    name: ClassVar[str] = "shifted"
-    paper: ClassVar[str] = "nobody"
+    card = MethodCard(name="shifted", paper="nobody")
     by: str = "plain"  # "least": the lowest score counts; "shifted": with what is kept
 
     @property

@@ -7,7 +7,8 @@ downloads made for one client, prediction from prototypes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,17 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, get_group, get_tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exchange,
+    Method,
+    MethodCard,
+    Phase,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
@@ -57,7 +68,7 @@ def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **o
 class Statistics(FedAvg):
     """FedAvg; then all clients, also those not drawn, report the mean of their inputs, without training."""
 
-    name: ClassVar[str] = "statistics"
+    card = replace(FedAvg.card, name="statistics", form=None, ignores_initial_weights=False)
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return Exchange(), Exchange("statistics", who="all", trains=False)
@@ -112,7 +123,7 @@ def test_the_streams_of_two_exchanges_differ() -> None:
 class FedRep(FedAvg):
     """The head stays at home; it is trained first, then the rest."""
 
-    name: ClassVar[str] = "toy-fedrep"
+    card = replace(FedAvg.card, name="toy-fedrep", form=None, ignores_initial_weights=False)
     head_epochs: int = 2
     extractor_epochs: int = 1
 
@@ -182,7 +193,7 @@ def test_a_phase_with_its_own_rate_and_data() -> None:
 class Consensus(Local):
     """Match the mean of all clients' logits on eight public rows, then learn from the first half of one's own."""
 
-    name: ClassVar[str] = "consensus"
+    card = replace(Local.card, name="consensus", form=None, ignores_initial_weights=False)
 
     @property
     def requirements(self) -> Requirements:
@@ -282,7 +293,7 @@ def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
 class Masked(Local):
     """Every other entry of every tensor stays as it is."""
 
-    name: ClassVar[str] = "masked"
+    card = replace(Local.card, name="masked", ignores_initial_weights=False)
 
     def receive(self, client: Client, message: Message) -> Context:
         every_other = {n: (torch.arange(p.numel()) % 2).reshape(p.shape) for n, p in client.model.named_parameters()}
@@ -359,8 +370,7 @@ class Sliced(nn.Module):
 class Rolling(Method):
     """Every client trains a window of the hidden units; width by (client, round), place by round."""
 
-    name: ClassVar[str] = "rolling"
-    paper: ClassVar[str] = "Alam et al., NeurIPS 2022"
+    card = MethodCard(name="rolling", paper="Alam et al., NeurIPS 2022")
 
     @property
     def requirements(self) -> Requirements:
@@ -495,8 +505,7 @@ def test_with_zero_controls_the_first_round_is_fedavg() -> None:
 class Neighbors(Method):
     """Client k is sent the last weights of client k - 1 and starts from the better of the two by validation."""
 
-    name: ClassVar[str] = "neighbors"
-    paper: ClassVar[str] = "Zhang et al., ICLR 2021, in miniature"
+    card = MethodCard(name="neighbors", paper="Zhang et al., ICLR 2021, in miniature")
 
     @property
     def requirements(self) -> Requirements:

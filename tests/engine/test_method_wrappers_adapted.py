@@ -65,12 +65,12 @@ def test_a_recipe_has_them_as_a_table():
         "methods": {"local-lora": {"name": "local", "adapters": {"ranks": "2 4"}}},
     }
     recipe = Recipe.from_dict(settings)
-    assert recipe.chosen_method.adapters is None
+    assert recipe.chosen_method.card.adapters is None
     chosen = recipe.choose("local-lora")
-    assert chosen.chosen_method.adapters == AdapterSettings(ranks="2 4")
+    assert chosen.chosen_method.card.adapters == AdapterSettings(ranks="2 4")
     assert chosen.to_dict()["method"]["adapters"] == {"ranks": "2 4", "alpha": 16.0, "layers": ""}
     again = Recipe.from_dict(chosen.to_dict())
-    assert again.chosen_method.adapters == AdapterSettings(ranks="2 4")
+    assert again.chosen_method.card.adapters == AdapterSettings(ranks="2 4")
     settings["method"] = {"name": "fedavg", "adapters": {"ranks": "2"}}
     with pytest.raises(ConfigError, match=r"method\.adapters: expected a method that neither sends"):
         Recipe.from_dict(settings)

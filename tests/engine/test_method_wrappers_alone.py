@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,10 @@ def same(a: Federation, b: Federation) -> bool:
 
 def test_it_is_the_method_with_another_half_of_the_server() -> None:
     method = alone(FedGH(header_lr=0.3))
-    assert (method.alone, FedGH().alone) == (True, False)
     assert isinstance(method, FedGH)
     assert method.header_lr == 0.3
-    assert (method.name, method.form, method.evaluation_stage) == ("fedgh", FedGH.form, FedGH().evaluation_stage)
+    assert (method.card, FedGH.card.alone) == (dataclasses.replace(FedGH.card, alone=True), False)
+    assert (method.name, method.evaluation_stage) == ("fedgh", FedGH().evaluation_stage)
     assert repr(method) == "alone(FedGH(header_lr=0.3))"
     assert type(method).upload is FedGH.upload
     with pytest.raises(ValueError, match="alone already"):
@@ -190,7 +191,7 @@ def test_a_server_that_serves_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_bytes_that_are_counted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Alone, "alone", False)
+    monkeypatch.setattr(module.dataclasses, "replace", lambda card, **changes: card)
     found = testing.violations(FD(), only=["alone_knows_nobody"])
     assert "bytes are counted" in found["alone_knows_nobody"]
 

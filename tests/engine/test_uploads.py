@@ -6,6 +6,7 @@ import dataclasses
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,11 +342,13 @@ def test_what_can_be_bounded_is(method: Method, kinds: dict[str, Any]) -> None:
 class Undeclared(FedAvg):
     """Weights that nobody says are weights."""
 
-    delta_entries = ()
+    card = replace(FedAvg.card, delta_entries=())
 
 
 def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^client 0, round 1, uploading: privacy: .* .see Method.delta_entries.$"):
+    with pytest.raises(
+        ConfigError, match=r"^client 0, round 1, uploading: privacy: .* .see MethodCard.delta_entries.$"
+    ):
         ran(Undeclared(), **BOUND)
 
 
@@ -466,8 +469,8 @@ def test_the_page_names_every_method_as_it_is() -> None:
     for name, kind in METHODS.items():
         method = kind()
         share, bound = told.pop(name)
-        silent = method.up == "nothing"
-        thins = bool(set(method.delta_entries) - method.fixed_entries.keys())
+        silent = method.card.up == "nothing"
+        thins = bool(set(method.card.delta_entries) - method.fixed_entries.keys())
         assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.fixed_entries)), (
             name
         )

@@ -68,10 +68,10 @@ def run(asked: Recipe, **how: Any) -> Federation:
 def test_a_variant_is_alone() -> None:
     asked = recipe(methods={"mine": {"name": "fedgh", "alone": True, "header_epochs": 3}})
     mine = asked.choose("mine")
-    assert (mine.name, mine.chosen_method.alone, mine.chosen_method.header_epochs) == ("mine", True, 3)
+    assert (mine.name, mine.chosen_method.card.alone, mine.chosen_method.header_epochs) == ("mine", True, 3)
     assert mine.to_dict()["method"]["alone"] is True
     again = Recipe.from_dict(mine.to_dict())
-    assert (again.name, again.chosen_method.alone) == ("mine", True)
+    assert (again.name, again.chosen_method.card.alone) == ("mine", True)
     assert "alone" not in asked.to_dict()["method"]
 
 
@@ -90,7 +90,7 @@ def test_a_control_of_a_method_is_not_run_alone() -> None:
 
 
 def test_another_method_is_not_alone_because_the_recipes_own_is() -> None:
-    assert not recipe(method={"name": "fedgh", "alone": True}).choose("fedproto").chosen_method.alone
+    assert not recipe(method={"name": "fedgh", "alone": True}).choose("fedproto").chosen_method.card.alone
 
 
 # Local, longer ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
-from polyfed.core.method import Method, hyperparameters
+from polyfed.core.method import Method, MethodCard, hyperparameters
 from polyfed.experiments import method_compatibility, method_table
 from polyfed.experiments.estimate import check
 from polyfed.experiments.method_compatibility import check_methods
@@ -73,7 +73,7 @@ def test_the_table_in_the_docs_is_this_one():
 class Mine(Method):
     """A method of one's own."""
 
-    name = "mine"
+    card = MethodCard(name="mine")
 
     # spare lines above
 

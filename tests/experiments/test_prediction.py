@@ -23,7 +23,7 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, TrainingResult
+from polyfed.core.method import Batch, Context, Method, MethodCard, TrainingResult
 from polyfed.data.datasets import digits
 from polyfed.data.inference_inputs import InputSpec, from_tensor, read
 from polyfed.data.transforms import Prepare
@@ -175,7 +175,7 @@ def test_an_architecture_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 class Nearest(Method):
     """Local training; scores are closeness to the client's own means, and its variants a wider network."""
 
-    name = "nearest"
+    card = MethodCard(name="nearest")
 
     def variant(self, server: Any, client_id: int) -> str:
         return "biased"

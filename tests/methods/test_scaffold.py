@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,7 +219,7 @@ def test_the_pass_over_all_samples_leaves_no_trace(architecture):
 class Bowls(SCAFFOLD):
     """Client k's loss is (a_k / 2) ||w - b_k||^2: a_k its input, b_k by its class."""
 
-    name: ClassVar[str] = "bowls"
+    card = replace(SCAFFOLD.card, name="bowls")
 
     def loss(self, model: Any, batch: Any, context: Any) -> torch.Tensor:
         b = torch.tensor([[1.0, -1.0], [-1.0, 2.0]])[batch.y[0]]
@@ -229,7 +230,7 @@ class Bowls(SCAFFOLD):
 class Averaged(FedAvg):
     """The same losses without variates."""
 
-    name: ClassVar[str] = "bowls-averaged"
+    card = replace(FedAvg.card, name="bowls-averaged")
     loss = Bowls.loss
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.method import Method
+from polyfed.core.method import Method, MethodCard
 from polyfed.errors import ConfigError
 from polyfed.plugins import adversaries
 from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, collude
@@ -18,7 +18,7 @@ from polyfed.plugins.settings import Adversaries
 
 
 class Sends(Method):
-    delta_entries = ("model",)
+    card = MethodCard(delta_entries=("model",))
 
 
 def client() -> Client:

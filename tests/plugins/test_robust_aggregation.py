@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method, TrainingResult
+from polyfed.core.method import Method, MethodCard, TrainingResult
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
@@ -27,8 +27,7 @@ NOWHERE = cast(Server, None)
 class Sends(Method):
     """A method that has sent what it is told."""
 
-    delta_entries = ("model",)
-    aligned_entries = ("scores",)
+    card = MethodCard(delta_entries=("model",), aligned_entries=("scores",))
 
     def __init__(self, down: Mapping[int, Message]) -> None:
         self.down = down

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, first_nonfinite, flatten, nbytes
-from polyfed.core.method import Method
+from polyfed.core.method import Method, MethodCard
 from polyfed.core.settings import Privacy
 from polyfed.errors import ConfigError, RunError
 from polyfed.plugins.compression import UploadCompression, restore_upload
@@ -24,8 +24,7 @@ from polyfed.plugins.settings import Compression
 class Sends(Method):
     """A method whose weights go up as "model"."""
 
-    name: ClassVar[str] = "sends"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
+    card = MethodCard(name="sends", delta_entries=("model",))
 
 
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from polyfed import testing
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional.losses import task_loss
@@ -160,8 +161,7 @@ def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], says: str)
 class Undeclared(Method):
     """Wants a representation and does not say so; with `split`, it does, but not that all need one width."""
 
-    name: ClassVar[str] = "undeclared"
-    paper: ClassVar[str] = "none"
+    card = MethodCard(name="undeclared", paper="none")
     split: bool = False
 
     @property
@@ -223,12 +223,12 @@ class MeanHead(Local):
 class MeanCommonHead(MeanHead):
     """The mean of heads that begin alike."""
 
-    common_head: ClassVar[bool] = True
+    card = replace(MeanHead.card, common_start="head")
 
 
 def test_averaged_weights_begin_alike() -> None:
     (said,) = testing.violations(MeanHead(), ["missing_upload_is_not_zero"]).values()
-    assert "set common_head or common_start" in said
+    assert "set common_start" in said
     assert not testing.violations(MeanCommonHead(), ["missing_upload_is_not_zero"])
 
 

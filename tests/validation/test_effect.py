@@ -104,9 +104,9 @@ def test_a_deal_in_python_says_the_same() -> None:
 @pytest.mark.parametrize(("kind", "hyperparameters", "said"), HYPERPARAMETERS)
 def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str, Any], said: str) -> None:
     table = ".kernel" if said.startswith("width") else ""  # said of the table alone
-    assert line(lambda: kind(**hyperparameters)).startswith(f"{kind.name}{table}: {said}")
+    assert line(lambda: kind(**hyperparameters)).startswith(f"{kind.card.name}{table}: {said}")
     spelled = {name.rstrip("_"): value for name, value in hyperparameters.items()}
-    assert line(lambda: recipe(method={"name": kind.name, **spelled})).startswith(f"method{table}: {said}")
+    assert line(lambda: recipe(method={"name": kind.card.name, **spelled})).startswith(f"method{table}: {said}")
 
 
 def test_what_was_not_given_is_not_told() -> None:
@@ -131,7 +131,7 @@ def test_a_resolved_recipe_reads_again() -> None:
     )
     assert Recipe.from_dict(off.to_dict()).to_dict() == off.to_dict()
     for kind in METHODS.values():
-        resolved = recipe(method={"name": kind.name}).to_dict()
+        resolved = recipe(method={"name": kind.card.name}).to_dict()
         assert Recipe.from_dict(resolved).to_dict() == resolved
 
 

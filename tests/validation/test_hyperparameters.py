@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.method import Method
+from polyfed.core.method import Method, MethodCard
 from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import list_hyperparameters
 from polyfed.experiments.method_table import page as described
@@ -121,7 +121,7 @@ class Pull:
 class Mine(Method):
     """A method with a table."""
 
-    name = "mine"
+    card = MethodCard(name="mine")
     steps: int = 0
     pull: Annotated[Pull, table(Pull)] = Pull()
 

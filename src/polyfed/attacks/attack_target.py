@@ -266,7 +266,7 @@ def _as_read(client: Client, method: Method) -> Message:
     `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
     """
     message: Message = clone(method.upload(client, TrainingResult()))
-    received = {name: message[name] for name in method.delta_entries if name in message}
+    received = {name: message[name] for name in method.card.delta_entries if name in message}
     for plugin in client.plugins:
         message = plugin.encode(message, client, method, received)
     for plugin in client.plugins:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
@@ -184,72 +184,111 @@ class Exposed:
     with_noise: Callable[[float], Method] | None = None
 
 
+@dataclass(frozen=True)
+class MethodCard:
+    """What a method's class declares of itself: one `card` in the class, before the hyperparameters.
+
+    A class that extends another method's writes ``card = replace(FedAvg.card, name="mine", paper="...")``, with
+    `dataclasses.replace`. Where it has no card, its base's holds, without `form` if it overrides `upload`, and without
+    `ignores_initial_weights` if it overrides `receive`.
+
+    Attributes:
+        name: by which a recipe chooses it.
+        paper: authors, venue, year.
+        differs: what may differ between clients' models.
+        down, up: what a client downloads and uploads in a round, in numbers: "P + C", P parameters.
+        states: what is kept between rounds besides weights: "client: c_i; server: w, c".
+        form: names, types and sizes of an upload (`core.upload_forms`); the server rejects others. None: not checked.
+        delta_entries: groups of an upload that are trained weights; the download of the same name is their initial
+            value. Clipping, noise and compression apply to the difference (`engine.uploads`).
+        aligned_entries: entries whose numbers are comparable between clients, such as outputs on common inputs: robust
+            aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
+        unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
+            are not comparable between clients: coordinate-wise aggregators do not apply.
+        ignores_initial_weights: for a client without weights of its own, `receive` overwrites the whole network without
+            reading it, so that the engine need not draw initial weights.
+        common_start: what starts with the same weights on all clients, a function of the seed that need not be sent:
+            "head", heads with the same layers; "all", the networks of an architecture.
+        alone: every client is a federation of its own, without communication; set by `polyfed.alone`.
+        adapters: clients train adapters and heads only, of frozen networks; set by a recipe's
+            `method.adapters`.
+    """
+
+    name: str = ""
+    paper: str = ""
+    differs: str = "anything"
+    down: str = "nothing"
+    up: str = "nothing"
+    states: str = "none"
+    form: Form | None = None
+    delta_entries: tuple[str, ...] = ()
+    aligned_entries: tuple[str, ...] = ()
+    unaligned_entries: tuple[str, ...] = ()
+    ignores_initial_weights: bool = False
+    common_start: Literal["nothing", "head", "all"] = "nothing"
+    alone: bool = False
+    adapters: AdapterSettings | None = None
+
+
 class Method:
-    """Base class of all methods: local training without communication."""
+    """Base class of all methods: local training without communication.
 
-    name: ClassVar[str] = ""
-    # texts for the table of methods; hyperparameters are explained by the comments next to their fields
-    paper: ClassVar[str] = ""  # authors, venue, year
-    differs: ClassVar[str] = "anything"  # model heterogeneity: what may differ between clients
-    down: ClassVar[str] = "nothing"  # download per client and round, in numbers: "P + C", P parameters
-    up: ClassVar[str] = "nothing"  # upload per client and round
-    states: ClassVar[str] = "none"  # state between rounds, except weights: "client: c_i; server: w, c"
-    # groups of an upload that are trained weights; the download of the same name is their initial value. Clipping,
-    # noise and compression apply to the difference (engine/uploads.py)
-    delta_entries: ClassVar[tuple[str, ...]] = ()
-    # entries of an upload whose numbers are comparable between clients (such as outputs on common inputs): robust
-    # aggregation compares them, like `delta_entries` and rows by "labels" (plugins/robust_aggregation.py)
-    aligned_entries: ClassVar[tuple[str, ...]] = ()
-    # names and shapes of an upload (core/upload_forms.py); the server rejects other uploads. None: not checked
-    form: ClassVar[Form | None] = None
-    # entries with one row per label that are features of the clients' own networks, so that numbers are not comparable
-    # between clients: coordinate-wise aggregators do not apply
-    unaligned_entries: ClassVar[tuple[str, ...]] = ()
-    # True: for a client without weights of its own, `receive` overwrites the whole network without reading it, so that
-    # the engine need not draw initial weights
-    ignores_initial_weights: ClassVar[bool] = False
+    A first method overrides some of five hooks: `broadcast`, `receive`, `loss`, `upload` and `aggregate`, in the order
+    of a round. The others are for papers that need more.
+    """
 
-    # True: every client is a federation of its own (engine/method_wrappers.py), without communication between clients
-    alone: ClassVar[bool] = False
-
-    # set: clients train adapters and heads only, of frozen networks (engine/method_wrappers.py)
-    adapters: ClassVar[AdapterSettings | None] = None
-
-    # True: heads with the same layers start with the same weights on all clients. They are a function of the seed, so
-    # that they need not be sent
-    common_head: ClassVar[bool] = False
-
-    # True: all clients of an architecture start with the same weights, a function of the seed, which need not be sent
-    common_start: ClassVar[bool] = False
+    card: ClassVar[MethodCard] = MethodCard()
 
     def __repr__(self) -> str:
         """Hyperparameters that differ from their defaults."""
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Reset inherited `ignores_initial_weights` where `receive` is overridden, and `form` where `upload` is.
+        """Reset an inherited card's `ignores_initial_weights` where `receive` is overridden, `form` where `upload` is.
 
         Raises:
-            ConfigError: a property or class variable is written as a method, or the reverse.
+            ConfigError: a property or class variable is written as a method, or the reverse; the class itself declares
+                what belongs in its card.
         """
         super().__init_subclass__(**options)
         _check_kinds_of_hooks(cls)
-        if "upload" in vars(cls):
-            cls.form = vars(cls).get("form")
-        if "receive" in vars(cls):
-            cls.ignores_initial_weights = vars(cls).get("ignores_initial_weights", False)
+        own = vars(cls).keys()
+        if "card" not in own:
+            cls.card = replace(
+                cls.card,
+                form=None if "upload" in own else cls.card.form,
+                ignores_initial_weights=cls.card.ignores_initial_weights and "receive" not in own,
+            )
 
     @property
-    def is_control(self) -> bool:
-        """Whether clients get something else in the place of what the others know, to show what that is worth."""
-        return False
+    def name(self) -> str:
+        """The card's name; the class's where it has none."""
+        return self.card.name or type(self).__name__
 
-    @property
-    def display_name(self) -> str:
-        """The method's name; its class's where it has none."""
-        return self.name or type(self).__name__
+    # the five hooks of a first method, in the order of a round -----------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """Message to one client. No side effects: may be called again, for retries and evaluation."""
+        return {}
 
-    # requirements and evaluation -----------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        """Copy the message into `client.model` and `client.state`; return the context for the loss."""
+        return {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """Loss of a batch, a pure function of parameters, batch and context, or (loss, sums). Here `task_loss`."""
+        return task_loss(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        """Message to the server after local training."""
+        return {}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Aggregate uploads from any subset of the selected clients, including the empty one, ordered by client number.
+
+        With `accepts_stale_uploads` they may also be of clients selected in an earlier round.
+        """
+
+    # what it needs, and what is evaluated --------------------------------------------------------------------
     @property
     def requirements(self) -> Requirements:
         """Requirements on models and data, checked before round 1."""
@@ -260,11 +299,82 @@ class Method:
         """The stage whose models the paper evaluates."""
         return "personal"
 
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Scores (B, C) of a batch, (B, 1) where numbers are predicted; `context` is the client's state."""
+        scores: Tensor = model(x)
+        return scores
+
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
         """Further predictors to evaluate: name -> this method with another `predict`, otherwise equal."""
         return {}
 
+    # more of the server --------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        """Initialize `server.state`, before round 1."""
+
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
+        """Prepare a round, before any message: draw or compute what is common to all clients."""
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        """Exchanges of a round; more than one only if the paper has several."""
+        return (Exchange(),)
+
+    def final_exchanges(self) -> Sequence[Exchange]:
+        """Exchanges after the last round, if any. All available clients are selected.
+
+        Before them `start_round` is called, with `server.round` one more than in the last round. Evaluation follows.
+        """
+        return ()
+
+    # the network that a client trains, where it is not its own -----------------------------------------------
+    def variant(self, server: Server, client_id: int) -> str:
+        """Present variant of the client's architecture, if there are several; "": the architecture itself."""
+        return ""
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        """Build the network that a client trains from its own; may draw from PyTorch's (scoped) global generator."""
+        module: nn.Module = model
+        return module
+
+    @property
+    def auxiliary_model(self) -> AuxiliaryModel | None:
+        """An auxiliary model, common to all clients; `server.auxiliary_model` is its architecture."""
+        return None
+
+    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
+        """Join a client's own network (as built) and the auxiliary model into one module to train; may draw weights."""
+        module: nn.Module = own
+        return module
+
+    def personal_model(self, module: Any) -> nn.Module:
+        """The part of the trained module that is evaluated and exported."""
+        scored: nn.Module = module
+        return scored
+
+    # more of local training ----------------------------------------------------------------------------------
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        """Random or additional inputs of one step, merged into the context. Use `generator` for all draws."""
+        return {}
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        """Gradient of `loss`. Override only if the paper's update is not the gradient of a scalar."""
+        if isinstance(model, PrecomputedGradients):
+            return model.check_context(context)
+        if (bounded := context.get(PER_SAMPLE_GRAD)) is not None:
+            found: StepResult = bounded(self.loss, model, batch, context)
+            return found
+        names, parameters = trainable_parameters(model)
+        outcome = self.loss(model, batch, context)
+        loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return StepResult(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        """Phases of local training, in order, for exchanges without phases of their own."""
+        return (Phase(training.local_epochs),)
+
+    # what options of a run may do with it --------------------------------------------------------------------
     @property
     def accepts_stale_uploads(self) -> bool:
         """Whether uploads may be aggregated in a later round."""
@@ -286,11 +396,6 @@ class Method:
         return {}
 
     @property
-    def planned(self) -> str:
-        """What depends on the planned number of rounds, in words; "": nothing, so a finished run can be extended."""
-        return ""
-
-    @property
     def supports_dp_sgd(self) -> bool:
         """Whether per-sample gradients of `loss`, clipped, can replace its gradient.
 
@@ -298,93 +403,6 @@ class Method:
         batch only through `Method.gradients`.
         """
         return (type(self).loss, type(self).gradients) == (Method.loss, Method.gradients)
-
-    @property
-    def auxiliary_model(self) -> AuxiliaryModel | None:
-        """An auxiliary model, common to all clients; `server.auxiliary_model` is its architecture."""
-        return None
-
-    # server half --------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        """Initialize `server.state`, before round 1."""
-
-    def start_round(self, server: Server, selected: Sequence[int]) -> None:
-        """Prepare a round, before any message: draw or compute what is common to all clients."""
-
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        """Exchanges of a round; more than one only if the paper has several."""
-        return (Exchange(),)
-
-    def final_exchanges(self) -> Sequence[Exchange]:
-        """Exchanges after the last round, if any. All available clients are selected.
-
-        Before them `start_round` is called, with `server.round` one more than in the last round. Evaluation follows.
-        """
-        return ()
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        """Message to one client. No side effects: may be called again, for retries and evaluation."""
-        return {}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Aggregate uploads from any subset of the selected clients, including the empty one, ordered by client number.
-
-        With `accepts_stale_uploads` they may also be of clients selected in an earlier round.
-        """
-
-    # the network that a client trains ----------------------------------------------------------------------------
-    def variant(self, server: Server, client_id: int) -> str:
-        """Present variant of the client's architecture, if there are several; "": the architecture itself."""
-        return ""
-
-    def build(self, model: Any, variant: str) -> nn.Module:
-        """Build the network that a client trains from its own; may draw from PyTorch's (scoped) global generator."""
-        module: nn.Module = model
-        return module
-
-    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
-        """Join a client's own network (as built) and the auxiliary model into one module to train; may draw weights."""
-        module: nn.Module = own
-        return module
-
-    def personal_model(self, module: Any) -> nn.Module:
-        """The part of the trained module that is evaluated and exported."""
-        scored: nn.Module = module
-        return scored
-
-    # client half ----------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        """Copy the message into `client.model` and `client.state`; return the context for the loss."""
-        return {}
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        """Random or additional inputs of one step, merged into the context. Use `generator` for all draws."""
-        return {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Loss of a batch, a pure function of parameters, batch and context, or (loss, sums). Here `task_loss`."""
-        return task_loss(model(batch.x), batch.y, batch.w)
-
-    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        """Gradient of `loss`. Override only if the paper's update is not the gradient of a scalar."""
-        if isinstance(model, PrecomputedGradients):
-            return model.check_context(context)
-        if (bounded := context.get(PER_SAMPLE_GRAD)) is not None:
-            found: StepResult = bounded(self.loss, model, batch, context)
-            return found
-        names, parameters = trainable_parameters(model)
-        outcome = self.loss(model, batch, context)
-        loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return StepResult(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        """Phases of local training, in order, for exchanges without phases of their own."""
-        return (Phase(training.local_epochs),)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """Message to the server after local training."""
-        return {}
 
     def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
         """Differentially private releases by the method itself, in an upload of a client with `rows` training rows."""
@@ -395,12 +413,17 @@ class Method:
         """Target of reconstruction attacks in an upload; None if it has no features or prototypes."""
         return None
 
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Scores (B, C) of a batch, (B, 1) where numbers are predicted; `context` is the client's state."""
-        scores: Tensor = model(x)
-        return scores
+    # records and tables --------------------------------------------------------------------------------------
+    @property
+    def is_control(self) -> bool:
+        """Whether clients get something else in the place of what the others know, to show what that is worth."""
+        return False
 
-    # the record -------------------------------------------------------------------------------------------------
+    @property
+    def planned(self) -> str:
+        """What depends on the planned number of rounds, in words; "": nothing, so a finished run can be extended."""
+        return ""
+
     def remark(self, record: Mapping[str, Any]) -> str:
         """A one-line warning for the user, from a round's record in `rounds.jsonl`; "": none.
 
@@ -415,6 +438,11 @@ class Method:
 
 def _check_kinds_of_hooks(kind: type[Method]) -> None:
     """Whether what is overridden is called where `Method` has a method, and read where it has something else."""
+    for declared in fields(MethodCard):
+        if declared.name in vars(kind):
+            raise ConfigError(
+                f"{kind.__name__}.{declared.name} belongs in its card: card = MethodCard({declared.name}=...)"
+            )
     functions = (FunctionType, staticmethod, classmethod)
     for name, base in vars(Method).items():
         called = isinstance(base, functions)

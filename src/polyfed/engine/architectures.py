@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -35,12 +34,17 @@ def build_model_factory(
         wanted = replace(wanted, network=auxiliary)
     alone = getattr(method.join_models, "__func__", None) is Method.join_models  # clients train nothing but their own
     beside = None if alone else method.join_models
-    blank = method.ignores_initial_weights
-    common: Literal["nothing", "head", "all"] = "head" if method.common_head else "nothing"
-    if method.common_start:
-        common = "all"
     return ModelFactory(
-        builders, method.build, seed, device, wanted, beside, others, blank, precision=precision, common=common
+        builders,
+        method.build,
+        seed,
+        device,
+        wanted,
+        beside,
+        others,
+        method.card.ignores_initial_weights,
+        precision=precision,
+        common=method.card.common_start,
     )
 
 

@@ -83,7 +83,7 @@ def _questions(
 ) -> Iterator[Callable[[], None]]:
     """What is to be asked of data, settings and the networks that work, one after the other."""
     needs = method.requirements
-    name = method.display_name
+    name = method.name
     yield lambda: _check_classes(name, needs, clients)
     yield lambda: _check_public(name, needs, public)
     yield lambda: _check_inputs(name, needs, clients, public)
@@ -156,14 +156,14 @@ def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
     wanted = method.auxiliary_model
     if wanted is not None and wanted.network not in (*BY_SIZE, *known):
         raise ConfigError(
-            f"{method.display_name}: expected 'smallest', 'largest' or a network that can be built "
+            f"{method.name}: expected 'smallest', 'largest' or a network that can be built "
             f"as auxiliary model, got '{wanted.network}'{suggest(wanted.network, [*BY_SIZE, *known])}"
         )
 
 
 def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[str, Client]) -> None:
     """Check that the auxiliary model takes every client's inputs, and that the joined networks give scores."""
-    name = method.display_name
+    name = method.name
     auxiliary = model_factory.auxiliary_model
     who = f"the auxiliary model '{auxiliary}'"
     try:

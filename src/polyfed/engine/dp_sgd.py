@@ -191,7 +191,7 @@ def check_dp_sgd(
     """
     if not settings.max_grad_norm:
         return
-    name = method.display_name
+    name = method.name
     if not method.supports_dp_sgd:
         raise ConfigError(
             f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of "

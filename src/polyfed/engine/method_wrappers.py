@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -34,19 +34,23 @@ def alone(method: Method) -> Method:
     Raises:
         ValueError: it is such a method already.
     """
-    if method.alone:
+    if method.card.alone:
         raise ValueError(f"expected a method of clients together, got {method!r}, which is alone already")
+    return _extend(method, Alone, alone=True)
+
+
+def _extend(method: Method, part: type[Method], **declared: Any) -> Method:
+    """The method with `part` before its class, and a card that declares this, too."""
     kind = type(method)
-    extended = type(kind.__name__, (Alone, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
-    separate: Method = object.__new__(extended)
-    vars(separate).update(vars(method))
-    return separate
+    card = dataclasses.replace(kind.card, **declared)
+    described = {"__doc__": kind.__doc__, "__module__": kind.__module__, "card": card}
+    extended: Method = object.__new__(type(kind.__name__, (part, kind), described))
+    vars(extended).update(vars(method))
+    return extended
 
 
 class Alone(Method):
     """The server's half of a method, for a server for each client; stands before the method's own class."""
-
-    alone: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         """As it is made."""
@@ -119,37 +123,32 @@ def adapted(method: Method, adapters: AdapterSettings) -> Method:
     makes = [
         getattr(method, hook).__func__ is not getattr(Method, hook) for hook in ("variant", "build", "join_models")
     ]
-    if method.delta_entries or method.auxiliary_model is not None or any(makes):
+    if method.card.delta_entries or method.auxiliary_model is not None or any(makes):
         raise ConfigError(
             f"adapters: expected a method that neither sends nor makes networks, such as local, fedgh, fedproto, fedsa "
-            f"or fd, got '{method.display_name}'; fedlora averages adapters"
+            f"or fd, got '{method.name}'; fedlora averages adapters"
         )
-    kind = type(method)
-    extended = type(kind.__name__, (Adapted, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
-    frozen: Method = object.__new__(extended)
-    vars(frozen).update(vars(method))
-    vars(frozen)["adapters"] = adapters
-    return frozen
+    return _extend(method, Adapted, adapters=adapters)
 
 
 class Adapted(Method):
     """Networks with adapters, for a method that leaves them as they are; stands before the method's own class."""
 
-    adapters: ClassVar[AdapterSettings | None]
-
     def __repr__(self) -> str:
-        return f"adapted({super().__repr__()}, {self.adapters!r})"
+        return f"adapted({super().__repr__()}, {self.card.adapters!r})"
 
     def variant(self, server: Server, client_id: int) -> str:
         """The client's rank."""
-        assert self.adapters is not None
-        return client_rank(self.adapters.ranks, client_id)
+        adapters = self.card.adapters
+        assert adapters is not None
+        return client_rank(adapters.ranks, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
         """The network with adapters; without a client, those of the first rank."""
-        assert self.adapters is not None
-        rank = variant or client_rank(self.adapters.ranks, 0)
-        return add_adapters(model, int(rank), self.adapters.alpha, self.adapters.layers)
+        adapters = self.card.adapters
+        assert adapters is not None
+        rank = variant or client_rank(adapters.ranks, 0)
+        return add_adapters(model, int(rank), adapters.alpha, adapters.layers)
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The method's; frozen layers run in eval mode."""

@@ -138,7 +138,7 @@ class ModelExport:
             "prepare": normalized or plain,
             "method": self._facts["method"],
             "hyperparameters": self._facts["hyperparameters"],
-            **({} if self._method.adapters is None else {"adapters": self._method.adapters.model_dump()}),
+            **({} if self._method.card.adapters is None else {"adapters": self._method.card.adapters.model_dump()}),
             "variant": self._method.variant(self._server, client.id),
             "auxiliary_model": None if self._model_factory.chosen is None else self._model_factory.chosen.network,
             "round": self._server.round,

@@ -89,7 +89,7 @@ def _without_noise(federation: FederationParts) -> Iterator[str]:
 def _without_public(federation: FederationParts) -> Iterator[str]:
     public = federation.task.public
     if public is not None and public.origin == "other" and not federation.method.requirements.public:
-        name = federation.method.display_name
+        name = federation.method.name
         yield f"data.public_dataset does nothing with method '{name}', which uses no public data"
 
 
@@ -107,5 +107,5 @@ def _given(settings: Settings, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _line(federation: FederationParts, section: str, key: str, value: Any, why: str) -> str:
-    name = federation.method.display_name
+    name = federation.method.name
     return f"{section}.{key} = {shown(value)} does nothing with method '{name}', {why}"

@@ -96,7 +96,7 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
 def _described(name: str, kind: Any) -> dict[str, Any]:
     method = kind()
     own = list_hyperparameters(kind)
-    told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
+    told = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
     return row | {"hyperparameters": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import Form, as_sent
+from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods.building_blocks.client_shares import Shares, client_share, parse_shares
@@ -48,15 +48,17 @@ _ENOUGH = 0.5  # of the distillation's weight in the last round, for it to go wi
 class DepthFL(Method):
     """Shallower sub-models of one network, whose classifiers learn from each other."""
 
-    name: ClassVar[str] = "depthfl"
-    paper: ClassVar[str] = "Kim et al., ICLR 2023"
-    differs: ClassVar[str] = "depth: sub-models of one network"
-    down: ClassVar[str] = "P(d)"
-    up: ClassVar[str] = "P(d)"
-    states: ClassVar[str] = "server: w with its classifiers"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = {"model": as_sent}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="depthfl",
+        paper="Kim et al., ICLR 2023",
+        differs="depth: sub-models of one network",
+        down="P(d)",
+        up="P(d)",
+        states="server: w with its classifiers",
+        form={"model": as_sent},
+        delta_entries=("model",),
+        ignores_initial_weights=True,
+    )
 
     depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, dealt to the clients in turn
     distillation: Annotated[float, Field(ge=0)] = 1.0  # weight of the mutual distillation at its full; 0: off

@@ -23,7 +23,7 @@ label smoothing (Szegedy et al., CVPR 2016) by lambda / (1 + lambda).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor, nbytes
-from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.class_targets import merge, soft_cross_entropy, to_dense
 from polyfed.functional.losses import cross_entropy
@@ -46,16 +46,18 @@ _TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of e
 class FD(Method):
     """Federated distillation: clients exchange one mean output per class."""
 
-    name: ClassVar[str] = "fd"
-    paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"
-    down: ClassVar[str] = "S C + S"
-    up: ClassVar[str] = "S C + 2 S"
-    states: ClassVar[str] = "server: z_k, n_k, clients' classes"
-    form: ClassVar[upload_forms.Form | None] = {
-        "labels": upload_forms.LABELS,
-        "outputs": upload_forms.rows_of("C"),
-        "counts": upload_forms.COUNTS,
-    }
+    card = MethodCard(
+        name="fd",
+        paper="Jeong et al., NeurIPS workshop 2018",
+        down="S C + S",
+        up="S C + 2 S",
+        states="server: z_k, n_k, clients' classes",
+        form={
+            "labels": upload_forms.LABELS,
+            "outputs": upload_forms.rows_of("C"),
+            "counts": upload_forms.COUNTS,
+        },
+    )
 
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores

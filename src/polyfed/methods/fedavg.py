@@ -16,15 +16,15 @@ hooks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import SAMPLES, Form, as_sent
+from polyfed.core.upload_forms import SAMPLES, as_sent
 from polyfed.methods.building_blocks import weight_averaging
 
 
@@ -32,15 +32,17 @@ from polyfed.methods.building_blocks import weight_averaging
 class FedAvg(Method):
     """Federated averaging of weights."""
 
-    name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
-    down: ClassVar[str] = "P"
-    up: ClassVar[str] = "P + 1"
-    states: ClassVar[str] = "server: w"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="fedavg",
+        paper="McMahan et al., AISTATS 2017",
+        differs="depth; same-named tensors need the same shape (same-shape: anything)",
+        down="P",
+        up="P + 1",
+        states="server: w",
+        form={"model": as_sent, "n": SAMPLES},
+        delta_entries=("model",),
+        ignores_initial_weights=True,
+    )
 
     # "same-shape": within each architecture; "by-name": also a head alone
     aggregation: weight_averaging.Aggregation = "layer-wise"

@@ -28,7 +28,7 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -36,11 +36,11 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import SAMPLES, Form, as_sent
+from polyfed.core.upload_forms import SAMPLES, as_sent
 from polyfed.functional.consensus import better_than_chance, mean_scores
 from polyfed.functional.losses import kl_divergence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
@@ -52,14 +52,16 @@ _WITHIN: weight_averaging.Aggregation = "same-shape"
 class FedDF(Method):
     """Averaging within each architecture, then distillation from all clients' networks."""
 
-    name: ClassVar[str] = "feddf"
-    paper: ClassVar[str] = "Lin et al., NeurIPS 2020"
-    down: ClassVar[str] = "P"
-    up: ClassVar[str] = "P + 1"
-    states: ClassVar[str] = "server: a w_u per architecture"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="feddf",
+        paper="Lin et al., NeurIPS 2020",
+        down="P",
+        up="P + 1",
+        states="server: a w_u per architecture",
+        form={"model": as_sent, "n": SAMPLES},
+        delta_entries=("model",),
+        ignores_initial_weights=True,
+    )
 
     weighting: weight_averaging.Weighting = "samples"  # weights of w_i in the averages, or "uniform"
     server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round and architecture; 0: FedAvg with "same-shape"

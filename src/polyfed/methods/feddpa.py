@@ -22,7 +22,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, model_validator
@@ -46,12 +47,14 @@ from polyfed.methods.fedavg import FedAvg
 class FedDPA(FedAvg):
     """Averaging with personal weights, selected by their Fisher information."""
 
-    name: ClassVar[str] = "feddpa"
-    paper: ClassVar[str] = "Yang et al., NeurIPS 2023"
-    down: ClassVar[str] = "P (plus 1 with noise)"
-    up: ClassVar[str] = "P"
-    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        FedAvg.card,
+        name="feddpa",
+        paper="Yang et al., NeurIPS 2023",
+        down="P (plus 1 with noise)",
+        up="P",
+        form={"model": upload_forms.as_sent},
+    )
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none, below 0: all
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # weight of the pull of personal entries to w; 0: off

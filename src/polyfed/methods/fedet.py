@@ -19,7 +19,8 @@ another data set's. (6) The server takes plain SGD, made afresh.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -40,10 +41,13 @@ from polyfed.methods.fedavg import FedAvg
 class FedET(FedAvg):
     """Ensemble distillation into a large server network, whose head is sent back to the clients."""
 
-    name: ClassVar[str] = "fedet"
-    paper: ClassVar[str] = "Cho et al., IJCAI 2022"
-    differs: ClassVar[str] = "anything before the head; heads with the same tensors"
-    states: ClassVar[str] = "server: w, a w_u per architecture"
+    card = replace(
+        FedAvg.card,
+        name="fedet",
+        paper="Cho et al., IJCAI 2022",
+        differs="anything before the head; heads with the same tensors",
+        states="server: w, a w_u per architecture",
+    )
 
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
     weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples

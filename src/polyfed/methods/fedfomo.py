@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -32,7 +32,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.functional.device_copies import move_group
@@ -45,19 +45,21 @@ from polyfed.methods.building_blocks import weight_averaging
 class FedFomo(Method):
     """A mixture of other clients' models for every client, weighted by validation loss."""
 
-    name: ClassVar[str] = "fedfomo"
-    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
-    down: ClassVar[str] = "M P (M other clients' models)"
-    up: ClassVar[str] = "P + M"
-    states: ClassVar[str] = "client: w before training; server: initial w, all w_k, A (N x N)"
-    form: ClassVar[upload_forms.Form | None] = {
-        "model": upload_forms.own_network,
-        "delta": upload_forms.Entry(
-            (upload_forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)
-        ),
-    }
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="fedfomo",
+        paper="Zhang et al., ICLR 2021",
+        differs="depth; same-named tensors need the same shape (same-shape: anything)",
+        down="M P (M other clients' models)",
+        up="P + M",
+        states="client: w before training; server: initial w, all w_k, A (N x N)",
+        form={
+            "model": upload_forms.own_network,
+            "delta": upload_forms.Entry(
+                (upload_forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)
+            ),
+        },
+        ignores_initial_weights=True,
+    )
 
     num_models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -54,14 +54,16 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every paramet
 class FedGen(FedAvg):
     """Averaging of weights, and features of all classes from a server-trained generator."""
 
-    name: ClassVar[str] = "fedgen"
-    paper: ClassVar[str] = "Zhu et al., ICML 2021"
-    differs: ClassVar[str] = "depth; equal feature width (same-shape: anything before the head)"
-    down: ClassVar[str] = "P + P_G + C"
-    up: ClassVar[str] = "P + C"
-    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
-    states: ClassVar[str] = "server: w, G and its Adam, class counts"
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        FedAvg.card,
+        name="fedgen",
+        paper="Zhu et al., ICML 2021",
+        differs="depth; equal feature width (same-shape: anything before the head)",
+        down="P + P_G + C",
+        up="P + C",
+        states="server: w, G and its Adam, class counts",
+        form={"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS},
+    )
 
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off

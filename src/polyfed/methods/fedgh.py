@@ -18,7 +18,8 @@ header_epochs = 100`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -39,17 +40,20 @@ from polyfed.methods.building_blocks.trained_header import TrainedHeader
 class FedGH(TrainedHeader):
     """A global header, trained by the server on class means of representations."""
 
-    name: ClassVar[str] = "fedgh"
-    paper: ClassVar[str] = "Yi et al., ACM MM 2023"
-    differs: ClassVar[str] = "anything before the head; a linear head of equal width"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "S D + S"
-    states: ClassVar[str] = "server: the header"
-    form: ClassVar[upload_forms.Form | None] = {
-        "labels": upload_forms.LABELS,
-        "lars": upload_forms.rows_of("D"),
-    }
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("lars",)
+    card = replace(
+        TrainedHeader.card,
+        name="fedgh",
+        paper="Yi et al., ACM MM 2023",
+        differs="anything before the head; a linear head of equal width",
+        down="C D + C",
+        up="S D + S",
+        states="server: the header",
+        form={
+            "labels": upload_forms.LABELS,
+            "lars": upload_forms.rows_of("D"),
+        },
+        unaligned_entries=("lars",),
+    )
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0: fixed random header
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round

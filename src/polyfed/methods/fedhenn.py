@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -33,6 +33,7 @@ from polyfed.core.method import (
     Context,
     Exchange,
     Method,
+    MethodCard,
     Requirements,
     StepResult,
     TrainingResult,
@@ -63,13 +64,15 @@ class FedHeNN(Method):
     # `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
     # what a client does with the RAD while it trains.
 
-    name: ClassVar[str] = "fedhenn"
-    paper: ClassVar[str] = "Makhija et al., ICML 2022"
-    down: ClassVar[str] = "L inputs + L r (homogeneous: P)"
-    up: ClassVar[str] = "P (kernels: L D)"
-    states: ClassVar[str] = "server: the RAD, latest w_k or A_k"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = _FORM
+    card = MethodCard(
+        name="fedhenn",
+        paper="Makhija et al., ICML 2022",
+        down="L inputs + L r (homogeneous: P)",
+        up="P (kernels: L D)",
+        states="server: the RAD, latest w_k or A_k",
+        form=_FORM,
+        delta_entries=("model",),
+    )
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: Local (homogeneous: FedAvg)
@@ -187,7 +190,7 @@ class FedHeNN(Method):
 class HeterogeneousFedHeNN(FedHeNN):
     """Algorithm 2: personal networks of any architecture, aligned to the mean kernel of all clients."""
 
-    form: ClassVar[Form | None] = _FORM
+    card = FedHeNN.card
 
     setting: Literal["heterogeneous"] = "heterogeneous"
 
@@ -262,7 +265,7 @@ class HeterogeneousFedHeNN(FedHeNN):
 class HomogeneousFedHeNN(FedHeNN):
     """Algorithm 1: one architecture, averaged as in FedAvg; clients are aligned to the received weights."""
 
-    form: ClassVar[Form | None] = _FORM
+    card = FedHeNN.card
 
     setting: Literal["homogeneous"] = "homogeneous"
 

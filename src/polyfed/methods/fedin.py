@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ from polyfed.core.method import (
     Context,
     Exposed,
     Method,
+    MethodCard,
     Requirements,
     StepResult,
     TrainingResult,
@@ -39,7 +40,6 @@ from polyfed.core.method import (
 from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
-from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.surgery import combine, cosine
@@ -53,14 +53,16 @@ WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to 
 class FedIN(Method):
     """Federated intermediate layers learning."""
 
-    name: ClassVar[str] = "fedin"
-    paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
-    differs: ClassVar[str] = "depth between cuts of equal shape (same-shape, projected: anything)"
-    down: ClassVar[str] = "P + n_S q"
-    up: ClassVar[str] = "P + n_S q"
-    states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = feature_pairs.FORM
+    card = MethodCard(
+        name="fedin",
+        paper="Chan et al., arXiv:2304.00759",
+        differs="depth between cuts of equal shape (same-shape, projected: anything)",
+        down="P + n_S q",
+        up="P + n_S q",
+        states="server: w, this round's pairs; client: trained projections",
+        form=feature_pairs.FORM,
+        delta_entries=("model",),
+    )
 
     aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # "paper": uniform layer-wise, by samples same-shape

@@ -22,7 +22,8 @@ at most ten batches; in Algorithm 1 gradients in every iteration, before m has m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -46,16 +47,19 @@ _UPDATE = tuple(f"update {name}" for name in low_rank.GROUPS)  # in the server's
 class FedKD(auxiliary_model.AuxiliaryModelMethod):
     """Mutual distillation between a private mentor and a common mentee, with compressed updates."""
 
-    name: ClassVar[str] = "fedkd"
-    paper: ClassVar[str] = "Wu et al., Nat. Commun. 2022"
-    down: ClassVar[str] = "sum K (m + n + 1), or P_m"
-    up: ClassVar[str] = "sum K (m + n + 1) + 1"
-    states: ClassVar[str] = "client: mentor, W_k, m; server: m, update"
-    delta_entries: ClassVar[tuple[str, ...]] = ()
-    form: ClassVar[upload_forms.Form | None] = {
-        **dict.fromkeys(low_rank.GROUPS, auxiliary_model.in_low_rank),
-        "n": upload_forms.SAMPLES,
-    }
+    card = replace(
+        auxiliary_model.AuxiliaryModelMethod.card,
+        name="fedkd",
+        paper="Wu et al., Nat. Commun. 2022",
+        down="sum K (m + n + 1), or P_m",
+        up="sum K (m + n + 1) + 1",
+        states="client: mentor, W_k, m; server: m, update",
+        form={
+            **dict.fromkeys(low_rank.GROUPS, auxiliary_model.in_low_rank),
+            "n": upload_forms.SAMPLES,
+        },
+        delta_entries=(),
+    )
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # final T, reached linearly

@@ -28,7 +28,8 @@ both networks. (8) Patches are shifted evenly to both sides. (9) The candidates 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -40,7 +41,7 @@ from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.core.upload_forms import LABELS, Form, rows_of
+from polyfed.core.upload_forms import LABELS, rows_of
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import merge, prototype_distance, soft_cross_entropy, to_dense, update_rows
 from polyfed.functional.losses import cross_entropy
@@ -53,16 +54,19 @@ _MEANS = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores"
 class FedKWAZ(MutualLearning):
     """Class means of two networks per client, which also teach each other on plain and on patch-mixed images."""
 
-    name: ClassVar[str] = "fedkwaz"
-    paper: ClassVar[str] = "NeurIPS 2025 (Knowledge Weak-Aware Zones)"
-    down: ClassVar[str] = "2 C D + 2 C C + C"
-    up: ClassVar[str] = "2 S D + 2 S C + S"
-    states: ClassVar[str] = "client: both networks, mixtures; server: class means of both"
-    form: ClassVar[Form | None] = {
-        "labels": LABELS,
-        **{name: rows_of("D" if name.endswith("features") else "C") for name in _MEANS},
-    }
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("own_features", "auxiliary_features")
+    card = replace(
+        MutualLearning.card,
+        name="fedkwaz",
+        paper="NeurIPS 2025 (Knowledge Weak-Aware Zones)",
+        down="2 C D + 2 C C + C",
+        up="2 S D + 2 S C + S",
+        states="client: both networks, mixtures; server: class means of both",
+        form={
+            "labels": LABELS,
+            **{name: rows_of("D" if name.endswith("features") else "C") for name in _MEANS},
+        },
+        unaligned_entries=("own_features", "auxiliary_features"),
+    )
 
     global_epochs: Annotated[int, Field(ge=0)] | None = None  # epochs of stage 1; None: local_epochs; 0: local-mutual
 

@@ -18,7 +18,7 @@ sizes. That code also clips clients' gradients at norm 100; here they are not cl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +27,17 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exchange,
+    Method,
+    MethodCard,
+    Phase,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -47,16 +57,18 @@ MAX_GRADIENT_NORM = 100.0  # largest norm of the server's gradient
 class FedL2G(Method):
     """One guiding vector per class, meta-learned on held-back samples."""
 
-    name: ClassVar[str] = "fedl2g"
-    paper: ClassVar[str] = "Zhang et al., 2024"
-    differs: ClassVar[str] = "anything (representation: equal feature width)"
-    down: ClassVar[str] = "C q, q = C or D"
-    up: ClassVar[str] = "S q + S"
-    form: ClassVar[upload_forms.Form | None] = {
-        "labels": upload_forms.LABELS,
-        "gradients": upload_forms.rows_of(upload_forms.width_of("guides")),
-    }
-    states: ClassVar[str] = "server: g"
+    card = MethodCard(
+        name="fedl2g",
+        paper="Zhang et al., 2024",
+        differs="anything (representation: equal feature width)",
+        down="C q, q = C or D",
+        up="S q + S",
+        states="server: g",
+        form={
+            "labels": upload_forms.LABELS,
+            "gradients": upload_forms.rows_of(upload_forms.width_of("guides")),
+        },
+    )
 
     guide: Literal["logits", "representation"] = "logits"  # the guided output
     guide_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -50,11 +50,11 @@ from polyfed.core.adapters import (
 )
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
-from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Ranks, Stage, Training
-from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, alike, as_sent
+from polyfed.core.upload_forms import Entry, Members, UploadContext, alike, as_sent
 from polyfed.errors import ConfigError
 from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
@@ -79,19 +79,21 @@ def _stacks(known: UploadContext) -> int:
 class FedLoRA(Method):
     """Low-rank adapters of unequal rank on a frozen network."""
 
-    name: ClassVar[str] = "fedlora"
-    paper: ClassVar[str] = "FLoRA, FlexLoRA, HETLoRA and others, 2024"
-    differs: ClassVar[str] = "rank of the adapters of one network"
-    down: ClassVar[str] = "P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))"
-    up: ClassVar[str] = "P_A(r) + P_h"
-    states: ClassVar[str] = "server: A, B, head; stack: the sum of updates"
-    delta_entries: ClassVar[tuple[str, ...]] = ("adapters", "head")
-    form: ClassVar[Form | None] = {
-        "adapters": _own_adapters,
-        "head": as_sent,
-        "merged": Entry((), (torch.int64,), 0, _stacks),
-    }
-    common_start: ClassVar[bool] = True
+    card = MethodCard(
+        name="fedlora",
+        paper="FLoRA, FlexLoRA, HETLoRA and others, 2024",
+        differs="rank of the adapters of one network",
+        down="P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))",
+        up="P_A(r) + P_h",
+        states="server: A, B, head; stack: the sum of updates",
+        form={
+            "adapters": _own_adapters,
+            "head": as_sent,
+            "merged": Entry((), (torch.int64,), 0, _stacks),
+        },
+        delta_entries=("adapters", "head"),
+        common_start="all",
+    )
 
     ranks: Ranks = "2 4 8"  # dealt to the clients in turn
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update counts alpha / rank

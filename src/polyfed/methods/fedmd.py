@@ -18,7 +18,7 @@ same rows, which every client has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +27,17 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exchange,
+    Method,
+    MethodCard,
+    Phase,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
@@ -39,13 +49,15 @@ from polyfed.methods.building_blocks import weight_averaging
 class FedMD(Method):
     """Distillation from the clients' mean scores on public data, then training on own data."""
 
-    name: ClassVar[str] = "fedmd"
-    paper: ClassVar[str] = "Li and Wang, NeurIPS workshop 2019"
-    down: ClassVar[str] = "L C, L public rows"
-    up: ClassVar[str] = "L C"
-    states: ClassVar[str] = "client: whether transfer learning is done; server: s"
-    aligned_entries: ClassVar[tuple[str, ...]] = ("scores",)
-    form: ClassVar[upload_forms.Form | None] = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
+    card = MethodCard(
+        name="fedmd",
+        paper="Li and Wang, NeurIPS workshop 2019",
+        down="L C, L public rows",
+        up="L C",
+        states="client: whether transfer learning is done; server: s",
+        form={"scores": upload_forms.Entry((lambda known: _asked(known), "C"))},
+        aligned_entries=("scores",),
+    )
 
     public_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on labeled public rows, once; 0: none
     private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows, after that; 0: none

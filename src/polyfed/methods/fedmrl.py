@@ -17,7 +17,8 @@ private one; all gradients are clipped at norm 50.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -61,9 +62,12 @@ class FusedModel(CompositeModel):
 class FedMRL(auxiliary_model.AuxiliaryModelMethod):
     """Nested heads on the fused representation of a private network and the auxiliary model."""
 
-    name: ClassVar[str] = "fedmrl"
-    paper: ClassVar[str] = "Yi et al., NeurIPS 2024"
-    states: ClassVar[str] = "client: own network, projection; server: auxiliary model"
+    card = replace(
+        auxiliary_model.AuxiliaryModelMethod.card,
+        name="fedmrl",
+        paper="Yi et al., NeurIPS 2024",
+        states="client: own network, projection; server: auxiliary model",
+    )
 
     feature_dim: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
 

@@ -14,7 +14,8 @@ part of a_k. From the authors' code: server momentum (gmf).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -38,16 +39,18 @@ from polyfed.methods.fedavg import FedAvg
 class FedNova(FedAvg):
     """Averaging of updates, normalized by each client's effective number of steps."""
 
-    name: ClassVar[str] = "fednova"
-    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    up: ClassVar[str] = "P + 2"
-    states: ClassVar[str] = "server: w, momentum m"
-    form: ClassVar[upload_forms.Form | None] = {
-        "model": upload_forms.as_sent,
-        "n": upload_forms.SAMPLES,
-        "a": upload_forms.NUMBER,
-    }
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        FedAvg.card,
+        name="fednova",
+        paper="Wang et al., NeurIPS 2020",
+        up="P + 2",
+        states="server: w, momentum m",
+        form={
+            "model": upload_forms.as_sent,
+            "n": upload_forms.SAMPLES,
+            "a": upload_forms.NUMBER,
+        },
+    )
 
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum of the server's step; 0: off
     mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term; 0: off

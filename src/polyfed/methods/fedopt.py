@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from dataclasses import replace
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,7 +27,6 @@ from torch import Tensor
 from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import SAMPLES, Form, as_sent
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 from polyfed.validation.effect import ActsWith
@@ -45,11 +45,7 @@ class Moments(NamedTuple):
 class FedOpt(FedAvg):
     """Federated averaging with an adaptive server optimizer."""
 
-    name: ClassVar[str] = "fedopt"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-    states: ClassVar[str] = "server: w, m, v"
-    form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(FedAvg.card, name="fedopt", paper="Reddi et al., ICLR 2021", states="server: w, m, v")
 
     server_optimizer: Literal["adam", "yogi", "adagrad", "none"] = "adam"  # how the server steps; "none": FedAvg
     server_lr: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.01  # learning rate of the server's step

@@ -19,7 +19,8 @@ of a class that nobody has sent yet is not sent, and nothing is learnt towards i
 from __future__ import annotations
 
 import functools
-from typing import Annotated, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -35,8 +36,7 @@ from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
 class FedORGP(TrainedPrototypes):
     """Server-trained prototypes at right angles to other classes, approached by cosine."""
 
-    name: ClassVar[str] = "fedorgp"
-    paper: ClassVar[str] = "Guo et al., arXiv:2502.16119"
+    card = replace(TrainedPrototypes.card, name="fedorgp", paper="Guo et al., arXiv:2502.16119")
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # lambda_c, weight of 1 - cosine to the prototypes; 0: Local
     predictor: Literal["prototype", "head"] = "head"  # predict by head or by largest cosine

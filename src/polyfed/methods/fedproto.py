@@ -23,7 +23,8 @@ to the count; it takes prototypes in train mode, while weights still change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,7 +32,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, update_rows
 from polyfed.functional.sphere_spreading import spread
 from polyfed.methods.building_blocks import prototypes
@@ -42,11 +42,13 @@ from polyfed.validation.effect import ActsWith
 class FedProto(prototypes.PrototypeMethod):
     """Averaged class means of representations, which regularize local training."""
 
-    name: ClassVar[str] = "fedproto"
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    up: ClassVar[str] = "S D + 2 S"
-    states: ClassVar[str] = "client: last P received; server: P, clients' classes"
-    form: ClassVar[Form | None] = prototypes.PrototypeMethod.form
+    card = replace(
+        prototypes.PrototypeMethod.card,
+        name="fedproto",
+        paper="Tan et al., AAAI 2022",
+        up="S D + 2 S",
+        states="client: last P received; server: P, clients' classes",
+    )
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
     spread_steps: Annotated[int, Field(ge=0)] = 0  # ProtoNorm: steps that push prototypes apart; 0: sent as averaged

@@ -12,7 +12,8 @@ term's gradient is treated as the rest.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -29,9 +30,7 @@ from polyfed.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """Averaging with a proximal term in the local loss."""
 
-    name: ClassVar[str] = "fedprox"
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(FedAvg.card, name="fedprox", paper="Li et al., MLSys 2020")
 
     mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg
 

@@ -20,7 +20,8 @@ here; the other one sends none. Neither has the lines that evaluate. (5) Its mea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -41,16 +42,19 @@ from polyfed.methods.building_blocks.trained_header import TrainedHeader
 class FedRE(TrainedHeader):
     """A global header, trained by the server on one random mixture of class means per client."""
 
-    name: ClassVar[str] = "fedre"
-    paper: ClassVar[str] = "Yao et al., CVPR 2026"
-    differs: ClassVar[str] = "anything before the head; a linear head of equal width"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "D + C"
-    states: ClassVar[str] = "server: the header"
-    form: ClassVar[upload_forms.Form | None] = {
-        "representation": upload_forms.Entry(("D",)),
-        "encoding": upload_forms.Entry(("C",), least=0, most=1),
-    }
+    card = replace(
+        TrainedHeader.card,
+        name="fedre",
+        paper="Yao et al., CVPR 2026",
+        differs="anything before the head; a linear head of equal width",
+        down="C D + C",
+        up="D + C",
+        states="server: the header",
+        form={
+            "representation": upload_forms.Entry(("D",)),
+            "encoding": upload_forms.Entry(("C",), least=0, most=1),
+        },
+    )
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: fixed random header
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received mixtures per round

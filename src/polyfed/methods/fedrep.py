@@ -16,14 +16,23 @@ newest phi. From the authors' code: it weighs by n_k (`weighting = "samples"`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Exchange,
+    Method,
+    MethodCard,
+    Phase,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import BODY, HEAD, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -34,15 +43,17 @@ from polyfed.methods.building_blocks import weight_averaging
 class FedRep(Method):
     """A shared extractor and personal heads, trained alternately."""
 
-    name: ClassVar[str] = "fedrep"
-    paper: ClassVar[str] = "Collins et al., ICML 2021"
-    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
-    down: ClassVar[str] = "P - P_h"
-    up: ClassVar[str] = "P - P_h"
-    states: ClassVar[str] = "client: h_k; server: phi"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
-    common_head: ClassVar[bool] = True
+    card = MethodCard(
+        name="fedrep",
+        paper="Collins et al., ICML 2021",
+        differs="depth; same-named tensors need the same shape (same-shape: anything)",
+        down="P - P_h",
+        up="P - P_h",
+        states="client: h_k; server: phi",
+        form={"model": upload_forms.as_sent},
+        delta_entries=("model",),
+        common_start="head",
+    )
 
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
     weighting: weight_averaging.Weighting = "uniform"  # "samples": p_k by training samples

@@ -21,7 +21,8 @@ clips gradients at norm 1 (`max_grad_norm = 1.0`).
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -37,8 +38,7 @@ from polyfed.methods.building_blocks import width_slicing
 class FedRolex(width_slicing.WidthSlicing):
     """Sub-models of one network, whose channels change from round to round."""
 
-    name: ClassVar[str] = "fedrolex"
-    paper: ClassVar[str] = "Alam et al., NeurIPS 2022"
+    card = replace(width_slicing.WidthSlicing.card, name="fedrolex", paper="Alam et al., NeurIPS 2022")
 
     step: Annotated[int, Field(ge=0)] = 1  # channels by which the window moves per round; 0: HeteroFL
 

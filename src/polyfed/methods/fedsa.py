@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -39,7 +40,6 @@ from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperpar
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, prototype_distance, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
@@ -51,11 +51,13 @@ from polyfed.methods.building_blocks import prototypes
 class FedSA(prototypes.PrototypeUploads):
     """One anchor per class, drawn apart at the server, for representations and heads."""
 
-    name: ClassVar[str] = "fedsa"
-    paper: ClassVar[str] = "Zhou et al., AAAI 2025"
-    down: ClassVar[str] = "C D"
-    states: ClassVar[str] = "client: gap of its last means; server: anchors"  # and, for "prototype", the mean means
-    form: ClassVar[Form | None] = prototypes.PrototypeUploads.form
+    card = replace(
+        prototypes.PrototypeUploads.card,
+        name="fedsa",
+        paper="Zhou et al., AAAI 2025",
+        down="C D",
+        states="client: gap of its last means; server: anchors",
+    )
 
     anchor_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance to the anchor; 0: off
     contrast: Annotated[float, Field(ge=0)] = 1.0  # weight of the contrast of anchors with a margin; 0: off

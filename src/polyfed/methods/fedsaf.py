@@ -22,7 +22,8 @@ measures and their scale, and "distance" as the default; (2) that the structure 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -41,9 +42,7 @@ from polyfed.methods.building_blocks import prototypes
 class FedSAF(prototypes.PrototypeUploads):
     """Averaged class means, whose structure regularizes local training."""
 
-    name: ClassVar[str] = "fedsaf"
-    paper: ClassVar[str] = "Wu et al., 2026"
-    states: ClassVar[str] = "server: P"
+    card = replace(prototypes.PrototypeUploads.card, name="fedsaf", paper="Wu et al., 2026", states="server: P")
 
     structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the structures' difference; 0: Local
     structure: Measure = "distance"  # compared: distances of class means, centered Gram matrices, or their CKA

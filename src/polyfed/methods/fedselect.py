@@ -23,7 +23,7 @@ clients of the first round are those of every round; buffers are not averaged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -32,7 +32,7 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, get_group, get_tensor
-from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -47,14 +47,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class FedSelect(Method):
     """Averaging of shared entries; the personal ones are selected during training."""
 
-    name: ClassVar[str] = "fedselect"
-    paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
-    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
-    down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
-    up: ClassVar[str] = "P - M_k (plus P / 32 when M_k grows)"
-    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.sparsified, "mask": upload_forms.bits}
-    states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="fedselect",
+        paper="Tamirisa et al., CVPR 2024",
+        differs="depth; same-named tensors need the same shape (same-shape: anything)",
+        down="P - M_k, M_k the client's personal entries",
+        up="P - M_k (plus P / 32 when M_k grows)",
+        states="client: m_k, a_k; server: w, all m_k",
+        form={"model": upload_forms.sparsified, "mask": upload_forms.bits},
+        ignores_initial_weights=True,
+    )
 
     personal_rate: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
     max_personal_fraction: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)

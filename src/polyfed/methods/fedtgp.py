@@ -20,7 +20,8 @@ From that code: it collects the means from the network as it was before training
 from __future__ import annotations
 
 import functools
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -37,8 +38,7 @@ from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
 class FedTGP(TrainedPrototypes):
     """Server-trained prototypes with a margin between classes."""
 
-    name: ClassVar[str] = "fedtgp"
-    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
+    card = replace(TrainedPrototypes.card, name="fedtgp", paper="Zhang et al., AAAI 2024")
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off

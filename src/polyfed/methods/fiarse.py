@@ -24,7 +24,7 @@ initial weights are small; such a sub-model is constant and learns nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import Form, as_sent
+from polyfed.core.upload_forms import as_sent
 from polyfed.functional import magnitudes, masks
 from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
@@ -50,15 +50,17 @@ _NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 class FIARSE(Method):
     """Sub-models of the weights that are largest in magnitude."""
 
-    name: ClassVar[str] = "fiarse"
-    paper: ClassVar[str] = "Wu et al., NeurIPS 2024"
-    differs: ClassVar[str] = "number of weights: sub-models of one network"
-    down: ClassVar[str] = "K_k, entries of the client's sub-model (plus P / 32 where K_k < P)"
-    up: ClassVar[str] = "K_k"
-    states: ClassVar[str] = "server: w"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = {"model": as_sent}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="fiarse",
+        paper="Wu et al., NeurIPS 2024",
+        differs="number of weights: sub-models of one network",
+        down="K_k, entries of the client's sub-model (plus P / 32 where K_k < P)",
+        up="K_k",
+        states="server: w",
+        form={"model": as_sent},
+        delta_entries=("model",),
+        ignores_initial_weights=True,
+    )
 
     shares: Shares = "1 0.25 0.0625 0.015625"  # of the weights, dealt to the clients in turn
     threshold: Literal["global", "layer"] = "global"  # a share of all weights together; "layer": of each layer's

@@ -18,7 +18,8 @@ implementation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -28,7 +29,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Form
 from polyfed.functional.channel_slices import first_channels
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods.building_blocks import width_slicing
@@ -38,14 +38,16 @@ from polyfed.methods.building_blocks import width_slicing
 class FjORD(width_slicing.SlicedMethod):
     """Ordered dropout: nested widths of one network."""
 
-    name: ClassVar[str] = "fjord"
-    paper: ClassVar[str] = "Horváth et al., NeurIPS 2021"
-    differs: ClassVar[str] = "width: sub-models of one network"
-    down: ClassVar[str] = "P(p_i) + S(p_i), plus P(p_i) for statistics"
-    up: ClassVar[str] = "P(p_i), plus S(p_i) + 1 for statistics"
-    states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
-    form: ClassVar[Form | None] = width_slicing.FORM
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        width_slicing.SlicedMethod.card,
+        name="fjord",
+        paper="Horváth et al., NeurIPS 2021",
+        differs="width: sub-models of one network",
+        down="P(p_i) + S(p_i), plus P(p_i) for statistics",
+        up="P(p_i), plus S(p_i) + 1 for statistics",
+        states="server: w, BatchNorm's statistics by width",
+        ignores_initial_weights=True,
+    )
 
     num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
     distill: bool = True  # distill the widest pass; False: train on labels only

@@ -13,7 +13,8 @@ CE, and the squared difference of both outputs that of KL.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -27,8 +28,7 @@ from polyfed.methods.building_blocks import auxiliary_model
 class FML(auxiliary_model.AuxiliaryModelMethod):
     """Mutual distillation between a private network and the averaged auxiliary model."""
 
-    name: ClassVar[str] = "fml"
-    paper: ClassVar[str] = "Shen et al., 2020"
+    card = replace(auxiliary_model.AuxiliaryModelMethod.card, name="fml", paper="Shen et al., 2020")
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # weight of labels in the private network's loss; 1: Local
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same for the auxiliary model; 1: FedAvg

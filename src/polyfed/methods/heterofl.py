@@ -18,7 +18,7 @@ bottleneck block, so ResNet152 cannot have run with it unchanged.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from polyfed.core.method import hyperparameters
 from polyfed.methods.building_blocks import width_slicing
@@ -28,5 +28,4 @@ from polyfed.methods.building_blocks import width_slicing
 class HeteroFL(width_slicing.WidthSlicing):
     """Narrower sub-models of one network, averaged over the clients that hold a weight."""
 
-    name: ClassVar[str] = "heterofl"
-    paper: ClassVar[str] = "Diao et al., ICLR 2021"
+    card = replace(width_slicing.WidthSlicing.card, name="heterofl", paper="Diao et al., ICLR 2021")

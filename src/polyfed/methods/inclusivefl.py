@@ -20,7 +20,7 @@ averaged, not distilled.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -29,7 +29,7 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -44,15 +44,17 @@ _LAYERS: weight_averaging.Aggregation = "layer-wise"
 class InclusiveFL(Method):
     """Layer-wise averaging, with momentum distillation into the last blocks of smaller networks."""
 
-    name: ClassVar[str] = "inclusivefl"
-    paper: ClassVar[str] = "Liu et al., KDD 2022"
-    differs: ClassVar[str] = "depth; same-named tensors need the same shape"
-    down: ClassVar[str] = "P"
-    up: ClassVar[str] = "P + 1"
-    states: ClassVar[str] = "server: w, each architecture's own layers and m"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES}
-    ignores_initial_weights: ClassVar[bool] = True
+    card = MethodCard(
+        name="inclusivefl",
+        paper="Liu et al., KDD 2022",
+        differs="depth; same-named tensors need the same shape",
+        down="P",
+        up="P + 1",
+        states="server: w, each architecture's own layers and m",
+        form={"model": upload_forms.as_sent, "n": upload_forms.SAMPLES},
+        delta_entries=("model",),
+        ignores_initial_weights=True,
+    )
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # weight of the larger one's update; 0: no distillation
     local_last_block: bool = True  # False: average last blocks layer-wise

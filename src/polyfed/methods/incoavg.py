@@ -17,7 +17,8 @@ reference. (4) Convolutions alone, larger than 1 x 1; transformers (one norm lay
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -33,8 +34,7 @@ from polyfed.methods.fedavg import FedAvg
 class InCoAvg(FedAvg):
     """Averaging, with updates of deep layers corrected by those of shallow ones."""
 
-    name: ClassVar[str] = "incoavg"
-    paper: ClassVar[str] = "Chan et al., ICLR 2024"
+    card = replace(FedAvg.card, name="incoavg", paper="Chan et al., ICLR 2024")
 
     theta_rule: Literal["code", "paper", "none"] = "code"  # correction towards g_0; "none": FedAvg
     weighting: weight_averaging.Weighting = "uniform"  # "samples": by training samples

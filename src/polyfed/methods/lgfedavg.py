@@ -16,14 +16,14 @@ Heads of different shapes are rejected before round 1; `models.feature_dim` give
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import BODY, HEAD, float_state, head_names, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
@@ -37,14 +37,16 @@ _SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY,
 class LGFedAvg(Method):
     """A shared head on personal extractors."""
 
-    name: ClassVar[str] = "lgfedavg"
-    paper: ClassVar[str] = "Liang et al., NeurIPS workshop 2019"
-    differs: ClassVar[str] = "anything before the head; heads with the same tensors"
-    down: ClassVar[str] = "P_h"
-    up: ClassVar[str] = "P_h"
-    states: ClassVar[str] = "server: h"
-    delta_entries: ClassVar[tuple[str, ...]] = ("shared",)
-    form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
+    card = MethodCard(
+        name="lgfedavg",
+        paper="Liang et al., NeurIPS workshop 2019",
+        differs="anything before the head; heads with the same tensors",
+        down="P_h",
+        up="P_h",
+        states="server: h",
+        form={"shared": upload_forms.as_sent},
+        delta_entries=("shared",),
+    )
 
     shared_part: Literal["none", "head", "upper", "all"] = (
         "head"  # "upper": all but the extractor; none: Local, all: FedAvg

@@ -5,16 +5,11 @@ In each round in which it is selected, a client trains for the recipe's local ep
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from polyfed.core.method import Method, hyperparameters
-from polyfed.core.upload_forms import Form
+from polyfed.core.method import Method, MethodCard, hyperparameters
 
 
 @hyperparameters
 class Local(Method):
     """Local training without communication."""
 
-    name: ClassVar[str] = "local"
-    paper: ClassVar[str] = "none: training without communication"
-    form: ClassVar[Form | None] = {}
+    card = MethodCard(name="local", paper="none: training without communication", form={})

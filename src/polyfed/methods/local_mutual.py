@@ -9,10 +9,9 @@ not clipped. (3) One optimizer takes both networks' steps. The candidates of the
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from polyfed.core.method import hyperparameters
-from polyfed.core.upload_forms import Form
 from polyfed.methods.building_blocks.mutual_learning import MutualLearning
 
 
@@ -20,7 +19,10 @@ from polyfed.methods.building_blocks.mutual_learning import MutualLearning
 class LocalMutual(MutualLearning):
     """Local training of two networks that teach each other, without communication."""
 
-    name: ClassVar[str] = "local-mutual"
-    paper: ClassVar[str] = "none: the local stage of FedKWAZ, NeurIPS 2025"
-    states: ClassVar[str] = "client: both networks, mixtures"
-    form: ClassVar[Form | None] = {}
+    card = replace(
+        MutualLearning.card,
+        name="local-mutual",
+        paper="none: the local stage of FedKWAZ, NeurIPS 2025",
+        states="client: both networks, mixtures",
+        form={},
+    )

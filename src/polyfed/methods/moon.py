@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -33,9 +34,7 @@ from polyfed.methods.fedavg import FedAvg
 class MOON(FedAvg):
     """Averaging of weights with a model-contrastive loss."""
 
-    name: ClassVar[str] = "moon"
-    paper: ClassVar[str] = "Li et al., CVPR 2021"
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(FedAvg.card, name="moon", paper="Li et al., CVPR 2021")
 
     mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0: FedAvg
     temperature: Annotated[float, Field(gt=0)] = 0.5  # T; larger is weaker

@@ -18,7 +18,8 @@ BatchNorm's statistics are averaged, without server_lr, and have no variates; "I
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -42,17 +43,19 @@ _SUM = "control"  # in the server's state: the sum of all c_k
 class SCAFFOLD(FedAvg):
     """Averaging of weights, with control variates against client drift."""
 
-    name: ClassVar[str] = "scaffold"
-    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    down: ClassVar[str] = "2 P + 1"
-    up: ClassVar[str] = "2 P + 1"
-    states: ClassVar[str] = "client: c_k, previous c_k; server: w, c"
-    form: ClassVar[upload_forms.Form | None] = {
-        "model": upload_forms.as_sent,
-        "n": upload_forms.SAMPLES,
-        "control": upload_forms.as_sent,
-    }
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        FedAvg.card,
+        name="scaffold",
+        paper="Karimireddy et al., ICML 2020",
+        down="2 P + 1",
+        up="2 P + 1",
+        states="client: c_k, previous c_k; server: w, c",
+        form={
+            "model": upload_forms.as_sent,
+            "n": upload_forms.SAMPLES,
+            "control": upload_forms.as_sent,
+        },
+    )
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # server's step size; 1: plain mean

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import AfterValidator, Field
@@ -31,7 +32,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Form
 from polyfed.functional.channel_slices import Kept, first_channels
 from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods.building_blocks import width_slicing
@@ -66,14 +66,16 @@ def _checked(text: str) -> str:
 class ScaleFL(width_slicing.SlicedMethod):
     """Narrower and shallower sub-models of one network with early exits."""
 
-    name: ClassVar[str] = "scalefl"
-    paper: ClassVar[str] = "Ilhan et al., CVPR 2023"
-    differs: ClassVar[str] = "width and depth: sub-models of one network"
-    down: ClassVar[str] = "P(l) + S(l), plus P(l) for statistics"
-    up: ClassVar[str] = "P(l), plus S(l) + 1 for statistics"
-    states: ClassVar[str] = "server: w with its exits, clients' levels, BatchNorm's statistics by level"
-    form: ClassVar[Form | None] = width_slicing.FORM
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        width_slicing.SlicedMethod.card,
+        name="scalefl",
+        paper="Ilhan et al., CVPR 2023",
+        differs="width and depth: sub-models of one network",
+        down="P(l) + S(l), plus P(l) for statistics",
+        up="P(l), plus S(l) + 1 for statistics",
+        states="server: w with its exits, clients' levels, BatchNorm's statistics by level",
+        ignores_initial_weights=True,
+    )
 
     levels: Annotated[str, AfterValidator(_checked)] = (
         "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each level

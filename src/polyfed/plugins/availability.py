@@ -44,7 +44,7 @@ class ClientAvailability(Plugin):
         Raises:
             ConfigError: nobody would be there in round 1, or a setting could not act.
         """
-        if setup.method.alone and self.settings.delay_rate:
+        if setup.method.card.alone and self.settings.delay_rate:
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no availability.delay_rate, as nothing crosses that could be "
                 f"late, got {self.settings.delay_rate:g}"

@@ -56,9 +56,9 @@ class UploadCompression(Plugin):
         method = setup.method
         if self.settings.top_k_fraction == 1 or not has_upload(method):
             return
-        messages = setup.first_messages.values() if method.delta_entries else ()
-        if not any(entry in sent for sent in messages for entry in method.delta_entries):
-            name = method.display_name
+        messages = setup.first_messages.values() if method.card.delta_entries else ()
+        if not any(entry in sent for sent in messages for entry in method.card.delta_entries):
+            name = method.name
             raise ConfigError(
                 f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got "
                 f"{name}"

@@ -116,7 +116,7 @@ class DeviceSimulation(Plugin):
             ConfigError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
                 out, or are all there are; or a deadline where every client is alone; or uploads cannot be buffered.
         """
-        if setup.method.alone and self.settings.round_timeout is not None:
+        if setup.method.card.alone and self.settings.round_timeout is not None:
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
                 f"for it, got {self.settings.round_timeout:g}"

@@ -37,7 +37,7 @@ class FrozenParameters(Plugin):
         """The upload without what is frozen and as it came down."""
         frozen = _frozen(client.model)
         shorter = {}
-        for entry in method.delta_entries:
+        for entry in method.card.delta_entries:
             base = members(received, entry)
             group = members(upload, entry)
             kept = {
@@ -53,7 +53,7 @@ class FrozenParameters(Plugin):
         """The upload with what it lacks of the frozen parameters, as these were sent."""
         frozen = self._frozen.get(job.client.architecture, frozenset())
         whole = {}
-        for entry in method.delta_entries:
+        for entry in method.card.delta_entries:
             base = members(job.message, entry)
             group = members(upload, entry)
             lacks = [name for name in base if name in frozen and name not in group]

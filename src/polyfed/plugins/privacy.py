@@ -55,16 +55,16 @@ class UploadPrivacy(Plugin):
         method = setup.method
         if not self.settings.upload_clip_norm or not has_upload(method):
             return
-        name = method.display_name
+        name = method.name
         for entry, reason in method.fixed_entries.items():
             sent = f"'{entry}': {reason}"
             raise ConfigError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
-        if not method.delta_entries:
+        if not method.card.delta_entries:
             return
         for architecture, client in setup.first_of_each_architecture().items():
             network = setup.model_factory.module(architecture)
             statistics = batchnorm_buffers(network)
-            for entry in method.delta_entries:
+            for entry in method.card.delta_entries:
                 sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
                 sent_statistics.extend(static_statistics(network))  # taken and sent after training
                 if sent_statistics:
@@ -147,14 +147,14 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
     """
     statistics = batchnorm_buffers(client.model)
     weights = endings(name for name, _ in client.model.named_parameters())
-    who = method.display_name
+    who = method.name
     for key in floats:
         if key in statistics:
             raise ConfigError(_no_statistics(who, key))
         if key in weights and key not in base:
             raise ConfigError(
                 f"privacy: expected changes of weights that came down, or figures of the data, from {who}, got whole "
-                f"weights, '{name}/{key}' (see Method.delta_entries)"
+                f"weights, '{name}/{key}' (see MethodCard.delta_entries)"
             )
 
 

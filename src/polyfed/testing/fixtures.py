@@ -189,7 +189,7 @@ class ReorderedClient(Client):
         return Client.generator(other, purpose)
 
 
-# results ----------------------------------------------------------------------------------------------------------
+# what came of it ---------------------------------------------------------------------------------------------------
 
 
 def weights(federation: Federation) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ class ConformanceKit:
     @property
     def name(self) -> str:
         """The method's."""
-        return self.method.display_name
+        return self.method.name
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:

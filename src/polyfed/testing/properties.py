@@ -117,8 +117,8 @@ def declared(kit: ConformanceKit) -> None:
     """Name, paper, docstring, stage and hyperparameters are there; a wrong hyperparameter is refused."""
     method = kit.method
     kind = type(kit.method)
-    if not method.name or not method.paper:
-        kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
+    if not method.card.name or not method.card.paper:
+        kit.fail("expected a name and the paper it comes from (`card`)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
         kit.fail("expected a docstring that says what it does")
     if any(type(other) is not kind or other == method for other in method.alternative_predictors.values()):
@@ -212,12 +212,12 @@ def data_are_shuffled(kit: ConformanceKit) -> None:
         kit.fail("another order of the training data gives the same weights: the batches handed in are not used")
 
 
-# uploads: their form, their order, any subset of them, and who counts how much -----------------------------------------
+# uploads: their form, their order, whoever answers, and who counts how much -------------------------------------------
 
 
 def uploads_have_their_form(kit: ConformanceKit) -> None:
     """What clients upload is of the `form` that the method declares, if it declares one."""
-    form = kit.method.form
+    form = kit.method.card.form
     if form is None:
         return
 
@@ -268,7 +268,7 @@ def client_order_invariant(kit: ConformanceKit) -> None:
 
 
 def any_subset(kit: ConformanceKit) -> None:
-    """With any subset of uploads nothing breaks; with none, what the server sends stays as it is."""
+    """Whoever answers, nothing breaks; if nobody does, what the server sends stays as it is."""
 
     def look(scene: AggregationScene) -> None:
         for chosen in subsets(sorted(scene.uploads)):
@@ -335,7 +335,7 @@ def _no_shrinking(kit: ConformanceKit, name: str, one: Tensor, all_: Tensor) -> 
         if single > 1e-4 and whole < single / 3:
             kit.fail(
                 f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it (averaged "
-                "weights do so where clients begin with different ones: set common_head or common_start)"
+                "weights do so where clients begin with different ones: set common_start in its card)"
             )
         if whole > 1e-4 and single < whole / 3:
             kit.fail(f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers")
@@ -407,7 +407,7 @@ def degenerate_clients(kit: ConformanceKit) -> None:
 
 
 def batchnorm(kit: ConformanceKit) -> None:
-    """A model with BatchNorm works; a method that shares its weights shares its statistics, averaged over all."""
+    """A model with BatchNorm works, and whoever shares its weights shares its statistics, averaged over all."""
     among = kit.world(one=True, norm=True, sizes=(9, *SIZES[1:]))
     scenes: list[AggregationScene] = []
     kit.aggregations(among, SHORT, scenes.append)
@@ -505,7 +505,7 @@ def nothing_aliased(kit: ConformanceKit) -> None:
 
 
 def nothing_written_in_place(kit: ConformanceKit) -> None:
-    """Messages, states, contexts and data are replaced and never written into, with any subset of uploads."""
+    """Messages, states, contexts and data are replaced and never written into, whoever answers."""
     kit.no_offence("written")
 
     def look(scene: AggregationScene) -> None:
@@ -576,7 +576,7 @@ def goes_on_after_its_end(kit: ConformanceKit) -> None:
     if found is not None:
         kit.fail(
             f"after the two rounds that were planned, two more end otherwise than four at once: {found}; what depends "
-            "on the number of rounds (server.rounds, training.rounds) is declared in `planned`"
+            "on the number of rounds (server.rounds, training.rounds) is said in `planned`"
         )
 
 
@@ -809,7 +809,7 @@ def _judge_hyperparameter(
     if hyperparameter in kit.no_effect:
         if any(tried.values()):
             kit.fail(
-                f"the hyperparameter '{hyperparameter}' has `no_effect` ({kit.no_effect[hyperparameter]}), "
+                f"the hyperparameter '{hyperparameter}' is said to have no effect ({kit.no_effect[hyperparameter]}), "
                 "but changes something"
             )
     elif not tried:

@@ -35,12 +35,11 @@ class Spy(Method):
 
     Args:
         inner: the method.
-        every: around all hooks, with the hook's name first: (name, call, *arguments). around: hook -> function.
+        every: around all hooks, told the hook's name first: (name, call, *arguments). around: hook -> function.
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
-        read = ("name", "paper", "delta_entries", "form", "common_head", "common_start")
-        vars(self).update({name: getattr(inner, name) for name in read}, inner=inner)
+        vars(self).update(card=inner.card, inner=inner)
 
         for hook in HOOKS:
             call = getattr(inner, hook)

@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
 class Passages(FedAvg):
     """Two exchanges in a round and a final one, with phases that no message could carry."""
 
-    name: ClassVar[str] = "exchanges"
+    card = replace(FedAvg.card, name="exchanges", form=None)
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         heads = Phase(1, trains=lambda name: name.startswith("head"), name="heads")
@@ -192,7 +193,7 @@ def test_exchanges_phases_and_the_final_round() -> None:
 class Remembers(Local):
     """Keeps something for good, and something that changes."""
 
-    name: ClassVar[str] = "remembers"
+    card = replace(Local.card, name="remembers", ignores_initial_weights=False)
 
     def receive(self, client: Client, message: Message) -> Context:
         client.state.setdefault("kept", {"once": torch.arange(4)})

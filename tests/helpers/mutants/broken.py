@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from polyfed.core.message import Message, State, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, StepResult, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model, float_state
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Form, as_sent
+from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import weight_averaging
@@ -417,7 +418,7 @@ class ForgetsWhatNobodySent(FedAvg):
 class UnknownStage(FedAvg):
     """Which model is scored is not said in the house's words."""
 
-    name: ClassVar[str] = "unknown-stage"
+    card = replace(FedAvg.card, name="unknown-stage")
 
     @property
     def evaluation_stage(self) -> Any:
@@ -435,4 +436,4 @@ class NeedsNothing(FedGH):
 class SaysHalfOfWhatItSends(FedAvg):
     """Its form has no number of samples, which its upload has: a server would refuse everybody."""
 
-    form: ClassVar[Form | None] = {"model": as_sent}
+    card = replace(FedAvg.card, form={"model": as_sent})

@@ -6,7 +6,8 @@ They are no reference: the library's own versions come with their papers' detail
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,16 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Message, clone, get_group, get_tensor
-from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    StepResult,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import float_state, load_state, trainable_parameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -30,7 +40,7 @@ from polyfed.testing.fixtures import tiny_model
 class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
-    name: ClassVar[str] = "toy-fedprox"
+    card = replace(FedAvg.card, name="toy-fedprox", ignores_initial_weights=False)
     mu: float = 0.5  # 0 is FedAvg
 
     def receive(self, client: Client, message: Message) -> Context:
@@ -46,8 +56,7 @@ class FedProx(FedAvg):
 class FedProto(Method):
     """Class means of representations as targets, and the nearest one as prediction."""
 
-    name: ClassVar[str] = "toy-fedproto"
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
+    card = MethodCard(name="toy-fedproto", paper="Tan et al., AAAI 2022")
     strength: float = 1.0  # lambda; 0 is Local
     predicts: Literal["prototype", "head"] = "prototype"
 
@@ -130,8 +139,7 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 class FML(Method):
     """Mutual learning of a private and a shared network."""
 
-    name: ClassVar[str] = "toy-fml"
-    paper: ClassVar[str] = "Shen et al., 2020"
+    card = MethodCard(name="toy-fml", paper="Shen et al., 2020")
     alpha: float = 0.5  # 1: the private network learns alone
     beta: float = 0.5  # 1: the shared one does
 
@@ -177,7 +185,7 @@ def part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class Scaffold(FedAvg):
     """Control variates: every step's gradient plus c - c_i; c_i is then the mean of the round's own gradients."""
 
-    name: ClassVar[str] = "toy-scaffold"
+    card = replace(FedAvg.card, name="toy-scaffold", form=None, ignores_initial_weights=False)
     weighting: Literal["samples", "uniform"] = "uniform"
 
     @property
@@ -224,8 +232,7 @@ class Scaffold(FedAvg):
 class Drift(Method):
     """Every client moves along a random direction beside its loss: a method that draws, in the allowed way."""
 
-    name: ClassVar[str] = "toy-drift"
-    paper: ClassVar[str] = "none"
+    card = MethodCard(name="toy-drift", paper="none")
     size: float = 0.1
 
     @property

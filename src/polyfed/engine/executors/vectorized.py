@@ -153,7 +153,7 @@ class VectorizedExecutor:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._say(f"{self._context.method.display_name}: {text}")
+            self._say(f"{self._context.method.name}: {text}")
 
     def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> list[JobResult]:
         """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import SAMPLES, Entry, Form, Members, UploadContext, UpTo, as_sent
+from polyfed.core.upload_forms import SAMPLES, Entry, Members, UploadContext, UpTo, as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.methods.building_blocks import weight_averaging
 
@@ -80,12 +80,13 @@ SHARED_HEAD = "all clients train one auxiliary model, head included"  # why outp
 class AuxiliaryModelMethod(Method):
     """Clients train a network of their own and an auxiliary model. Only the latter is sent and averaged."""
 
-    differs: ClassVar[str] = "anything"
-    down: ClassVar[str] = "P_m"
-    up: ClassVar[str] = "P_m + 1"
-    states: ClassVar[str] = "client: own network; server: m"
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
+    card = MethodCard(
+        down="P_m",
+        up="P_m + 1",
+        states="client: own network; server: m",
+        form={"model": as_sent, "n": SAMPLES},
+        delta_entries=("model",),
+    )
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the auxiliary model: "largest", or a model's name
     weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"

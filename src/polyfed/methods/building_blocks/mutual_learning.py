@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Method, Requirements, hyperparameters
+from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy, kl_divergence, mse_loss
@@ -42,7 +42,7 @@ _MIXTURES = 3  # for the representations, for w's scores, for m's
 class MutualLearning(Method):
     """The local stage."""
 
-    differs: ClassVar[str] = "anything; equal feature width"
+    card = MethodCard(differs="anything; equal feature width")
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the second network: "largest", or a model's name
     temperature: Annotated[float, Field(gt=0)] = 4.0  # T, by which scores are divided before they are compared
@@ -76,7 +76,7 @@ class MutualLearning(Method):
         """Pair both networks, which represent in one width."""
         if own.feature_dim != auxiliary.feature_dim:
             raise ConfigError(
-                f"{self.display_name} needs one feature width for both networks of a client; '{own.architecture}' "
+                f"{self.name} needs one feature width for both networks of a client; '{own.architecture}' "
                 f"gives {own.feature_dim}, the second network {auxiliary.feature_dim}; set models.feature_dim to add a "
                 f"projection, or another network as method.shared"
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -21,11 +21,20 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Group, Message, get_group, get_tensor, nbytes
-from polyfed.core.method import Batch, Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exposed,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
+from polyfed.core.upload_forms import COUNTS, LABELS, rows_of
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import nearest_prototype_scores, prototype_distance, to_dense
 from polyfed.functional.losses import cross_entropy
@@ -105,11 +114,13 @@ def predict_scores(
 class PrototypeUploads(Method):
     """Clients upload the class means of their trained networks' representations: "labels" and "prototypes" (S, D)."""
 
-    differs: ClassVar[str] = "anything; equal feature width"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "S D + S"
-    form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
+    card = MethodCard(
+        differs="anything; equal feature width",
+        down="C D + C",
+        up="S D + S",
+        form={"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS},
+        unaligned_entries=("prototypes",),
+    )
 
     @property
     def requirements(self) -> Requirements:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -24,7 +25,7 @@ class TrainedPrototypes(prototypes.PrototypeMethod):
     A method gives the loss of the fit (`server_loss`).
     """
 
-    states: ClassVar[str] = "client: last P received; server: prototype network, P"
+    card = replace(prototypes.PrototypeMethod.card, states="client: last P received; server: prototype network, P")
 
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random

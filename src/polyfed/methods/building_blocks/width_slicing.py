@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, Field
@@ -27,6 +27,7 @@ from polyfed.core.method import (
     Context,
     Exchange,
     Method,
+    MethodCard,
     Requirements,
     StepResult,
     TrainingResult,
@@ -332,9 +333,7 @@ FORM: Form = {
 class SlicedMethod(Method):
     """Clients train slices of one network that the server keeps: what all such methods have in common."""
 
-    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
-    aligned_entries: ClassVar[tuple[str, ...]] = ("statistics",)
-    form: ClassVar[Form | None] = FORM
+    card = MethodCard(form=FORM, delta_entries=("model",), aligned_entries=("statistics",))
 
     @property
     def requirements(self) -> Requirements:
@@ -358,11 +357,14 @@ class SlicedMethod(Method):
 class WidthSlicing(SlicedMethod):
     """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
 
-    differs: ClassVar[str] = "width: sub-models of one network"
-    down: ClassVar[str] = "P(r) + S(r), plus P(r) for statistics"
-    up: ClassVar[str] = "P(r) + C bytes, plus S(r) + 1 for statistics"
-    states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
-    ignores_initial_weights: ClassVar[bool] = True
+    card = replace(
+        SlicedMethod.card,
+        differs="width: sub-models of one network",
+        down="P(r) + S(r), plus P(r) for statistics",
+        up="P(r) + C bytes, plus S(r) + 1 for statistics",
+        states="server: w, BatchNorm's statistics by rate",
+        ignores_initial_weights=True,
+    )
 
     rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and proportions; "dynamic": redrawn every round, "fix": never
     masked: bool = True  # ignore logits and rows of absent classes
@@ -408,8 +410,6 @@ class WidthSlicing(SlicedMethod):
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         return clip_gradients(super().gradients(model, batch, context), self.max_grad_norm)
-
-    form: ClassVar[Form | None] = FORM
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return upload(client, self.masked)

@@ -8,7 +8,6 @@ import io
 import json
 import re
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.loggers.console import Console
-from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_formats import to_html
-from polyfed.report.plot_style import empty_figure, save
 from polyfed.report.results_page import results_page
-from polyfed.report.run_records import load_runs
-from polyfed.report.sweeps import SweepRow, SweepTable
-from polyfed.report.sweeps import to_csv as sweep_to_csv
-from polyfed.report.sweeps import to_markdown as sweep_to_markdown
 from polyfed.results.read import seal, unseal
 from tests.helpers.small_recipe import small_recipe
 
@@ -74,15 +66,6 @@ def test_no_cell_is_computed(cell: str) -> None:
 def test_numbers_stay_numbers(number: float | str) -> None:
     (_, (read,)) = csv.reader(io.StringIO(csv_text(["x"], [{"x": number}])))
     assert read == str(number)
-
-
-def test_lines_are_those_of_the_csv_module() -> None:
-    rows = [{"name": 'a "b", c', "none": None, "yes": True}, {"name": "two\nlines"}, {}]
-    expected = io.StringIO()
-    writer = csv.DictWriter(expected, ["name", "none", "yes"], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    assert csv_text(["name", "none", "yes"], rows) == expected.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -219,35 +202,3 @@ def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPa
             )  # a block of code is as it is
     assert "'=1+1" in made["comparison.csv"]
     assert "'@SUM(A1)" in made["new.csv"]
-
-
-def test_svg_is_xml_whatever_is_on_its_axes(tmp_path: Path) -> None:
-    figure, axes = empty_figure(f"title {LABEL}", f"about {LABEL}")
-    axes.set_yticks([0, 1], [LABEL, CLASS], parse_math=False)
-    axes.plot([0, 1], [0, 1], label=LABEL)
-    axes.legend()
-    svg = next(file for file in save(figure, tmp_path, "odd") if file.suffix == ".svg").read_text(encoding="utf-8")
-    assert not CONTROLS.search(svg)
-    ElementTree.fromstring(svg)
-
-
-def test_tables_in_python(odd: Path) -> None:
-    table = compare_runs(load_runs(odd / "run"))
-    for text in (str(table), to_html(table)):
-        assert not CONTROLS.search(text)
-        assert "\\x1b" in text
-
-
-def test_tables_of_sweeps() -> None:
-    numbers = {"validation": 0.5, "validation_std": None, "accuracy": 0.5, "accuracy_std": None, "best": 0.5}
-    more = {"local": 0.4, "difference": -0.1, "difference_std": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
-    row = SweepRow(
-        method=f"=cmd{ESC}<b>", stage="personal", settings={"training.lr": -0.1}, seeds=(0,), refused=0, runs=(),
-        words=("--set", "`<b>`"), chosen=True, **numbers, **more,
-    )  # fmt: skip
-    table = SweepTable(("training.lr",), f"caption{ESC}<b>", (row,), (f"note{ESC}<b>",))
-    page, sheet = sweep_to_markdown(table), sweep_to_csv(table)
-    assert not CONTROLS.search(page + sheet)
-    assert not TAG.search(re.sub(r"`[^`]*`", "", page))
-    assert harmless_cells(sheet)
-    assert ",-0.1" in sheet

@@ -21,7 +21,6 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
-from polyfed.own_methods import method_class
 from polyfed.registry import folders_of, import_object
 from tests.helpers.small_recipe import small_recipe
 
@@ -231,21 +230,6 @@ def test_what_is_no_method_is_one_line(project: Path, name: str, says: str, caps
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        ("shar = 0.5", "unknown key 'methods.half-way.shar'; did you mean 'share'?"),
-        ("share = 2.0", "methods.half-way.share: expected at most 1, got 2.0"),
-        ("share = 'much'", "methods.half-way.share: expected a number, got 'much'"),
-    ],
-)
-def test_hyperparameters_are_checked_like_built_in_ones(project: Path, table: str, says: str) -> None:
-    (project / "mine.toml").write_text(RECIPE + VARIANT.replace("share = 0.5", table))
-    with pytest.raises(ConfigError) as refused:
-        Recipe.load(project / "mine.toml")
-    assert str(refused.value) == says
-
-
 def test_a_module_that_has_gone_is_one_line_that_says_where_it_was(project: Path) -> None:
     pf.run(project / "mine.toml", method="own_all:Gentle", out="run")
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
@@ -269,25 +253,6 @@ def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
     for read in (lambda: load_model("run", 0, trust=True), lambda: Recipe.of_run("run", trust=True)):
         with pytest.raises(ConfigError, match="cannot import method"):
             read()
-
-
-def test_folders_in_an_index_of_models_are_texts(project: Path) -> None:
-    pf.run(project / "mine.toml", method="own_all:Gentle", out="run")
-    path = Path("run/models/index.json")
-    index = json.loads(path.read_text())
-    for folders in ("/tmp", [3]):
-        index["client-000.safetensors"]["modules"] = folders
-        path.write_text(json.dumps(index))
-        Path("run/models/index.json.sha256").unlink(missing_ok=True)
-        with pytest.raises(ConfigError, match=r"'modules': expected a list|'modules\[0\]': expected a text"):
-            load_model("run", 0, trust=True)
-
-
-def test_a_recipe_without_modules_keeps_no_folder(project: Path) -> None:
-    run = pf.run(project / "mine.toml", out="run")
-    assert run.path is not None
-    assert "modules" not in tomllib.loads((run.path / "recipe.toml").read_text())["run"]
-    assert "modules" not in json.loads((run.path / "models" / "index.json").read_text())["client-000.safetensors"]
 
 
 def test_a_module_in_the_present_folder_is_found_and_remembered(project: Path) -> None:
@@ -330,11 +295,6 @@ def test_a_package_beside_a_recipe_is_found(tmp_path: Path) -> None:
     name, beside = "own_package.inner.thing:which", [str(tmp_path), str(tmp_path / "not there")]
     assert import_object("data set", name, beside)() == 1
     assert folders_of([name, "timm:resnet10t", "csv:own", "no name"], beside) == [str(tmp_path)]
-
-
-def test_registered_methods_still_go_by_their_names() -> None:
-    assert method_class("fedgh").card.name == "fedgh"
-    assert Recipe.from_dict(tomllib.loads(RECIPE)).to_dict()["run"].get("label") is None
 
 
 def test_a_subclass_goes_by_its_own_name_in_records(project: Path) -> None:

@@ -126,13 +126,3 @@ def test_the_backward_pass_of_a_term(shared: bool, turn: Turn) -> None:
     assert spent(watch) == {"train": 302, "align": 3020, "other": 5}
     (on,) = torch.autograd.grad(loss(), [w])
     assert torch.equal(on, 2 * w + (0.5 * w.exp() if shared else 0))
-
-
-def test_a_term_without_gradient_is_none(turn: Turn) -> None:
-    w = torch.ones(3, requires_grad=True)
-    with profile() as watch, section("train"):
-        task, term = w.sum(), torch.ones(())
-        profiling.time_backward("align", term, task)
-        (task + term).backward()
-        turn(1)
-    assert spent(watch) == {"train": 1}

@@ -62,16 +62,6 @@ def test_what_python_drops_is_raised_later(number: int, monkeypatch: pytest.Monk
     assert not told, "it shows when it is raised"
 
 
-def test_what_else_python_drops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
-    with raise_on_termination():
-        freed = Freed()
-        weakref.finalize(freed, int, "no number")
-        del freed
-    assert told == [ValueError]
-
-
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -25,7 +25,7 @@ class PolyfedError(Exception):
 
 
 class ConfigError(PolyfedError):
-    """What was asked for is wrong: says what was expected, what came, and the nearest valid name.
+    """What was asked for is wrong: says what was expected, what was given, and the nearest valid name.
 
     Raised before anything is written and before the first round.
     """
@@ -34,7 +34,7 @@ class ConfigError(PolyfedError):
 
 
 class ConfigErrors(ConfigError):
-    """Several things are wrong: all that can be told at once.
+    """Several things are wrong: all problems that can be found at once.
 
     Args:
         problems: a line each. ``str(error)`` is the first, and how many more there are.
@@ -68,7 +68,7 @@ def gathered(attempts: Iterable[Callable[[], T]], command: str = "check") -> lis
 
 
 class MissingPackage(ConfigError):
-    """A package of one of polyfed's extras is not installed: said once, whatever else would need it."""
+    """A package of one of polyfed's extras is not installed: reported once, whatever else needs it."""
 
 
 class RunError(PolyfedError):

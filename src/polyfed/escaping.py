@@ -1,4 +1,4 @@
-"""Text that came from elsewhere (a run folder, a node, a data set), made harmless where it is shown.
+"""Text from elsewhere (a run folder, a node, a data set), made harmless where it is shown.
 
 A terminal obeys control characters, a spreadsheet computes cells, a browser shows the HTML in a page of Markdown, and
 all of them turn text round: none should by what a stranger called a class.

@@ -49,10 +49,10 @@ def place_of(name: str | os.PathLike[str]) -> Path:
     return path
 
 
-def told_place(path: str | os.PathLike[str]) -> str:
-    """A place as files that people pass on tell it: below the present folder, or else its last two parts.
+def shown_place(path: str | os.PathLike[str]) -> str:
+    """A place as shown in files that people pass on: below the present folder, or else its last two parts.
 
-    >>> told_place("/disk/ana/runs/fedgh/seed-0")
+    >>> shown_place("/disk/ana/runs/fedgh/seed-0")
     'fedgh/seed-0'
     """
     whole = Path(os.path.abspath(path))
@@ -62,12 +62,12 @@ def told_place(path: str | os.PathLike[str]) -> str:
 
 
 def without_places(text: str) -> str:
-    """A text in which each absolute path is what `told_place` makes of it; for commands, settings and names.
+    """A text in which each absolute path is what `shown_place` makes of it; for commands, settings and names.
 
     >>> without_places("data.dataset=csv:/disk/ana/hospital/rows.csv")
     'data.dataset=csv:hospital/rows.csv'
     """
-    return _ABSOLUTE.sub(lambda found: told_place(found[0]), text)
+    return _ABSOLUTE.sub(lambda found: shown_place(found[0]), text)
 
 
 def check_values(value: Any, place: str = "") -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, kind_and_line
 from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -61,8 +61,7 @@ def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # importing runs the user's code
-        said = str(error).strip().splitlines()
-        reason = ": ".join([type(error).__name__, *said[:1]])
+        reason = kind_and_line(error)
         hint = _hint(error, module, attribute, beside)
         raise ConfigError(f"cannot import {what} '{name}': {reason}{hint}") from error
 

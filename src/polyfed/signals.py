@@ -13,7 +13,7 @@ from typing import Any
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found beforehand: a fork must not look for it
-# signals that came, by `raise_on_termination` block that is open, innermost last
+# signals received, by `raise_on_termination` block that is open, innermost last
 _received: list[list[int]] = []
 
 
@@ -27,7 +27,7 @@ class TerminationSignal(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def raise_on_termination() -> Iterator[list[int]]:
-    """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those that came.
+    """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those received.
 
     What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what
     Python drops (see `raise_if_lost`) it shows no traceback.
@@ -79,12 +79,12 @@ def end_with_parent() -> None:
 
 
 def raise_if_lost() -> None:
-    """Raise for a signal that came within the innermost block although the program still goes on.
+    """Raise for a signal received in the innermost block if the program still runs.
 
     Python drops what is raised while an object is being freed, as in the callback of a weak reference.
 
     Raises:
-        TerminationSignal: one came.
+        TerminationSignal: there was one.
     """
     if _received and _received[-1]:
         raise TerminationSignal(_received[-1][-1])

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -42,7 +42,7 @@ from polyfed.deploy.protocol import (
 )
 from polyfed.engine.evaluation import from_scores_of
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.federation_parts import FederationParts
+from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import ClientScore
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import PolyfedError, RunError
@@ -54,24 +54,24 @@ _NOT_TAKEN = "the upload cannot be taken in"
 _HELD = "held"  # the entry of a client's state at the server: round and exchange after which it last counted
 
 
-class DeployedParts(FederationParts, Protocol):
-    """A `polyfed.deploy.server.DeployedFederation`, in which each of these is explained."""
+class DeployedParts(Federation):
+    """What `NodeExecutor` needs of `polyfed.deploy.server.DeployedFederation`, where each of these is explained."""
 
     def personal_tensors(self, client: Client) -> Mapping[str, torch.Tensor] | None:
         """What a client's personal model is made of."""
-        ...
+        raise NotImplementedError
 
     def model_request(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
         """A client's variant, what it receives, and what its model is."""
-        ...
+        raise NotImplementedError
 
     def arrived(self, job: TrainJob, outcome: JobResult) -> JobResult:
         """An outcome as the method gets it."""
-        ...
+        raise NotImplementedError
 
     def say(self, text: str) -> None:
         """Tell whoever watches."""
-        ...
+        raise NotImplementedError
 
 
 class NodeExecutor:

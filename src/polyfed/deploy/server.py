@@ -21,7 +21,7 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model, export_state
 from polyfed.data.transforms import Prepare
-from polyfed.deploy.node_executor import NodeExecutor
+from polyfed.deploy.node_executor import DeployedParts, NodeExecutor
 from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodePresence, NodeRegistry, RequestBroker, Transport
 from polyfed.deploy.placeholders import (
     UNSEEN,
@@ -35,7 +35,7 @@ from polyfed.deploy.protocol import ClientHello
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.working_copy import has_weights
-from polyfed.engine.federation import Federation, Run
+from polyfed.engine.federation import Run
 from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.plugin import decoded
 from polyfed.engine.preview import preview
@@ -61,7 +61,7 @@ class ClientJoined(Exception):
 # the federation -----------------------------------------------------------------------------------------------------
 
 
-class DeployedFederation(Federation):
+class DeployedFederation(DeployedParts):
     """A federation whose clients are nodes.
 
     Args:

@@ -32,7 +32,19 @@ from polyfed.places import check_values
 from polyfed.registry import METHODS, MODELS, PLUGINS
 from polyfed.results.main_score import ACCURACY, RMSE
 
-_Kind = TypeVar("_Kind", bound=Settings)
+_Kind = TypeVar("_Kind")
+_Settings = TypeVar("_Settings", bound=Settings)
+
+
+def expect(name: str, given: Any, kind: type[_Kind], write: str) -> _Kind:
+    """What was given, if it is of this kind.
+
+    Raises:
+        ConfigError: it is not; says what to `write`.
+    """
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name}: expected {write}, got {described(given)}")
+    return given
 
 
 def clients_of(given: Any) -> list[Client]:
@@ -44,12 +56,9 @@ def clients_of(given: Any) -> list[Client]:
     write = "polyfed.Client(model, train=(x, y), test=(x, y))"
     if isinstance(given, Client) or not isinstance(given, Iterable):
         raise ConfigError(f"clients: expected a list of {write}, got {described(given)}")
-    clients = list(given)
+    clients = [expect("clients", one, Client, f"{write} in place {place}") for place, one in enumerate(given)]
     if not clients:
         raise ConfigError("expected at least one client, got none")
-    for place, client in enumerate(clients):
-        if not isinstance(client, Client):
-            raise ConfigError(f"clients: expected {write} in place {place}, got {described(client)}")
     return [copy.copy(client) for client in clients]
 
 
@@ -59,39 +68,18 @@ def method_of(given: Any) -> Method:
     Raises:
         ConfigError: a method's name or class, or something else.
     """
-    if isinstance(given, Method):
-        return given
     kind = METHODS[given] if isinstance(given, str) else given
     if isinstance(kind, type) and issubclass(kind, Method):
         ours = kind.__module__.startswith("polyfed.methods.")
         write = f"polyfed.methods.{kind.__name__}()" if ours else f"{kind.__name__}()"
         raise ConfigError(f"method: expected an object of its class, got {described(given)}; write {write}")
-    raise ConfigError(f"method: expected one such as polyfed.methods.FedAvg(), got {described(given)}")
+    return expect("method", given, Method, "one such as polyfed.methods.FedAvg()")
 
 
-def settings_of(name: str, given: Any, kind: type[_Kind]) -> _Kind:
-    """The settings of that name, or their defaults for None.
-
-    Raises:
-        ConfigError: something else than settings of this kind.
-    """
-    if given is None:
-        return kind()
-    if not isinstance(given, kind):
-        key = next(iter(kind.model_fields))
-        raise ConfigError(f"{name}: expected {kind.__name__}({key}=..., ...), got {described(given)}")
-    return given
-
-
-def public_of(given: Any) -> PublicData | None:
-    """What everybody may see.
-
-    Raises:
-        ConfigError: something else than `PublicData`.
-    """
-    if given is not None and not isinstance(given, PublicData):
-        raise ConfigError(f"public: expected polyfed.PublicData((x, y)), got {described(given)}")
-    return given
+def settings_of(name: str, given: Any, kind: type[_Settings]) -> _Settings:
+    """The settings of that name, or their defaults for None."""
+    key = next(iter(kind.model_fields))
+    return kind() if given is None else expect(name, given, kind, f"{kind.__name__}({key}=..., ...)")
 
 
 def list_of(name: str, given: Any) -> list[Any]:
@@ -100,11 +88,16 @@ def list_of(name: str, given: Any) -> list[Any]:
     Raises:
         ConfigError: a single thing.
     """
-    if isinstance(given, Mapping):
-        raise ConfigError(f"{name}: expected a list, got {described(given)}")
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"{name}: expected a list, got {described(given)}; put it into [ ]")
     return list(given)
+
+
+def functions_of(name: str, given: Any) -> dict[str, Any]:
+    """Functions by name; nothing for None."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{name}: expected a dictionary of functions by name, got {described(given)}")
+    return dict(given or {})
 
 
 def plugins_of(given: Any) -> list[Plugin]:
@@ -114,38 +107,23 @@ def plugins_of(given: Any) -> list[Plugin]:
         ConfigError: neither settings of a plugin nor a plugin; or two for one concern.
     """
     kinds: dict[str, type[Plugin]] = {name: PLUGINS[name] for name in PLUGINS}
-    of_settings = {kind.settings_class: name for name, kind in kinds.items() if kind.settings_class is not None}
-    ours: dict[str, Plugin] = {}
-    own: list[Plugin] = []
+    of_settings = {kind.settings_class: kind for kind in kinds.values() if kind.settings_class is not None}
+    known = ", ".join(kind.__name__ for kind in of_settings)
+    found: dict[str, Plugin] = {}
     for each in list_of("plugins", given):
-        name = of_settings.get(type(each))
-        if name is not None:
-            plugin = kinds[name](each)
-        elif isinstance(each, Plugin):
-            plugin, name = each, each.name
-        else:
-            known = ", ".join(kind.__name__ for kind in of_settings if kind is not None)
-            raise ConfigError(f"plugins: expected settings ({known}) or a polyfed.Plugin, got {described(each)}")
-        if name in ours or name in [other.name for other in own]:
-            raise ConfigError(f"plugins: expected one '{name}', got two")
-        if name in kinds:
-            ours[name] = plugin
-        else:
-            own.append(plugin)
-    return [*(ours.get(name) or kinds[name]() for name in kinds), *own]
+        plugin = of_settings[type(each)](each) if type(each) in of_settings else each
+        plugin = expect("plugins", plugin, Plugin, f"settings ({known}) or a polyfed.Plugin")
+        if plugin.name in found:
+            raise ConfigError(f"plugins: expected one '{plugin.name}', got two")
+        found[plugin.name] = plugin
+    ours = {name: found[name] if name in found else kinds[name]() for name in kinds}
+    return list((ours | found).values())
 
 
 def execution_of(given: Any) -> Execution:
-    """How work is done: the name of an executor, or all of it.
-
-    Raises:
-        ConfigError: neither.
-    """
-    if isinstance(given, str):
-        return Execution(given)
-    if not isinstance(given, Execution):
-        raise ConfigError(f"executor: expected its name or polyfed.Execution(...), got {described(given)}")
-    return given
+    """How work is done: by the name of an executor, or all of it."""
+    made = Execution(given) if isinstance(given, str) else given
+    return expect("executor", made, Execution, "its name or polyfed.Execution(...)")
 
 
 def output_of(given: Any) -> Output:
@@ -155,43 +133,12 @@ def output_of(given: Any) -> Output:
         ConfigError: neither, or a value that cannot be.
     """
     output = given if isinstance(given, Output) else Output(given)
+    if output.path is not None and not isinstance(output.path, str | os.PathLike):
+        raise ConfigError(f"out: expected the path of a folder, got {described(output.path)}")
     if output.keep not in ("last", "best", "nothing"):
         raise ConfigError(f"keep: expected 'last', 'best' or 'nothing', got {output.keep!r}")
     every = check_integer("checkpoint_every", output.checkpoint_every, 1)
-    return replace(output, path=folder_of(output.path), checkpoint_every=every)
-
-
-def task_of(given: Any) -> Task:
-    """What is classified; the defaults for None.
-
-    Raises:
-        ConfigError: something else.
-    """
-    if given is not None and not isinstance(given, Task):
-        raise ConfigError(f"task: expected polyfed.Task(classes=..., ...), got {described(given)}")
-    return Task() if given is None else given
-
-
-def mapping_of(name: str, given: Any) -> dict[str, Any]:
-    """What was given by name; nothing for None.
-
-    Raises:
-        ConfigError: no dictionary.
-    """
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name}: expected a dictionary of functions by name, got {described(given)}")
-    return dict(given or {})
-
-
-def folder_of(given: Any) -> Path | None:
-    """The run folder.
-
-    Raises:
-        ConfigError: no path.
-    """
-    if given is not None and not isinstance(given, str | os.PathLike):
-        raise ConfigError(f"out: expected the path of a folder, got {described(given)}")
-    return None if given is None else Path(given)
+    return replace(output, path=None if output.path is None else Path(output.path), checkpoint_every=every)
 
 
 def builders_by_name(
@@ -262,34 +209,27 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
     return named
 
 
-def check_texts(task: Task, output: Output, metrics: Mapping[str, Any]) -> None:
-    """Whether all texts can be written (`check_values`)."""
-    said: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
-    said |= {"feature_names": task.feature_names, "label_column": task.label_column}
-    check_values({**said, "metrics": metrics, "settings": output.settings})
+def complete_task(given: Any, clients: Sequence[Client]) -> Task:
+    """The task, the defaults for None, with all that the data say.
 
-
-def complete_task(task: Task, clients: Sequence[Client]) -> Task:
-    """The task with all that can be told from the data."""
+    Raises:
+        ConfigError: something else than a task, or the data do not fit it.
+    """
+    task = expect("task", Task() if given is None else given, Task, "polyfed.Task(classes=..., ...)")
+    if task.public is not None:
+        expect("public", task.public, PublicData, "polyfed.PublicData((x, y))")
     test = None if task.test is None else samples_of(task.test, "test")
+    task = replace(task, test=test, feature_names=tuple(task.feature_names))
     if _are_numbers(clients, test):
-        return _complete_regression(task, test)
+        return _complete_regression(task)
     if any(client.class_names for client in clients):
-        return _complete_own_spaces(task, clients, test)
-    largest = max(_largest_label(client.data, test) for client in clients)
-    known = classes_up_to(largest, "the clients' data")
+        return _complete_own_spaces(task, clients)
+    known = classes_up_to(max(_largest_label(client.data, test) for client in clients), "the clients' data")
     classes = known if task.classes is None else check_integer("classes", task.classes, 1)
     names = list(map(str, range(classes))) if task.class_names is None else list(task.class_names)
     if len(names) != classes:
         raise ConfigError(f"expected {classes} class names, got {len(names)}")
-    return replace(
-        task,
-        classes=classes,
-        class_names=names,
-        public=public_of(task.public),
-        test=test,
-        feature_names=tuple(task.feature_names),
-    )
+    return replace(task, classes=classes, class_names=names)
 
 
 def _are_numbers(clients: Sequence[Client], test: LabeledSamples | None) -> bool:
@@ -311,57 +251,65 @@ def _are_numbers(clients: Sequence[Client], test: LabeledSamples | None) -> bool
     return are_numbers
 
 
-def _complete_own_spaces(task: Task, clients: Sequence[Client], test: LabeledSamples | None) -> Task:
+def _complete_own_spaces(task: Task, clients: Sequence[Client]) -> Task:
     """The task of clients that each have classes of their own."""
-    for name, given in (("classes", task.classes), ("class_names", task.class_names), ("test", test)):
-        if given is not None:
+    for name in ("classes", "class_names", "test"):
+        if getattr(task, name) is not None:
             raise ConfigError(f"task: expected no {name}, as clients have class_names of their own")
     for number, client in enumerate(clients):
         title = client_text(number, client.name)
-        if len({*client.class_names}) < 2 or len({*client.class_names}) < len(client.class_names):
-            told = ", ".join(client.class_names) or "none"
-            raise ConfigError(f"{title}: expected two or more different class_names, as of others, got {told}")
+        count = len(client.class_names)
+        if len({*client.class_names}) < max(2, count):
+            names = ", ".join(client.class_names) or "none"
+            raise ConfigError(f"{title}: expected two or more different class_names, as of others, got {names}")
         largest = _largest_label(client.data, None)
-        if largest >= len(client.class_names):
-            raise ConfigError(
-                f"{title}: expected labels below its {len(client.class_names)} class_names, got {largest}"
-            )
+        if largest >= count:
+            raise ConfigError(f"{title}: expected labels below its {count} class_names, got {largest}")
     classes = max(len(client.class_names) for client in clients)
-    return replace(
-        task,
-        classes=classes,
-        class_names=list(map(str, range(classes))),
-        public=public_of(task.public),
-        feature_names=tuple(task.feature_names),
-    )
+    return replace(task, classes=classes, class_names=list(map(str, range(classes))))
 
 
-def _complete_regression(task: Task, test: LabeledSamples | None) -> Task:
+def _complete_regression(task: Task) -> Task:
     """The task of predicting numbers."""
-    for name, given in (("classes", task.classes), ("class_names", task.class_names)):
-        if given:
+    for name in ("classes", "class_names"):
+        if given := getattr(task, name):
             raise ConfigError(
                 f"{name}: expected none, as labels are floats, numbers to predict, got {given}; write y.long() if they "
                 "are classes"
             )
-    return replace(
-        task,
-        classes=0,
-        class_names=[],
-        public=public_of(task.public),
-        test=test,
-        feature_names=tuple(task.feature_names),
-    )
+    return replace(task, classes=0, class_names=[])
 
 
-def check_evaluation(
-    task: Task, evaluation: Evaluation, metrics: Mapping[str, object], clients: Sequence[Client]
+def check_settings(
+    task: Task,
+    training: Training,
+    evaluation: Evaluation,
+    metrics: Mapping[str, Any],
+    output: Output,
+    clients: Sequence[Client],
 ) -> None:
-    """Whether what is to be scored can be, where numbers are predicted and where classes are.
+    """Whether settings fit the data and one another, and can be written.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: they do not.
     """
+    texts: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
+    texts |= {"feature_names": task.feature_names, "label_column": task.label_column}
+    check_values({**texts, "metrics": metrics, "settings": output.settings})
+    _check_evaluation(task, evaluation, metrics, clients)
+    _check_class_weights(training, clients, task.classes or 0)
+    if training.client_weights is not None and len(training.client_weights) != len(clients):
+        raise ConfigError(
+            f"training.client_weights: expected a number for each of {len(clients)} clients, got "
+            f"{len(training.client_weights)}"
+        )
+    _check_validation(clients, evaluation, output)
+
+
+def _check_evaluation(
+    task: Task, evaluation: Evaluation, metrics: Mapping[str, object], clients: Sequence[Client]
+) -> None:
+    """Whether what is to be scored can be, where numbers are predicted and where classes are."""
     score = task.main_score
     if score is RMSE:
         if evaluation.missing_classes:
@@ -384,21 +332,8 @@ def check_evaluation(
         raise ConfigError(f"evaluation.metrics: expected of {', '.join(score.metrics)}, got '{wrong[0]}'")
 
 
-def check_client_weights(training: Training, clients: Sequence[Client]) -> None:
-    """Whether there is a weight for each client; raises ConfigError."""
-    given = training.client_weights
-    if given is not None and len(given) != len(clients):
-        raise ConfigError(
-            f"training.client_weights: expected a number for each of {len(clients)} clients, got {len(given)}"
-        )
-
-
-def check_class_weights(training: Training, clients: Sequence[Client], classes: int) -> None:
-    """Whether the weights of classes are of these classes, and reach the losses.
-
-    Raises:
-        ConfigError: they do not.
-    """
+def _check_class_weights(training: Training, clients: Sequence[Client], classes: int) -> None:
+    """Whether the weights of classes are of these classes, and reach the losses."""
     asked = training.class_weights
     if asked is None:
         return
@@ -415,13 +350,13 @@ def check_class_weights(training: Training, clients: Sequence[Client], classes: 
         raise ConfigError(f"training.class_weights: expected a number for each of {classes} classes, got {len(asked)}")
 
 
-def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:
+def _check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:
     """Whether there are validation data where something is chosen by them."""
     if any(len(client.data.validation) for client in clients):
         return
     for key, asked, why in (
         ("evaluation.patience", evaluation.patience > 0, "by which a run stops early"),
-        ("run.keep = 'best'", output.keep == "best", "by which the best round is told"),
+        ("run.keep = 'best'", output.keep == "best", "by which the best round is chosen"),
     ):
         if asked:
             raise ConfigError(

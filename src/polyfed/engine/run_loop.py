@@ -23,8 +23,9 @@ from polyfed.signals import raise_if_lost
 class RunLoop:
     """Runs the rounds of a federation that are still to come."""
 
-    def __init__(self, federation: FederationParts) -> None:
+    def __init__(self, federation: FederationParts, remarks: Sequence[str] = ()) -> None:
         self._federation = federation
+        self._remarks = remarks  # what a user should know before round 1
         self._last_was_refused = False  # the last round, by a plugin
 
     def run(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class RunLoop:
         for way in ("bytes_up", "bytes_down"):
             info[way] = sum(record[way] for record in federation.history)
         federation.tell("start", info)
-        for remark in federation.remarks():
+        for remark in self._remarks:
             federation.tell("message", remark)
 
     def _begin_excluded(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from polyfed.escaping import csv_text, json_text, markdown_text
 from polyfed.markup import Line, curves, details, notes, paragraph
 from polyfed.markup import table as as_html
-from polyfed.places import told_place
+from polyfed.places import shown_place
 from polyfed.report.comparison_columns import (
     COSTS,
     METRICS,
@@ -153,7 +153,7 @@ def _plain(section: ComparisonGroup) -> dict[str, Any]:
     found = asdict(section)
     del found["score"]
     for row in found["rows"]:
-        row["runs"] = [section.score.renamed(run | {"path": told_place(run["path"])}) for run in row["runs"]]
+        row["runs"] = [section.score.renamed(run | {"path": shown_place(run["path"])}) for run in row["runs"]]
     found["rows"] = list(map(section.score.renamed, found["rows"]))
     if all(row.simulated_seconds is None for row in section.rows):
         for row in found["rows"]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.escaping import html_text, visible_in
-from polyfed.places import told_place, without_places
+from polyfed.places import shown_place, without_places
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import notes_of, sub_tables
 from polyfed.report.comparison_formats import Table
@@ -357,7 +357,7 @@ def _commands(group: Group) -> dict[str, list[str]]:
 
 
 def _command_of(run: RunRecord, out: str) -> str:
-    return shlex.join(["polyfed", "run", told_place(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
+    return shlex.join(["polyfed", "run", shown_place(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
 
 
 def _file_names(group: Group) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyfed.errors import ConfigError
-from polyfed.places import check_name, told_place, without_places
+from polyfed.places import check_name, shown_place, without_places
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import check_links, flat_table, parse_toml, unseal
 from polyfed.results.schema import RoundRecord, RunResult
@@ -224,7 +224,7 @@ def _read(folder: Path) -> RunRecord:
     if result is None or (wanted or 0) > result.rounds:
         of = f" of {wanted}" if wanted else ""
         why = "no result.json" if result is None else f"result.json is of {result.rounds}"
-        notes.insert(0, f"{told_place(folder)}: unfinished, {len(rounds)}{of} rounds done, {why}")
+        notes.insert(0, f"{shown_place(folder)}: unfinished, {len(rounds)}{of} rounds done, {why}")
         result = None
     return RunRecord(folder, result, rounds, recipe, notes=tuple(notes))
 
@@ -265,7 +265,7 @@ def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
             rounds.append(validated(RoundRecord, unseal(line.rstrip(), needed=False)))
         except ValueError as error:
             if number == len(lines):  # no newline after it: the writer was stopped in the middle
-                notes.append(f"{told_place(path)}: the last line is cut off and was ignored")
+                notes.append(f"{shown_place(path)}: the last line is cut off and was ignored")
                 break
             raise ConfigError(f"{path}, line {number}, cannot be read: {_one_line(error)}") from error
     return rounds

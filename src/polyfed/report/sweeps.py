@@ -15,7 +15,7 @@ from typing import Any
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.markup import table as as_html
-from polyfed.places import told_place
+from polyfed.places import shown_place
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
@@ -307,7 +307,7 @@ def to_json(table: SweepTable) -> str:
 
 
 def _plain(row: SweepRow, score: MainScore) -> dict[str, Any]:
-    runs = [score.renamed(run.model_dump() | {"path": told_place(run.path)}) for run in row.runs]
+    runs = [score.renamed(run.model_dump() | {"path": shown_place(run.path)}) for run in row.runs]
     return score.renamed(vars(row) | {"settings": dict(row.settings), "runs": runs})
 
 

@@ -189,7 +189,7 @@ class ReorderedClient(Client):
         return Client.generator(other, purpose)
 
 
-# what came of it ---------------------------------------------------------------------------------------------------
+# results ----------------------------------------------------------------------------------------------------------
 
 
 def weights(federation: Federation) -> dict[str, Tensor]:

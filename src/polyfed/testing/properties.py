@@ -212,7 +212,7 @@ def data_are_shuffled(kit: ConformanceKit) -> None:
         kit.fail("another order of the training data gives the same weights: the batches handed in are not used")
 
 
-# uploads: their form, their order, whoever answers, and who counts how much -------------------------------------------
+# uploads: their form, their order, any subset of them, and who counts how much ----------------------------------------
 
 
 def uploads_have_their_form(kit: ConformanceKit) -> None:
@@ -268,7 +268,7 @@ def client_order_invariant(kit: ConformanceKit) -> None:
 
 
 def any_subset(kit: ConformanceKit) -> None:
-    """Whoever answers, nothing breaks; if nobody does, what the server sends stays as it is."""
+    """With any subset of uploads nothing breaks; with none, what the server sends stays as it is."""
 
     def look(scene: AggregationScene) -> None:
         for chosen in subsets(sorted(scene.uploads)):
@@ -407,7 +407,7 @@ def degenerate_clients(kit: ConformanceKit) -> None:
 
 
 def batchnorm(kit: ConformanceKit) -> None:
-    """A model with BatchNorm works, and whoever shares its weights shares its statistics, averaged over all."""
+    """A model with BatchNorm works; a method that shares its weights shares its statistics, averaged over all."""
     among = kit.world(one=True, norm=True, sizes=(9, *SIZES[1:]))
     scenes: list[AggregationScene] = []
     kit.aggregations(among, SHORT, scenes.append)
@@ -505,7 +505,7 @@ def nothing_aliased(kit: ConformanceKit) -> None:
 
 
 def nothing_written_in_place(kit: ConformanceKit) -> None:
-    """Messages, states, contexts and data are replaced and never written into, whoever answers."""
+    """Messages, states, contexts and data are replaced and never written into, with any subset of uploads."""
     kit.no_offence("written")
 
     def look(scene: AggregationScene) -> None:
@@ -576,7 +576,7 @@ def goes_on_after_its_end(kit: ConformanceKit) -> None:
     if found is not None:
         kit.fail(
             f"after the two rounds that were planned, two more end otherwise than four at once: {found}; what depends "
-            "on the number of rounds (server.rounds, training.rounds) is said in `planned`"
+            "on the number of rounds (server.rounds, training.rounds) is declared in `planned`"
         )
 
 
@@ -809,7 +809,7 @@ def _judge_hyperparameter(
     if hyperparameter in kit.no_effect:
         if any(tried.values()):
             kit.fail(
-                f"the hyperparameter '{hyperparameter}' is said to have no effect ({kit.no_effect[hyperparameter]}), "
+                f"the hyperparameter '{hyperparameter}' has `no_effect` ({kit.no_effect[hyperparameter]}), "
                 "but changes something"
             )
     elif not tried:

@@ -35,7 +35,7 @@ class Spy(Method):
 
     Args:
         inner: the method.
-        every: around all hooks, told the hook's name first: (name, call, *arguments). around: hook -> function.
+        every: around all hooks, with the hook's name first: (name, call, *arguments). around: hook -> function.
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:

@@ -40,7 +40,7 @@ PRINTED = {  # what a command does with its answer; a function gives it back
     "probabilities": "a method of the answer",
 }
 ALONE = {  # command -> an option that its function does not have -> why
-    "check": {"methods": "a line for each method is experiments.method_compatibility.check_methods"},
+    "check": {"methods": "a line for each method is experiments.estimate.check_methods"},
     "compare": {"logger": "its names go into every run's recipe, in Python by overrides; objects watch one run"},
     "predict": {"out": "the answer is written as CSV; a function gives it back"},
 }

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError, MissingPackage
-from polyfed.experiments.estimate import check
-from polyfed.experiments.method_compatibility import check_methods
+from polyfed.experiments.estimate import check, check_methods
 
 X = torch.randn(21, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(21) % 3

@@ -15,7 +15,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments import benchmark_setting
 from polyfed.experiments.benchmark import Benchmark, benchmark
-from polyfed.experiments.method_compatibility import Compatibility
+from polyfed.experiments.estimate import Compatibility
 from polyfed.experiments.sweep import Sweep
 from polyfed.units import human_seconds
 

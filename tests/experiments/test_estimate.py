@@ -19,7 +19,8 @@ from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
 from polyfed.engine.compatibility import IncompatibleError
-from polyfed.experiments.estimate import CostEstimate, check, count_scored_rows, estimate_costs
+from polyfed.experiments.cost_estimate import CostEstimate
+from polyfed.experiments.estimate import check, count_scored_rows, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.experiments.measuring_executor.TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.trial_rounds.TRIAL_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(CHECKED, encoding="utf-8")
@@ -298,7 +299,7 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
     }
     kinds = estimate_costs(federation(Local())).architectures
     odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
-    lines = str(CostEstimate(facts, kinds, clients, 0, 0, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
+    lines = str(CostEstimate(facts, kinds, clients, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
     assert max(map(len, lines)) <= 120
     assert any(line.endswith("99 classes, most: 98:99 97:98 96:97 95:96 94:95 93:94 ...") for line in lines)
     assert any(line.startswith("classes: 0 0, 1 1, ") for line in lines)

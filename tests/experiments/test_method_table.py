@@ -13,9 +13,8 @@ from pydantic import Field
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, MethodCard, hyperparameters
-from polyfed.experiments import method_compatibility, method_table
-from polyfed.experiments.estimate import check
-from polyfed.experiments.method_compatibility import check_methods
+from polyfed.experiments import estimate, method_table
+from polyfed.experiments.estimate import check, check_methods
 from polyfed.registry import METHODS
 from tests.helpers.checked_recipe import CHECKED
 
@@ -40,8 +39,8 @@ FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
 def recipe(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
-    monkeypatch.setattr(method_compatibility, "METHODS", {name: METHODS[name] for name in FEW})
-    monkeypatch.setattr("polyfed.experiments.measuring_executor.TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "METHODS", {name: METHODS[name] for name in FEW})
+    monkeypatch.setattr("polyfed.experiments.trial_rounds.TRIAL_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     return path
 

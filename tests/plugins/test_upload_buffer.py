@@ -299,13 +299,13 @@ def test_rejected_work_takes_a_place_in_the_buffer() -> None:
         assert [entry["client"] for entry in record["aggregated"]] == [0, 1, 3, 4, 5]
 
 
-def test_the_estimate_is_of_the_same_rounds() -> None:
+def test_the_estimate_expects_as_many_uploads_as_fill_the_buffer() -> None:
     devices = buffered(UNLIKE, 2)
     made = ran(FedAvg(), devices, share=0.5)
     costs = estimate_costs(federation(FedAvg(), devices, share=0.5))
-    seconds = sum(record["simulated_seconds"] for record in made.history)
-    assert costs.simulated_seconds == pytest.approx(seconds, rel=0.05)
-    assert costs.bytes_up == sum(record["bytes_up"] for record in made.history)
+    assert costs.simulated_seconds is None
+    assert costs.devices[0]["seconds"] > 0
+    assert costs.bytes_up == pytest.approx(sum(record["bytes_up"] for record in made.history), rel=0.5)
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

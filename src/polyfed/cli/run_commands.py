@@ -322,7 +322,7 @@ def _check_one_method(recipe: Recipe, as_json: bool) -> None:
 
 def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool) -> None:
     """A line for each method; None: for all."""
-    from polyfed.experiments.method_compatibility import check_methods, format_lines
+    from polyfed.experiments.estimate import check_methods, format_lines
 
     found = check_methods(recipe, methods)
     if as_json:

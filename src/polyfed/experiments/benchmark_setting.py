@@ -18,7 +18,7 @@ from polyfed.experiments.benchmark_request import BenchmarkRequest, key_of
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import POOLED, epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.method_compatibility import check_methods
+from polyfed.experiments.estimate import check_methods
 from polyfed.experiments.planned_runs import (
     PlannedRun,
     check_planned_runs,

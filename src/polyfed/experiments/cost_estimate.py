@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,11 +72,12 @@ class CostEstimate:
         seconds_server, seconds_scoring: what of the seconds is the server's, and what is scoring.
         nbytes: of all clients' weights and states and the server's, in memory. data_nbytes: of the clients' samples and
             those that everybody may see.
-        workers: among so many processes the clients' work is dealt. stack: so many clients train as one, at most.
+        workers: processes that do the clients' work. stack: so many clients train as one, at most.
         device_nbytes: of all clients' weights where these stay on the GPU between rounds; None: there is no GPU.
         devices: where devices are simulated, one entry for each client: id, device, memory (bytes it has), needs (bytes
             that training takes), fits, and the seconds down, train and up of a later round.
-        simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
+        simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated, or
+            uploads are buffered.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
         class_remarks: who is held out of training, who has few test rows; what is odd about the classes
             (`polyfed.data.classes.remarks`).
@@ -86,12 +87,12 @@ class CostEstimate:
     facts: Mapping[str, Any]
     architectures: tuple[ArchitectureCheck, ...]
     clients: tuple[Mapping[str, Any], ...]
-    unused: int
-    holdout: int
     seconds: float
     bytes_up: float
     bytes_down: float
     nbytes: int
+    unused: int = 0
+    holdout: int = 0
     workers: int = 1
     stack: int = 1
     device_nbytes: int | None = None
@@ -132,114 +133,95 @@ class CostEstimate:
         return preformatted(str(self))
 
     def __str__(self) -> str:
-        return "\n".join([*_heading(self), *_tables(self), *_totals(self)])
+        return "\n".join(_page(self))
 
 
 # the page ---------------------------------------------------------------------------------------------------------
 
 
-def _heading(check: CostEstimate) -> list[str]:
+def _page(check: CostEstimate) -> Iterator[str]:
     facts = check.facts
-    return [
+    yield (
         f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
-        f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method.",
-        *_wrap([check.averaged]),
-        "",
-    ]
-
-
-def _tables(check: CostEstimate) -> list[str]:
-    """The networks, what they cost, the clients, and their simulated devices."""
-    network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
-    costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
-    client = ["client", "train", "valid.", "test", "architecture"]
-    is_named = any(one.get("name") for one in check.clients)
-    if is_named:
-        client.append("name")
-    of_classes = _have_classes(check.clients)
-    if of_classes:
-        client.append("training rows of each class")
-    clients = [_client_row(one, is_named, of_classes) for one in check.clients[:_SHOWN_CLIENTS]]
-    return [
-        *_table(network, [_network_row(kind) for kind in check.architectures], left=1),
-        "",
-        *_table(costs, [_cost_row(kind) for kind in check.architectures], left=1),
-        "",
-        *_table(client, clients, left=4 - len(client)),
-        *_count_left_out(check.clients),
-        "",
-        *_feature_names(check.facts["feature_names"]),
-        *_class_names(check.facts["class_names"]),
-        *_device_lines(check),
-    ]
-
-
-def _totals(check: CostEstimate) -> list[str]:
-    """How unequal the clients are, and what the whole run takes."""
+        f"{facts['rounds']} rounds, seed {facts['seed']}. Models and data fit the method."
+    )
+    yield from _wrap([check.averaged])
+    yield ""
+    yield from _networks(check.architectures)
+    yield from _clients(check)
+    yield ""
+    yield from _feature_names(facts["feature_names"])
+    yield from _class_names(facts["class_names"])
+    if check.devices:
+        yield from _devices(check)
+    yield from _client_summary(check.clients)
+    yield from _wrap([*check.class_remarks, *check.data_remarks])
+    yield f"rows: {check.holdout} held out for the server, {check.unused} unused"
     workers = f" with {check.workers} workers" if check.workers > 1 else ""
-    return [
-        *_client_summary(check.clients),
-        *_wrap([*check.class_remarks, *check.data_remarks]),
-        f"rows: {check.holdout} held out for the server, {check.unused} unused",
+    yield (
         f"whole run, about: {human_seconds(check.seconds)}{workers} (scoring "
         f"{human_seconds(check.seconds_scoring)}, the server {human_seconds(check.seconds_server)}); "
-        f"{human_bytes(check.bytes_up)} up, {human_bytes(check.bytes_down)} down",
+        f"{human_bytes(check.bytes_up)} up, {human_bytes(check.bytes_down)} down"
+    )
+    yield (
         f"memory, about: {human_bytes(check.peak)} beside Python and PyTorch: "
         f"{human_bytes(check.nbytes)} of weights and states, {human_bytes(check.data_nbytes)} of data, "
-        f"{human_bytes(check.peak_at_work)} at work{workers}",
-        *_device_memory(check),
+        f"{human_bytes(check.peak_at_work)} at work{workers}"
+    )
+    if check.device_nbytes is not None:
+        work = f"{human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one"
+        kept = f"{human_bytes(check.device_nbytes)} of weights, which stay there, and as much again within a round"
+        if not check.device_nbytes:
+            kept = "it has no room for all weights, which cross in every round"
+        yield f"on the GPU: {work}; {kept}"
+
+
+def _networks(kinds: Sequence[ArchitectureCheck]) -> Iterator[str]:
+    """What the networks are, and what they cost."""
+    rows = [
+        [
+            kind.name,
+            str(kind.clients),
+            f"{kind.parameters:,}",
+            f"{kind.flops:,}",
+            "-" if kind.cut is None else "x".join(map(str, kind.cut)),
+            "-" if kind.feature_dim is None else str(kind.feature_dim),
+        ]
+        for kind in kinds
     ]
-
-
-def _device_memory(check: CostEstimate) -> list[str]:
-    """What of the memory is a GPU's."""
-    if check.device_nbytes is None:
-        return []
-    work = f"{human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one"
-    if not check.device_nbytes:
-        return [f"on the GPU: {work}; it has no room for all weights, which cross in every round"]
-    kept = human_bytes(check.device_nbytes)
-    return [f"on the GPU: {work}; {kept} of weights, which stay there, and as much again within a round"]
-
-
-def _count_left_out(rows: Sequence[object]) -> list[str]:
-    """A line on the rows that a table of clients does not show."""
-    more = len(rows) - _SHOWN_CLIENTS
-    return [f"... and {more} more"] if more > 0 else []
-
-
-def _network_row(kind: ArchitectureCheck) -> list[str]:
-    return [
-        kind.name,
-        str(kind.clients),
-        f"{kind.parameters:,}",
-        f"{kind.flops:,}",
-        "-" if kind.cut is None else "x".join(map(str, kind.cut)),
-        "-" if kind.feature_dim is None else str(kind.feature_dim),
+    yield from _table(["network", "clients", "parameters", "FLOPs", "cut", "features"], rows, words=[0])
+    yield ""
+    costs = [
+        [
+            kind.name,
+            *(", ".join(map(human_bytes, sizes)) for sizes in (kind.down, kind.up)),
+            f"{1000 * kind.seconds_batch:.1f} ms",
+            human_bytes(kind.peak),
+        ]
+        for kind in kinds
     ]
+    heads = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
+    yield from _table(heads, costs, words=[0])
+    yield ""
 
 
-def _cost_row(kind: ArchitectureCheck) -> list[str]:
-    sent = [", ".join(map(human_bytes, sizes)) for sizes in (kind.down, kind.up)]
-    return [kind.name, *sent, f"{1000 * kind.seconds_batch:.1f} ms", human_bytes(kind.peak)]
+def _clients(check: CostEstimate) -> Iterator[str]:
+    heads = ["client", "train", "valid.", "test", "architecture"]
+    named = any(one.get("name") for one in check.clients)
+    labeled = any(one["labels"] for one in check.clients)  # else numbers are predicted
+    heads += ["name"] if named else []
+    heads += ["training rows of each class"] if labeled else []
+    rows = []
+    for one in check.clients[:_SHOWN_CLIENTS]:
+        row = [*(str(one[key]) for key in ("id", "train", "validation", "test")), one["architecture"]]
+        row += [one["name"][:_NAME]] if named else []
+        rows.append(row + ([_label_text(one["labels"])] if labeled else []))
+    yield from _table(heads, rows, words=range(4, len(heads)))
+    yield from _left_out(check.clients)
 
 
-def _have_classes(clients: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether rows have classes; else numbers are predicted."""
-    return any(client["labels"] for client in clients)
-
-
-def _client_row(client: Mapping[str, Any], is_named: bool, of_classes: bool) -> list[str]:
-    row = [*(str(client[key]) for key in ("id", "train", "validation", "test")), client["architecture"]]
-    if is_named:
-        row.append(client["name"][:_NAME])
-    return [*row, _label_text(client["labels"])] if of_classes else row
-
-
-def _device_lines(check: CostEstimate) -> list[str]:
-    """The table of the clients' simulated devices, and what the run would take on them."""
-    if check.simulated_seconds is None:
-        return []
+def _devices(check: CostEstimate) -> Iterator[str]:
+    """The clients' simulated devices, and what the run would take on them."""
     heads = ["client", "device", "memory", "training takes", "down", "train", "up", "a later round"]
     rows = [
         [
@@ -249,13 +231,20 @@ def _device_lines(check: CostEstimate) -> list[str]:
         ]
         for one in check.devices[:_SHOWN_CLIENTS]
     ]
-    lines = [*_table(heads, rows, left=2), *_count_left_out(check.devices)]
-    left_out = [one["id"] for one in check.devices if not one["fits"]]
-    if left_out:
-        told = clients_text(left_out, [one.get("name", "") for one in check.clients])
-        lines += _wrap([f"left out, as their network does not fit: {told}"])
-    lines += [f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}", ""]
-    return lines
+    yield from _table(heads, rows, words=[0, 1])
+    yield from _left_out(check.devices)
+    excluded = [one["id"] for one in check.devices if not one["fits"]]
+    if excluded:
+        names = clients_text(excluded, [one.get("name", "") for one in check.clients])
+        yield from _wrap([f"left out, as their network does not fit: {names}"])
+    if check.simulated_seconds is not None:
+        yield f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}"
+    yield ""
+
+
+def _left_out(rows: Sequence[object]) -> list[str]:
+    more = len(rows) - _SHOWN_CLIENTS
+    return [f"... and {more} more"] if more > 0 else []
 
 
 def _label_text(labels: Mapping[int, int]) -> str:
@@ -268,45 +257,36 @@ def _label_text(labels: Mapping[int, int]) -> str:
     if len(whole) <= _LABELS:
         return whole
     most = sorted(labels, key=lambda label: -labels[label])
-    said = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
-    return textwrap.shorten(said, _LABELS, placeholder=" ...")
+    text = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
+    return textwrap.shorten(text, _LABELS, placeholder=" ...")
 
 
 def _feature_names(names: Sequence[str]) -> list[str]:
-    """Which columns of a table are learned from, the first of them where there are many.
-
-    >>> _feature_names(["age", "weight"]), _feature_names([])
-    (['features: age, weight'], [])
-    """
-    if not names:
-        return []
+    """Which columns of a table are learned from, the first of them where there are many."""
     more = f", ... and {len(names) - _SHOWN_FEATURES} more" if len(names) > _SHOWN_FEATURES else ""
-    return _wrap([f"features: {', '.join(names[:_SHOWN_FEATURES])}{more}"])
+    return _wrap([f"features: {', '.join(names[:_SHOWN_FEATURES])}{more}"]) if names else []
 
 
 def _class_names(names: Sequence[str]) -> list[str]:
-    """What the classes are called, where they have names.
-
-    >>> _class_names(["cat", "owl"]), _class_names(["0", "1"])
-    (['classes: 0 cat, 1 owl'], [])
-    """
+    """What the classes are called, where they have names."""
     if list(names) == [str(label) for label in range(len(names))]:
         return []
     return textwrap.wrap("classes: " + ", ".join(f"{k} {name}" for k, name in enumerate(names)), _WIDTH)
 
 
-def _client_summary(clients: Sequence[Mapping[str, Any]]) -> list[str]:
+def _client_summary(clients: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Over all clients: how unequal they are."""
     counted = {
         "training rows": [client["train"] for client in clients],
         "test rows": [client["test"] for client in clients],
+        "classes": [len(client["labels"]) for client in clients],
     }
-    if _have_classes(clients):
-        counted["classes"] = [len(client["labels"]) for client in clients]
     ranges = [
-        f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}" for what, sizes in counted.items()
+        f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}"
+        for what, sizes in counted.items()
+        if what != "classes" or any(sizes)
     ]
-    lines = [f"a client has: {'; '.join(ranges)}"]
+    yield f"a client has: {'; '.join(ranges)}"
     names = [client.get("name", "") for client in clients]
     alone = [client["id"] for client in clients if len(client["labels"]) == 1]
     untested = [client["id"] for client in clients if not client["test"]]
@@ -315,8 +295,7 @@ def _client_summary(clients: Sequence[Mapping[str, Any]]) -> list[str]:
         ("clients without test rows, which are not scored", untested),
     ):
         if who:
-            lines += _wrap([f"{what} ({len(who)}): {clients_text(who, names)}"])
-    return lines
+            yield from _wrap([f"{what} ({len(who)}): {clients_text(who, names)}"])
 
 
 def _wrap(lines: Sequence[str]) -> list[str]:
@@ -324,13 +303,9 @@ def _wrap(lines: Sequence[str]) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ")]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Aligned lines; the first (or last, if negative) `left` columns are words, the others numbers."""
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[int]) -> Iterator[str]:
+    """Aligned lines. words: the columns that are not of numbers."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    words = range(len(heads))[:left] if left > 0 else range(len(heads))[left:]
-    return [
-        "  ".join(
-            f"{c:<{w}}" if i in words else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [heads, ["-" * width for width in widths], *rows]
-    ]
+    for row in [heads, ["-" * width for width in widths], *rows]:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(f"{c:<{w}}" if i in words else f"{c:>{w}}" for i, (c, w) in enumerate(cells)).rstrip()

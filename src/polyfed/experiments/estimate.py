@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.method import Exchange
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
+from polyfed.errors import MissingPackage, PolyfedError
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
 from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
-from polyfed.plugins.device_simulation import Duration, Workload, estimate_duration
-from polyfed.plugins.upload_buffer import predict_rounds
+from polyfed.plugins.device_simulation import Workload, estimate_duration
+from polyfed.registry import METHODS
+from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["ArchitectureCheck", "CostEstimate", "check", "estimate_costs"]
+__all__ = ["Compatibility", "check", "check_methods", "estimate_costs", "format_lines"]
+
+_COMPARED_BATCHES = 5  # of each network and method; recipes of FedHeNN align in every fifth step
+_SIZES = len("1023.9 KiB to 1023.9 KiB")
 
 
 def check(
@@ -35,7 +39,7 @@ def check(
     executor: str | None = None,
     preset: str | None = None,
 ) -> CostEstimate:
-    """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
+    """Whether a recipe works and what it costs: some batches per architecture are trained on, nothing is written.
 
     The arguments are those of `run`.
 
@@ -50,18 +54,19 @@ def check(
     if method is None:
         refuse_unread_settings(federation)
     federated = data.federated(resolved)
-    costs = estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
-    return replace(costs, data_remarks=federated.remarks)
+    costs = estimate_costs(federation)
+    return replace(
+        costs, unused=federated.unused, holdout=len(federated.holdout), data_remarks=tuple(federated.remarks)
+    )
 
 
-def estimate_costs(
-    federation: Federation, unused: int = 0, holdout: int = 0, batches: int = TRIED_BATCHES
-) -> CostEstimate:
+# one federation -----------------------------------------------------------------------------------------------------
+
+
+def estimate_costs(federation: Federation, batches: int = TRIED_BATCHES) -> CostEstimate:
     """Play two rounds with one client of each network. The federation cannot be run afterwards.
 
     Args:
-        federation: ready to run.
-        unused, holdout: rows of its data set that no client got, for the record.
         batches: at most so many are trained on with each network.
 
     Raises:
@@ -70,25 +75,24 @@ def estimate_costs(
     trial = TrialRounds(federation, batches)
     kinds = {kind.name: kind for kind in trial.play()}
     mine = [kinds[trial.networks[client.id]] for client in federation.clients]
-    durations = _durations(federation, mine)
-    shares = [
-        _Share(client, kind, first, later)
-        for client, kind, (first, later) in zip(federation.clients, mine, _asked(federation, durations), strict=True)
-    ]
+    asked = _asked(federation)
     rounds, workers = federation.training.rounds, federation.executor.workers
     availability = federation.plugin("availability").settings
     answers = 1 - availability.dropout_rate  # share of those asked whose upload arrives
     reached = answers if availability.dropout_stage == "before" else 1.0  # share of those asked that train
     exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
-    scoring = [
-        share.kind.seconds_row
-        * count_scored_rows(federation, share.client, reached * (share.first + share.later) / rounds)
-        for share in shares
-    ]
-    work = [
-        reached * _training_seconds(trial, share, exchanges) + _newcomer_seconds(federation, trial, share) + scored
-        for share, scored in zip(shares, scoring, strict=True)
-    ]
+    scoring = []
+    work = []
+    up = down = 0.0
+    for client, kind, (first, later) in zip(federation.clients, mine, asked, strict=True):
+        scored = kind.seconds_row * count_scored_rows(federation, client, reached * (first + later) / rounds)
+        steps = [trial.executor.steps(client, of_round) for of_round in exchanges]
+        later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
+        trained = kind.seconds_batch * (first * steps[0] + later * later_steps) + kind.seconds_rest * (first + later)
+        scoring.append(scored)
+        work.append(reached * trained + scored)
+        up += answers * (first * kind.up[0] + later * kind.up[1])
+        down += reached * (first * kind.down[0] + later * kind.down[1])
     server = rounds * trial.server_seconds
     final_down, final_up, final_seconds = (sum(kind.final_round[place] for kind in mine) for place in range(3))
     return CostEstimate(
@@ -100,17 +104,15 @@ def estimate_costs(
         },
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in federation.clients),
-        unused=unused,
-        holdout=holdout,
         # one client's rounds follow each other
         seconds=max(sum(work) / workers, *work) + server + final_seconds / workers,
-        bytes_up=answers * sum(share.of(share.kind.up) for share in shares) + final_up,
-        bytes_down=reached * sum(share.of(share.kind.down) for share in shares) + final_down,
+        bytes_up=up + final_up,
+        bytes_down=down + final_down,
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
         workers=workers,
         **_on_device(federation),
         seconds_server=server,
-        seconds_scoring=sum(scored / workers for scored in scoring),
+        seconds_scoring=sum(scoring) / workers,
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
         class_remarks=(
@@ -118,46 +120,25 @@ def estimate_costs(
             *federation.test_row_remarks(),
             *federation.class_remarks(),
         ),
-        **_simulated(federation, durations),
+        **_simulated(federation, mine),
     )
 
 
-@dataclass(frozen=True)
-class _Share:
-    """How often a client is asked and there, in expectation: first: in round 1; later: in all later rounds together."""
+def _asked(federation: Federation) -> list[tuple[float, float]]:
+    """How often each client is asked and there, in expectation: in round 1, and in all later rounds together.
 
-    client: Client
-    kind: ArchitectureCheck
-    first: float
-    later: float
-
-    def of(self, costs: tuple[int, int]) -> float:
-        """What it costs in all rounds, from the costs of round 1 and of a later round."""
-        return self.first * costs[0] + self.later * costs[1]
-
-
-def _training_seconds(trial: TrialRounds, share: _Share, exchanges: Sequence[Sequence[Exchange]]) -> float:
-    """Of a client in all rounds, scoring apart; if it is reached whenever it is asked."""
-    steps = [trial.executor.steps(share.client, of_round) for of_round in exchanges]
-    later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
-    trained = share.first * steps[0] + share.later * later_steps
-    return share.kind.seconds_batch * trained + share.kind.seconds_rest * (share.first + share.later)
-
-
-def _asked(federation: Federation, durations: Sequence[_Durations]) -> list[tuple[float, float]]:
-    """How often each client is asked and there, in expectation: in round 1, and in all later rounds together."""
-    if federation.plugin("devices").settings.buffer_size is not None:
-        began, _ = _buffered(federation, durations)
-        ids = [client.id for client in federation.clients]
-        return [(began[0].count(i), sum(of_round.count(i) for of_round in began[1:])) for i in ids]
-    there = federation.plugin("devices").availability() or [1.0] * len(federation.clients)
+    Where uploads are buffered, as many are in a round as fill the buffer.
+    """
+    simulation = federation.plugin("devices")
+    there = simulation.availability() or [1.0] * len(federation.clients)
     first = [0.0] * len(federation.clients)
     later = [0.0] * len(federation.clients)
     for number in range(1, federation.training.rounds + 1):
         present = federation.present(number)
         asked = first if number == 1 else later
+        count = simulation.settings.buffer_size or federation.training.cohort_size(len(present))
         for client_id in present:
-            asked[client_id] += there[client_id] * federation.training.cohort_size(len(present)) / len(present)
+            asked[client_id] += there[client_id] * count / len(present)
     return list(zip(first, later, strict=True))
 
 
@@ -166,18 +147,14 @@ def count_scored_rows(federation: Federation, client: Client, trains: float) -> 
 
     What has not changed since it was last scored is not scored again.
     """
+    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
+    evaluations = math.ceil(rounds / every) + bool(federation.method.final_exchanges())
     if client.id in federation.held_out:
-        return _evaluations(federation) * len(client.data.test)
+        return evaluations * len(client.data.test)
     anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
     tested = len(client.data.test) + len(client.missing or ())
     rows = sum(anew.values()) * tested + anew[federation.stages[0]] * len(client.data.validation)
-    return _evaluations(federation) * rows
-
-
-def _evaluations(federation: Federation) -> int:
-    """After how many rounds clients are scored."""
-    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
-    return math.ceil(rounds / every) + bool(federation.method.final_exchanges())
+    return evaluations * rows
 
 
 def _on_device(federation: Federation) -> dict[str, Any]:
@@ -188,16 +165,6 @@ def _on_device(federation: Federation) -> dict[str, Any]:
         return found
     store = federation.store
     return {**found, "device_nbytes": store.nbytes if store.on_device else 0}
-
-
-def _newcomer_seconds(federation: Federation, trial: TrialRounds, share: _Share) -> float:
-    """Of a client that is held out: what it trains for its scores, and these."""
-    if share.client.id not in federation.held_out or not federation.evaluation.held_out_epochs:
-        return 0.0
-    first = [one for one in federation.method.exchanges(2) if one.trains][:1]
-    steps = trial.executor.steps(share.client, first)
-    scored = share.kind.seconds_row * len(share.client.data.test)
-    return _evaluations(federation) * (share.kind.seconds_batch * steps + share.kind.seconds_rest + scored)
 
 
 def _data_bytes(federation: Federation) -> int:
@@ -212,59 +179,34 @@ def _data_bytes(federation: Federation) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-_Durations = tuple[Duration, Duration]  # of a client's work in round 1, and in a later round
+def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
+    """The clients' devices, what a later round takes on each, and all rounds where a round waits for the slowest.
 
-
-def _durations(federation: Federation, mine: Sequence[ArchitectureCheck]) -> list[_Durations]:
-    """What rounds would take on the clients' devices; of one network, operations are in proportion to rows."""
-    simulation = federation.plugin("devices")
-    if not simulation.enabled:
-        return []
-    found = []
-    for client, kind in zip(federation.clients, mine, strict=True):
-        rows = client.n / federation.clients[kind.client].n
-        first, later = (
-            estimate_duration(simulation.profile(client.id), Workload(down, round(rows * operations), up))
-            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
-        )
-        found.append((first, later))
-    return found
-
-
-def _buffered(federation: Federation, durations: Sequence[_Durations]) -> tuple[list[list[int]], float]:
-    """Who begins in each round where uploads are buffered, and how long all rounds take."""
-    return predict_rounds(
-        federation.plugin("devices").settings,
-        federation.training,
-        federation.seed,
-        federation.present,
-        lambda number, client: durations[client][number > 1].seconds,
-    )
-
-
-def _simulated(federation: Federation, durations: Sequence[_Durations]) -> dict[str, Any]:
-    """The clients' devices, and what all rounds would take on them."""
+    Of one network, operations are in proportion to rows.
+    """
     simulation = federation.plugin("devices")
     if not simulation.enabled:
         return {}
-    devices: list[dict[str, Any]] = []
-    slowest = [0.0, 0.0]
-    for client, of_client in zip(federation.clients, durations, strict=True):
-        memory = simulation.profile(client.id).memory_bytes
-        need = simulation.requirements[client.id]
+    devices = []
+    slowest = [0.0, 0.0]  # of round 1, and of a later one
+    for client, kind in zip(federation.clients, mine, strict=True):
+        profile = simulation.profile(client.id)
+        rows = client.n / federation.clients[kind.client].n
+        durations = [
+            estimate_duration(profile, Workload(down, round(rows * operations), up))
+            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
+        ]
         fits = client.id not in simulation.excluded
-        later = of_client[1]
-        device = {"id": client.id, "device": simulation.names[client.id], "memory": memory, "needs": need}
-        devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
+        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory_bytes}
+        device |= {"needs": simulation.requirements[client.id], "fits": fits}
+        devices.append({**device, **durations[1]._asdict(), "seconds": durations[1].seconds})
         if fits:
-            slowest = [max(longest, own.seconds) for longest, own in zip(slowest, of_client, strict=True)]
+            slowest = [max(longest, own.seconds) for longest, own in zip(slowest, durations, strict=True)]
     if simulation.settings.buffer_size is not None:
-        return {"devices": tuple(devices), "simulated_seconds": _buffered(federation, durations)[1]}
-    deadline = simulation.settings.round_timeout
-    limit = math.inf if deadline is None else deadline
-    first, later_rounds = (min(limit, longest) for longest in slowest)
-    seconds = first + (federation.training.rounds - 1) * later_rounds
-    return {"devices": tuple(devices), "simulated_seconds": seconds}
+        return {"devices": tuple(devices)}
+    limit = simulation.settings.round_timeout or math.inf
+    first, later = (min(limit, longest) for longest in slowest)
+    return {"devices": tuple(devices), "simulated_seconds": first + (federation.training.rounds - 1) * later}
 
 
 def _facts(client: Client) -> dict[str, Any]:
@@ -278,3 +220,74 @@ def _facts(client: Client) -> dict[str, Any]:
         "test": len(data.test),
         "labels": {int(label): count for label, count in data.train.counts().items()},
     }
+
+
+# method by method ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Whether a recipe can run a method.
+
+    Attributes:
+        method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
+        down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
+        seconds: of a round on average.
+    """
+
+    method: str
+    why: str | None
+    down: Mapping[str, int] = field(default_factory=dict)
+    up: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterator[Compatibility]:
+    """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
+
+    With the hyperparameters that the recipe gives to a method; the others have their defaults. Two rounds are played
+    with one client of every network. Nothing is written.
+
+    Args:
+        methods: only these methods and variants.
+
+    Raises:
+        ConfigError: a method is not known, or the data are not there.
+    """
+    names = list(dict.fromkeys([*METHODS, *base.variants()] if methods is None else methods))
+    if methods is not None:
+        for name in names:
+            base.choose(name)  # one that is not known is an error before the first line
+    data = DataCache()
+    data.federated(base)
+    for name in names:
+        try:
+            federation = build_federation(base.choose(name), data=data, pretrained=False)
+            found = estimate_costs(federation, batches=_COMPARED_BATCHES)
+        except MissingPackage:
+            raise
+        except PolyfedError as error:
+            yield Compatibility(name, str(error))
+        else:
+            down = {kind.name: kind.down[1] for kind in found.architectures}
+            up = {kind.name: kind.up[1] for kind in found.architectures}
+            yield Compatibility(name, None, down, up, found.seconds_round)
+
+
+def format_lines(found: Iterable[Compatibility]) -> Iterator[str]:
+    """The answers of `check_methods` for a terminal, one by one: bytes per client, least to most, or why not."""
+    column = max(map(len, METHODS))
+    yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {'up, per client':<{_SIZES}}  a round"
+    for one in found:
+        if one.why is not None:
+            yield f"{one.method:<{column}}  no    {' '.join(one.why.removeprefix(one.method).split())}"
+            continue
+        seconds = one.seconds or 0.0
+        time = f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
+        yield f"{one.method:<{column}}  yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {time}"
+
+
+def _range(sizes: Mapping[str, int]) -> str:
+    low = human_bytes(min(sizes.values()))
+    high = human_bytes(max(sizes.values()))
+    return low if low == high else f"{low} to {high}"

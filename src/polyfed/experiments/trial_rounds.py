@@ -1,33 +1,44 @@
 """Rounds that the engine plays before a run, so that they can be measured: nobody is missing, and nothing is written.
 
 Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
-the later ones; and the final round, where there is one. `MeasuringExecutor` does the work of one client of each network
-and answers for the others, so that the server has as much to do as in a run.
+the later ones; and the final round, where there is one. One client of each network works, on a few batches, and the
+others answer with what it has uploaded, so that the server has as much to do as in a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from polyfed.core.client import Client
-from polyfed.core.method import Exchange
+from polyfed.core.message import get_tensor, nbytes
+from polyfed.core.method import Exchange, Method, Phase, TrainingResult
+from polyfed.core.model_factory import ModelFactory
 from polyfed.engine.compatibility import example_input
+from polyfed.engine.executors.base import Serial, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
-from polyfed.engine.operation_counter import flops
+from polyfed.engine.local_training import phase_data, train
+from polyfed.engine.operation_counter import AllocationTracker, flops
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_loop import single_threaded
+from polyfed.engine.scoring import CHUNK, evaluate_model
+from polyfed.engine.weight_store import WeightStore
 from polyfed.experiments.cost_estimate import ArchitectureCheck
-from polyfed.experiments.measuring_executor import MeasuringExecutor
 from polyfed.models.split import SplitModel, cut_shapes
 
 __all__ = ["TRIED_BATCHES", "TrialRounds"]
 
 TRIED_BATCHES = 10  # so many at most in round 2; one in round 1
+TRIAL_SECONDS = 1.0  # about so long a client trains in a round after the first
 
 
 class _NobodyMissing(Plugin):
@@ -36,7 +47,6 @@ class _NobodyMissing(Plugin):
     name = "nobody missing"
 
     def select(self, round: Round) -> None:
-        """Nobody drops out."""
         round.unreachable.clear()
         round.silenced.clear()
         round.late.clear()
@@ -44,7 +54,6 @@ class _NobodyMissing(Plugin):
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
     ) -> None:
-        """Nobody misses a deadline."""
         round.late.clear()
         round.busy.clear()
 
@@ -54,9 +63,9 @@ class _Played:
     """What a round took: bytes down and up by number of client, and seconds of the server."""
 
     number: int
-    down: Mapping[int, int]
-    up: Mapping[int, int]
-    server_seconds: float
+    down: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    up: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    server_seconds: float = 0.0
 
 
 class TrialRounds:
@@ -100,8 +109,7 @@ class TrialRounds:
         Raises:
             RunError: a client or the server failed; says which, when and where.
         """
-        federation = self._federation
-        method = federation.method
+        method = self._federation.method
         with single_threaded():
             first = self._round(1, method.exchanges(1))
             second = self._round(self._later, method.exchanges(self._later))
@@ -112,7 +120,7 @@ class TrialRounds:
     def _round(self, number: int, exchanges: Sequence[Exchange], final: bool = False) -> _Played:
         """Play a round of these exchanges, if there are any."""
         if not exchanges:
-            return _Played(number, {}, {}, 0.0)
+            return _Played(number)
         federation = self._federation
         round = Round(
             number,
@@ -140,17 +148,16 @@ class TrialRounds:
 
     def _described(self, client: Client, first: _Played, second: _Played, last: _Played) -> ArchitectureCheck:
         federation = self._federation
-        model_factory = federation.model_factory
         variant = self._variants[client.id]
-        module = model_factory.module(client.architecture, variant)
-        own = model_factory.module(client.architecture, variant, alone=True)
+        module = federation.model_factory.module(client.architecture, variant)
+        own = federation.model_factory.module(client.architecture, variant, alone=True)
         split = own if isinstance(own, SplitModel) else None
         early, late, final = (self.executor.costs[played.number, client.id] for played in (first, second, last))
         final_seconds = final.batch * self.executor.steps(client, federation.method.final_exchanges()) + final.rest
         return ArchitectureCheck(
             name=self.networks[client.id],
             client=client.id,
-            clients=sum(name == self.networks[client.id] for name in self.networks.values()),
+            clients=list(self.networks.values()).count(self.networks[client.id]),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             nbytes=late.kept,
             cut=None if split is None else tuple(cut_shapes(split, example_input(client, split))[0]),
@@ -165,3 +172,153 @@ class TrialRounds:
             final_round=(last.down.get(client.id, 0), last.up.get(client.id, 0), final_seconds),
             operations=(early.operations, late.operations),
         )
+
+
+# measuring ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Cost:
+    """What a client costs in a round.
+
+    Attributes:
+        kept: bytes of its weights and its state. peak: bytes that it makes at work, beside its network.
+        batch, row: seconds of a training step, and of scoring a row. rest: seconds of all else.
+        operations: of receiving, training and uploading, where the round counts them.
+    """
+
+    kept: int = 0
+    peak: int = 0
+    batch: float = 0.0
+    row: float = 0.0
+    rest: float = 0.0
+    operations: int = 0
+
+
+class MeasuringExecutor(Serial):
+    """Carries out the jobs of one client of each network, with a few batches of each phase, and measures them.
+
+    Any other client answers with the upload of one that had the same network in the exchange, and stays as it is. Where
+    nobody trains and everybody is asked, everybody answers: it is cheap, and the answers may be needed.
+
+    Args:
+        store: where new weights go.
+        measured: numbers of the clients that always work themselves.
+        batches: of each phase at most, in rounds after the first; one in the first.
+
+    Attributes:
+        costs: (round, number of a client) -> what it cost, of those who worked.
+        seconds: of all work so far.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model_factory: ModelFactory,
+        store: WeightStore,
+        measured: Collection[int],
+        batches: int,
+    ) -> None:
+        super().__init__(method, model_factory, store)
+        self._measured = frozenset(measured)
+        self._most = batches
+        self._batches: dict[int, int] = {}  # client -> how many it trains on in its next exchange
+        self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
+        self.costs: defaultdict[tuple[int, int], _Cost] = defaultdict(_Cost)
+        self.seconds = 0.0
+        self._seconds_training = 0.0  # and of scoring, of the present job
+
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+        """See `Executor`."""
+        began = time.perf_counter()
+        working = self._working(jobs)
+        own = {job.client.id: self._carry_out(job) for job in working}
+        of_network = {_network(job): own[job.client.id] for job in reversed(working)}
+        outcomes = [own.get(job.client.id) or _answer(job, of_network[_network(job)]) for job in jobs]
+        self.seconds += time.perf_counter() - began
+        done(len(jobs))
+        return outcomes
+
+    def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
+        """Training steps of a client in these; a phase takes the share of the data that it last took when measured."""
+        total = 0
+        for exchange in exchanges:
+            for phase in self._phases(client, exchange):
+                rows = self._shares.get((exchange.name, phase.rows), 1.0) * len(phase_data(client, phase)[0])
+                total += phase.epochs * math.ceil(rows / client.training.batch_size)
+        return total
+
+    def _working(self, jobs: Sequence[TrainJob]) -> list[TrainJob]:
+        """The jobs that are carried out: those of the measured and of who is only asked, one of every other network."""
+        working = []
+        for job in jobs:
+            only_asked = job.exchange.who == "all" and not job.exchange.trains
+            if only_asked or job.client.id in self._measured:
+                working.append(job)
+        networks = {_network(job) for job in working}
+        for job in jobs:
+            if _network(job) not in networks:
+                networks.add(_network(job))
+                working.append(job)
+        return working
+
+    def _carry_out(self, job: TrainJob) -> JobResult:
+        """Receive, train on a few batches, upload; what it cost is added up."""
+        cost = self.costs[job.round, job.client.id]
+        fresh = functools.partial(self._store.allocate, job.client.architecture, job.variant)
+        self._seconds_training = 0.0
+        began = time.perf_counter()
+        outcome = run_job(job, self._method, self._model_factory, fresh, self._train)
+        cost.rest += time.perf_counter() - began - self._seconds_training
+        cost.operations += outcome.operations
+        weights = self._model_factory.state(job.client.architecture, job.variant)
+        cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
+        return outcome
+
+    def _train(self, client: Client, job: TrainJob, method: Method, model_factory: ModelFactory) -> TrainingResult:
+        """Train on a few batches, and measure what training and scoring cost."""
+        began = time.perf_counter()
+        cost = self.costs[job.round, client.id]
+        for phase in self._phases(client, job.exchange):
+            if phase.rows is not None:
+                rows = len(get_tensor(client.context, phase.rows))
+                self._shares[job.exchange.name, phase.rows] = rows / max(1, len(phase_data(client, phase)[0]))
+        if job.round > 1:  # the first round's contexts are smaller
+            cost.peak = max(cost.peak, self._peak(client, job.exchange))
+        batches = self._batches.get(client.id, 1)
+        ready = time.perf_counter()
+        trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
+        cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
+        self._batches[client.id] = max(1, min(self._most, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
+        rows = len(client.data.test) + len(client.missing or ())
+        if rows:
+            ready = time.perf_counter()
+            evaluate_model(client, method, client.data.test)
+            cost.row = (time.perf_counter() - ready) / rows
+        self._seconds_training = time.perf_counter() - began
+        return trained
+
+    def _peak(self, client: Client, exchange: Exchange) -> int:
+        """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
+        with AllocationTracker() as training:
+            train(client, self._method, client.context, 1, exchange.phases, self._model_factory.training)
+        with AllocationTracker() as scoring:
+            if len(client.data.test):
+                chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))
+                evaluate_model(client, self._method, chunk, others=False)
+        return int(max(training.peak, scoring.peak))
+
+    def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
+        if not exchange.trains:
+            return ()
+        return self._method.phases(client.training) if exchange.phases is None else exchange.phases
+
+
+def _network(job: TrainJob) -> tuple[str, str]:
+    """The architecture and the variant that a client trains in an exchange."""
+    return job.client.architecture, job.variant
+
+
+def _answer(job: TrainJob, measured: JobResult) -> JobResult:
+    """What a client sends that does not work itself: what one with the same network sent. It stays as it is."""
+    return dataclasses.replace(measured, client_id=job.client.id, weights=job.client.weights, state=job.client.state)

@@ -103,32 +103,6 @@ def fill_buffer(left: Mapping[int, float], then: Sequence[tuple[int, float]], si
     return Filled(arrived, now, {client: seconds - now for seconds, _, client in others})
 
 
-def predict_rounds(
-    settings: Devices,
-    training: Training,
-    seed: int,
-    present: Callable[[int], Sequence[int]],
-    seconds: Callable[[int, int], float],
-) -> tuple[list[list[int]], float]:
-    """Who begins in each round, and how long all rounds take.
-
-    Args:
-        present: of a round. seconds: of a round and a client.
-    """
-    begun: list[list[int]] = []
-    total = 0.0
-    left: dict[int, float] = {}
-    size = settings.buffer_size or 1
-    for number in range(1, training.rounds + 1):
-        starters = draw_starters(training, seed, number, present(number), list(left), size)
-        left |= {client: seconds(number, client) for client in starters.at_once}
-        filled = fill_buffer(left, [(client, seconds(number, client)) for client in starters.then], size)
-        begun.append([*starters.at_once, *starters.then])
-        total += filled.seconds
-        left = filled.left
-    return begun, total
-
-
 class UploadBuffer:
     """One round of a server that waits for so many uploads.
 

@@ -18,7 +18,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
-from polyfed.data.text import load_word_vectors
+from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.deploy.node_registry import release
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError

@@ -24,7 +24,8 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method", "MethodCard": "core.method",
     "SplitModel": "models.split",
     "hyperparameters": "validation.hyperparameters",
-    "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
+    "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset",
+    "from_frame": "data.tables", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 

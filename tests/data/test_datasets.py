@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.data import cache, parquet_images
-from polyfed.data.dataset import with_declared
-from polyfed.data.datasets import DatasetSource, channel_statistics, from_tensors, load_dataset
-from polyfed.data.package_datasets import NEEDED
+from polyfed.data import arrow_tables, cache
+from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors, with_declared
+from polyfed.data.datasets import load_dataset
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.registry import DATASETS
 from tests.helpers.small_data import encode, some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
@@ -217,12 +215,10 @@ def test_gray_and_jpeg_images(tmp_path: Path) -> None:
 # the cache -----------------------------------------------------------------------------------------------------------
 
 
-def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    rows: list[int] = []
-    decode = parquet_images.decode
-    monkeypatch.setattr(
-        parquet_images, "decode", lambda cell, path, row: (rows.append(row), decode(cell, path, row))[1]
-    )
+def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    rows: list[str] = []
+    decode = arrow_tables.decode
+    monkeypatch.setattr(arrow_tables, "decode", lambda data, place: (rows.append(place), decode(data, place))[1])
     return rows
 
 
@@ -383,7 +379,7 @@ def test_labels_that_do_not_fit(folder: Path) -> None:
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, -1]}, names=NAMES)
     assert "got -1" in refusal("parquet", folder)
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, None]}, names=NAMES)
-    assert "expected a label in every row" in refusal("parquet", folder)
+    assert "expected 'label' in every row, got an empty one in row 1" in refusal("parquet", folder)
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, 1]}, names={"label": ["x", "y", "z"]})
     assert "other names or classes" in refusal("parquet", folder)
 
@@ -441,16 +437,6 @@ def test_from_tensors_refuses(train: object, classes: int | None, said: str) -> 
 def test_from_tensors_refuses_a_test_side_of_another_shape() -> None:
     with pytest.raises(ConfigError, match="like the training inputs"):
         from_tensors((np.zeros((2, 3)), [0, 1]), (np.zeros((2, 4)), [0, 1]))
-
-
-def test_every_registered_source_has_the_common_signature() -> None:
-    import inspect
-
-    for name in DATASETS:
-        parameters = list(inspect.signature(DATASETS[name]).parameters)
-        assert parameters[:3] == ["root", "image_column", "label_column"]
-        more = [] if name in ("digits", *NEEDED) else ["train_splits", "columns"]
-        assert parameters[3:] in (more, [*more, "words"])
 
 
 def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:

@@ -156,7 +156,7 @@ def test_column_values_that_nobody_can_deal_by(tmp_path: Path, values: list[Any]
 
 
 def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mine(root: object, image_column: object, label_column: object) -> DatasetSource:
+    def mine(root: object, options: object) -> DatasetSource:
         return from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": np.array([5, 6], dtype=np.uint8)})
 
     monkeypatch.setitem(DATASETS.entries, "mine", mine)

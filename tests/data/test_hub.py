@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfed.data import hub
 from polyfed.data.datasets import load_dataset
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
@@ -99,9 +98,12 @@ def test_texts(owner: Path) -> None:
     assert "or a column of texts with text_column" in refusal("hub:someone/notes")
     assert "did you mean 'body'" in refusal("hub:someone/notes", words=TextConfig("bodi"))
     assert "expected texts in column 'label'" in refusal("hub:someone/notes", words=TextConfig("label"))
-    assert "image_column or text_column" in refusal("hub:someone/notes", words=TextConfig("body"), image_column="user")
+    assert "no use for image_column beside text_column" in refusal(
+        "hub:someone/notes", words=TextConfig("body"), image_column="user"
+    )
     write_parquet(owner / "gaps" / "train.parquet", None, {"body": ["a", None], "label": [0, 1]}, features=False)
-    assert "got an empty one in row 1 of hub:someone/gaps" in refusal("hub:someone/gaps", words=TextConfig("body"))
+    empty = refusal("hub:someone/gaps", words=TextConfig("body"))
+    assert "got an empty one in row 1 of split 'train' of hub:someone/gaps" in empty
 
 
 def test_configurations(owner: Path) -> None:
@@ -127,7 +129,7 @@ def test_configurations(owner: Path) -> None:
         (None, {"label": [0, 1]}, "expected one image column"),
         ([*some_images(1), *some_images(1, (6, 4, 3))], {"label": [0, 1]}, "got RGB 6x4 pixels in row 1"),
         ([*some_images(1), b"no image"], {"label": [0, 1]}, "do not decode"),
-        (some_images(2), {"label": [0, None]}, "expected a label in every row"),
+        (some_images(2), {"label": [0, None]}, "expected 'label' in every row"),
         (some_images(2), {}, "expected one label column"),
     ],
 )
@@ -216,7 +218,3 @@ def test_a_missing_or_old_package_names_the_extra(monkeypatch: pytest.MonkeyPatc
     assert "pip install 'polyfed[hub]'" in refusal("hub:a/b")
     stand_in(monkeypatch, version="3.6.0")
     assert "got 3.6.0" in refusal("hub:a/b")
-
-
-def test_the_module_itself_does_not_load_the_package() -> None:
-    assert not hasattr(hub, "datasets")

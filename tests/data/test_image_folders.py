@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.data import image_folders
+from polyfed.data import images
 from polyfed.data.datasets import load_dataset
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import resize
@@ -100,7 +100,7 @@ def test_gray_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:
 def test_decoded_once_until_an_image_or_the_size_changes(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read(animals)
     with monkeypatch.context() as patched:
-        patched.setattr(image_folders, "decode_sides", None)
+        patched.setattr(images, "_decoded", None)
         assert torch.equal(read(animals).train.x, first.train.x)
     assert read(animals, image_size=3).train.x.shape == (3, 1, 3, 3)
     put(animals / "train" / "ape", GRAY + 7)

@@ -105,8 +105,12 @@ def test_images_are_resized(tmp_path: Path) -> None:
     [
         (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
         (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as training inputs in"),
-        (np.zeros((3, 5), np.float32), np.zeros(3, np.int64), "got 5 of type float32 of '3'"),
-        (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got 1 x 4 x 4 of '3'"),
+        (
+            np.zeros((3, 5), np.float32),
+            np.zeros(3, np.int64),
+            "of '2' ((4,), torch.float32), got (5,)",
+        ),
+        (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got (1, 4, 4), torch.uint8 in"),
         (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "got NaN or infinite values"),
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
         (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected training labels from 0 on in"),
@@ -150,5 +154,5 @@ def test_refusals(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     assert f"got {place / 'test' / '9.npz'} without" in refusal(place)
     with pytest.raises(ConfigError, match="would leave out whole clients"):
         pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "limit_train": 3}, **REST})
-    with pytest.raises(ConfigError, match="expected vocab_size with texts"):
+    with pytest.raises(ConfigError, match="no use for vocab_size, got '3'; text_column names a column of texts"):
         pf.run(pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "vocab_size": 3}, **REST}))

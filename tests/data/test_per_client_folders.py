@@ -99,8 +99,8 @@ def test_refusals_of_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
     asked = {"words": TextConfig("said"), "label_column": "kind"}
     assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
-    assert "image_column or text_column" in refusal(tmp_path, **asked, image_column="kind")
-    assert "text_column names the column" in refusal(tmp_path, words=TextConfig(length=3))
+    assert "no use for image_column beside text_column" in refusal(tmp_path, **asked, image_column="kind")
+    assert "text_column names a column" in refusal(tmp_path, words=TextConfig(length=3))
     wrong = [put(tmp_path / name / "train.csv", "said,kind\n,1\n") for name in "ab"]
     with pytest.raises(ConfigErrors) as caught:
         read(tmp_path, **asked)
@@ -128,10 +128,10 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert source.test.y.tolist() == [0, 0]
     put(tmp_path / "z" / "train" / "cat" / "0.png", encode(np.tile(gray, (2, 2))))
     put(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(gray, (2, 2))))
-    assert "got 1 x 8 x 8 of 'z'" in refusal(tmp_path)
+    assert "got 8x8 in" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")
-    assert "expected text_column with texts" in refusal(tmp_path, words=TextConfig("kind"))
+    assert "no use for text_column" in refusal(tmp_path, words=TextConfig("kind"))
 
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -140,8 +140,6 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     assert "one folder per client" in refusal(empty)
     (clinics / "11").mkdir()
     assert "of client '11'" in refusal(clinics)
-    put(clinics / "11" / "train.csv", "a,b,label\n")
-    assert f"expected at least one row below the columns' names in {clinics / '11'}" in refusal(clinics)
     put(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\n")
     assert "'11', unlike '2'" in refusal(clinics)
     put(clinics / "11" / "test.csv", "a,c,label\n1,2,ill\n")
@@ -158,7 +156,7 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     put(clinics / "2" / "train.csv", "a,b,label\n1,2,ill\n1,,ill\n")
     with pytest.raises(ConfigErrors) as caught:
         read(clinics)
-    assert [f"line 3 of column '{c}' of {clinics / n / 'train.csv'}" for n, c in (("2", "b"), ("11", "a"))] == [
+    assert [f"line 3 of column '{c}' of {clinics / n / 'train.csv'}" for n, c in (("11", "a"), ("2", "b"))] == [
         line.partition(" in ")[2].partition(",")[0] for line in caught.value.problems[1:]
     ]
     put(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\n")

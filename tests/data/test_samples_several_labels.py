@@ -45,7 +45,7 @@ def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
     cell = stream.getvalue() if column == "img" else "a text"
     (tmp_path / "mine").mkdir()
     pq.write_table(pa.table({column: [cell] * 2, "label": [[0, 1], [1]]}), tmp_path / "mine" / "train.parquet")
-    words = TextConfig(column="text") if column == "text" else None
+    words = TextConfig(column="text" if column == "text" else None)
     with pytest.raises(ConfigError, match=SAID):
         load_dataset("mine", tmp_path, label_column="label", words=words)
 

@@ -299,7 +299,7 @@ def test_code_that_a_text_names_is_imported_in_one_place() -> None:
             "polyfed.own_methods",
             "polyfed.models.zoo",
             "polyfed.models.third_party",
-            "polyfed.data.local_datasets",
+            "polyfed.data.datasets",
         ),
     }
     assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}

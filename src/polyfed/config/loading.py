@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config.overrides import parse_override
-from polyfed.data.bounds import check_file
+from polyfed.data.files import check_file
 from polyfed.errors import ConfigError
 from polyfed.registry import file_of, own_names, suggest, texts
 from polyfed.results.read import parse_toml

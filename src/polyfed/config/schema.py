@@ -13,7 +13,6 @@ from polyfed.core.model_factory import Precision
 from polyfed.core.settings import AdapterSettings, Evaluation, Keep, Positive, Privacy, Settings, Training
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
-from polyfed.data.table_columns import CellFormat
 from polyfed.data.text import TextConfig
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
@@ -203,8 +202,8 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _is_table(self) -> Data:
-        for name, value in self.source_options(()).of_tables.items():
-            if value is not None and not self.dataset.startswith(TABLE_NAMES):
+        for name in self.source_options(()).of_tables:
+            if not self.dataset.startswith(TABLE_NAMES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         if self.missing_words and self.missing_values == "error" and not self.category_columns:
             raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
@@ -273,7 +272,8 @@ class Data(Settings):
             tuple(self.category_columns or ()),
             self.missing_values == "client_mean",
             self.task == "regression",
-            CellFormat(self.decimal, tuple(self.missing_words or ())),
+            self.decimal,
+            tuple(self.missing_words or ()),
         )
 
     def _inactive_keys(self) -> set[str]:

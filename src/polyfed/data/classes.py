@@ -1,13 +1,99 @@
-"""What a reader must know of the classes of a task: numbers with gaps, and classes that nobody trains on."""
+"""Classes: labels as numbers 0..C-1, what the classes are called, and what is odd about them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_TOLD = 12  # classes by name; of more, how many
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfed.data.samples import of_so_many
+from polyfed.errors import ConfigError
+
+Files = Sequence[tuple[object, Sequence[int]]]  # what a side was read from, and the numbers of its rows, or lines
+
+_SIGNS = {"-1", "1"}  # the usual labels of two classes, beside 0 and 1
+_WHOLE = re.compile(r"-?[0-9]+")
+_DIGITS = 18  # of numbers in which gaps are looked for
+_NAMED = 12  # classes by name; of more, how many
+
+
+def encode_labels(
+    raw: Mapping[str, NDArray[Any]],
+    column: str,
+    names: tuple[str, ...] | None = None,
+    files: Mapping[str, Files] | None = None,
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    """Labels as 0..C-1 and the classes' names.
+
+    Labels are kept as they are where the files name the classes or where they are whole numbers that fill 0..C-1.
+    Otherwise (0 and 4, or strings) the sorted different values of both sides become 0..C-1, their spelling the names.
+
+    Args:
+        raw: side -> (N,) labels, int64 or strings.
+        column: where they stood.
+        names: of the classes, if the files name them.
+        files: side -> what it was read from, to name the row of a label that is refused.
+
+    Raises:
+        ConfigError: a number that is none of the named classes, or is below 0, unless all labels are -1 and 1.
+    """
+    values = np.unique(np.concatenate(list(raw.values())))
+    expected = f"from 0 on in column '{column}'"
+    if values.dtype == np.int64:
+        if names is not None:
+            expected = f"0..{len(names) - 1} in column '{column}', which names {len(names)} classes"
+        elif np.array_equal(values, np.arange(len(values))):
+            names = tuple(map(str, values))
+        if names is not None:
+            _check_labels(raw, range(len(names)), expected, files or {})
+            return {side: labels.astype(np.int64) for side, labels in raw.items()}, names
+    spelt = tuple(map(str, values))
+    if negative_name(spelt) is not None:
+        _check_labels(raw, [value for value in values.tolist() if int(value) >= 0], expected, files or {})
+    return {side: np.searchsorted(values, labels).astype(np.int64) for side, labels in raw.items()}, spelt
+
+
+def _check_labels(
+    raw: Mapping[str, NDArray[Any]], known: Sequence[Any], expected: str, files: Mapping[str, Files]
+) -> None:
+    """Refuse labels that are not known, by the first such row."""
+    for side, labels in raw.items():
+        rows = np.flatnonzero(~np.isin(labels, list(known)))
+        if len(rows):
+            first = labels[rows[0]]
+            hint = "; -1 often means that there is none" if str(first) == "-1" else ""
+            raise ConfigError(
+                f"expected labels {expected}, got {first} in {_row_of(side, int(rows[0]), files.get(side, ()))}"
+                f"{of_so_many(len(rows))}{hint}; drop such rows, or name the column of the labels in label_column"
+            )
+
+
+def _row_of(side: str, row: int, files: Files) -> str:
+    """Where a side's row stands."""
+    for file, numbers in files:
+        if row < len(numbers):
+            return f"{'row' if isinstance(numbers, range) else 'line'} {numbers[row]} of {file}"
+        row -= len(numbers)
+    return f"row {row} of the {'training' if side == 'train' else side} side"
+
+
+def negative_name(names: Iterable[str]) -> str | None:
+    """A class called by a number below 0, where all are called by numbers; None for the classes -1 and 1 alone."""
+    different = set(names)
+    if different <= _SIGNS or not all(_WHOLE.fullmatch(name) for name in different):
+        return None
+    return next((name for name in sorted(different) if name.startswith("-")), None)
+
+
+def natural_sort(names: Iterable[str]) -> tuple[str, ...]:
+    """Names without repetition, sorted; by value where all are whole numbers."""
+    different = set(names)
+    numbers = all(name.isascii() and name.isdigit() for name in different)
+    return tuple(sorted(different, key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def remarks(names: Sequence[str], trained: Collection[int], tested: Collection[int]) -> list[str]:
@@ -32,7 +118,7 @@ def remarks(names: Sequence[str], trained: Collection[int], tested: Collection[i
 
 def _gaps(names: Sequence[str]) -> Iterator[str]:
     """Where numbers that do not follow each other were taken for classes."""
-    if not all(_WHOLE.fullmatch(name) for name in names):
+    if not all(_WHOLE.fullmatch(name) and len(name) <= _DIGITS for name in names):
         return
     numbers = sorted(map(int, names))
     if any(after - before > 1 for before, after in pairwise(numbers)):
@@ -45,12 +131,12 @@ def _gaps(names: Sequence[str]) -> Iterator[str]:
 def _listed(what: str, classes: Sequence[int], names: Sequence[str]) -> Iterator[str]:
     if not classes:
         return
-    told = _ranges(classes)
+    listed = _ranges(classes)
     if any(names[number] != str(number) for number in classes):
-        told = _few(
+        listed = _few(
             str(number) if names[number] == str(number) else f"{number} ({names[number]})" for number in classes
         )
-    yield f"{what} ({len(classes)}): {told}"
+    yield f"{what} ({len(classes)}): {listed}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -69,7 +155,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _few(texts: Iterable[str]) -> str:
-    """At most `_TOLD` of them."""
+    """At most `_NAMED` of them."""
     given = list(texts)
-    more = len(given) - _TOLD
-    return ", ".join(given[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(given) - _NAMED
+    return ", ".join(given[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -16,33 +16,64 @@ from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.results.read import parse_json
 
+TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")  # the usual ones
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read. `class_names` is None when the files do not name the classes."""
+    """Which columns to read. content: images or texts. class_names: None when the files do not name the classes."""
 
-    image: str
+    content: str
     label: str
-    class_names: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None = None
 
 
 def pick_columns(
-    schema: Any, features: dict[str, dict[str, Any]], image_column: str | None, label_column: str | None, where: object
+    kind: str,
+    schema: Any,
+    features: dict[str, dict[str, Any]],
+    named: str | None,
+    label_column: str | None,
+    where: object,
 ) -> Columns:
-    """The image and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
+    """The column with images, or with texts, and the one with labels of an Arrow schema.
+
+    Args:
+        kind: "image" or "text". schema: of Arrow. features: what `datasets` knows about the columns.
+        named: the column of images or texts, when it cannot be told. label_column: likewise. where: for messages.
 
     Raises:
         ConfigError: none, several, one that is named but absent, or a type that cannot hold them.
     """
-    found = image_columns(schema, features)
-    texts = ", or a column of texts with text_column"
-    image = pick_column("image", image_column, found, schema.names, where, "" if found else texts)
+    content = pick_content(kind, schema, features, named, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
-    _check_types(schema, image, label, where)
-    names = features.get(label, {}).get("names") if features.get(label, {}).get("_type") == "ClassLabel" else None
-    return Columns(image, label, tuple(str(name) for name in names) if isinstance(names, list) else None)
+    held = schema.field(label).type
+    if not holds_labels(held):
+        raise ConfigError(
+            f"expected whole numbers or strings in label column '{label}' of {where}, got type {held}"
+            f"{_several_labels(held)}"
+        )
+    names = features.get(label, {}).get("names")
+    return Columns(content, label, tuple(map(str, names)) if isinstance(names, list) else None)
+
+
+def pick_content(kind: str, schema: Any, features: dict[str, dict[str, Any]], named: str | None, where: object) -> str:
+    """The column with images, or with texts: the named one, else the only one of a usual name or type."""
+    if kind == "image":
+        holds, what = _holds_bytes, "encoded images (bytes)"
+        usual = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
+        usual = usual or [name for name in schema.names if name in _IMAGE_NAMES and holds(schema.field(name).type)]
+    else:
+        holds, what = _holds_text, "texts"
+        usual = [name for name in schema.names if name in TEXT_NAMES and holds(schema.field(name).type)]
+    others = "" if usual or kind == "text" else ", or a column of texts with text_column"
+    content = pick_column(kind, named, usual, schema.names, where, others)
+    if schema.names.count(content) > 1:
+        raise ConfigError(f"expected one column '{content}' in {where}, got {schema.names.count(content)}")
+    if not holds(schema.field(content).type):
+        raise ConfigError(f"expected {what} in column '{content}' of {where}, got type {schema.field(content).type}")
+    return content
 
 
 def stored_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
@@ -54,39 +85,37 @@ def stored_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, 
         return {}
 
 
-def image_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
-    """Columns of feature type Image, else those with a usual name that can hold encoded images."""
-    said = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
-    return said or [name for name in schema.names if name in _IMAGE_NAMES and holds_bytes(schema.field(name).type)]
-
-
 def label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
     """Columns of feature type ClassLabel, else those with a usual name that can hold labels."""
-    said = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    return said or [name for name in schema.names if name in LABEL_NAMES and holds_labels(schema.field(name).type)]
+    declared = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    return declared or [name for name in schema.names if name in LABEL_NAMES and holds_labels(schema.field(name).type)]
 
 
-def holds_bytes(kind: Any) -> bool:
+def _holds_bytes(kind: Any) -> bool:
     import pyarrow.types as types
 
     if types.is_struct(kind):
-        return any(field.name == "bytes" and holds_bytes(field.type) for field in kind)
+        return any(field.name == "bytes" and _holds_bytes(field.type) for field in kind)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def several_labels(kind: Any) -> str:
+def _several_labels(kind: Any) -> str:
     """A hint where a column holds lists; else ""."""
     import pyarrow.types as types
 
     return ONE_LABEL if types.is_nested(kind) else ""
 
 
+def _holds_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
 def holds_labels(kind: Any) -> bool:
     import pyarrow.types as types
 
-    return bool(
-        types.is_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind)
-    )
+    return bool(types.is_integer(kind) or types.is_boolean(kind)) or _holds_text(kind)
 
 
 def pick_column(
@@ -98,8 +127,8 @@ def pick_column(
         return named
     if len(candidates) == 1:
         return candidates[0]
-    came = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
-    raise ConfigError(f"expected one {what} column in {where}, got {came}; name it with {what}_column{others}")
+    got = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
+    raise ConfigError(f"expected one {what} column in {where}, got {got}; name it with {what}_column{others}")
 
 
 def check_column(what: str, named: str, names: list[str], where: object) -> None:
@@ -127,19 +156,3 @@ def column_values(values: Any, where: str) -> NDArray[Any]:
     raise ConfigError(
         f"expected whole numbers or strings, all of one kind and none missing, in {where}, got {str(wrong)[:40]!r}"
     )
-
-
-def _check_types(schema: Any, image: str, label: str, where: object) -> None:
-    """Refuse columns that cannot hold what they should."""
-    for name in (image, label):
-        if schema.names.count(name) > 1:
-            raise ConfigError(f"expected one column '{name}' in {where}, got {schema.names.count(name)}")
-    if not holds_bytes(schema.field(image).type):
-        raise ConfigError(
-            f"expected encoded images (bytes) in column '{image}' of {where}, got type {schema.field(image).type}"
-        )
-    if not holds_labels(schema.field(label).type):
-        raise ConfigError(
-            f"expected whole numbers or strings in label column '{label}' of {where}, "
-            f"got type {schema.field(label).type}{several_labels(schema.field(label).type)}"
-        )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
+from polyfed.data.options import SourceOptions
 from polyfed.data.samples import (
     ONE_LABEL,
     LabeledSamples,
@@ -187,6 +188,21 @@ def with_declared(
     train = LabeledSamples(source.train.x, number[source.train.y])
     test = None if source.test is None else LabeledSamples(source.test.x, number[source.test.y])
     return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
+
+
+_HINTS = {
+    "train_splits": "; it has no splits to choose from",
+    **dict.fromkeys(("vocab_size", "max_length", "word_vectors", "tokens"), "; text_column names a column of texts"),
+}
+
+
+def check_used(name: str, options: SourceOptions, *takes: str) -> None:
+    """Refuse settings that a data set has no use for. takes: those that it has."""
+    beside = " beside text_column" if "text_column" in takes and options.words.column else ""
+    for setting, value in options.given.items():
+        if setting not in takes:
+            hint = _HINTS.get(setting, "")
+            raise ConfigError(f"dataset '{name}' has no use for {setting}{beside}, got '{value}'{hint}")
 
 
 def from_tensors(

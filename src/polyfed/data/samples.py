@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import bounds
 from polyfed.errors import ConfigError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
@@ -254,7 +253,7 @@ def _input(given: Any, row: int) -> Tensor:
     """An input as a tensor; a Pillow image as (C, H, W) uint8."""
     picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
     if picture is not None:
-        given, _ = bounds.upright(given)
+        given, _ = upright(given)
     if picture not in (None, "L", "RGB"):
         raise ConfigError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
     refuse_masked(given, f"an input in item {row}")
@@ -265,6 +264,20 @@ def _input(given: Any, row: int) -> Tensor:
             f"expected a tensor, an array or an image in item {row}, got {type(given).__name__}"
         ) from error
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
+
+
+def upright(image: Any) -> tuple[Any, bool]:
+    """A Pillow image as its EXIF tag says that it is to be shown, and whether that turned it.
+
+    A tag that cannot be read does not count.
+    """
+    from PIL import ExifTags, ImageOps
+
+    try:
+        is_turned = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # Pillow's readers raise nearly anything on foreign bytes
+        is_turned = False
+    return (ImageOps.exif_transpose(image) if is_turned else image), is_turned
 
 
 def _label(label: Any, row: int, of_numbers: bool) -> int | float:

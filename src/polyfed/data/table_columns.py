@@ -9,7 +9,7 @@ Shapes: N rows, F features.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -53,8 +53,8 @@ class CellFormat:
         >>> [CellFormat(missing=("never",)).is_missing(cell) for cell in ("NA", "Never", "0")]
         [True, True, False]
         """
-        said = cell.strip().lower()
-        return said in MISSING or any(said == word.lower() for word in self.missing)
+        spelt = cell.strip().lower()
+        return spelt in MISSING or any(spelt == word.lower() for word in self.missing)
 
     def number(self, cell: str) -> float | None:
         """A cell's number; None where it holds none.
@@ -87,13 +87,15 @@ class CellFormat:
         """Whether a cell is a number with the other sign before decimals."""
         return self.other_sign in cell and _WITH_DECIMALS.fullmatch(cell) is not None
 
-    def is_other(self, cells: Sequence[str]) -> bool:
-        """Whether the values of a column, all that are there, are numbers with the other sign before decimals.
+    def holds_numbers(self, cells: Iterable[str]) -> bool:
+        """Whether a column has a number, or nothing but numbers with the other sign before decimals.
 
-        >>> CellFormat().is_other(["1,5", "", "-0,25"]), CellFormat().is_other(["1.5", "1,5"])
-        (True, False)
+        >>> [CellFormat().holds_numbers(cells) for cells in (["1,5", "", "-0,25"], ["a", "2"], ["1,5", "b"])]
+        [True, True, False]
         """
         present = [cell for cell in cells if not self.is_missing(cell)]
+        if any(self.number(cell) is not None for cell in present):
+            return True
         return bool(present) and all(map(self.has_other_decimals, present))
 
     def category(self, cell: str, names: Mapping[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""Labeled texts as numbered words, padded to one length; where they are read from: `polyfed.data.text_files`.
+"""Texts as numbered words, padded to one length; labels and vectors: `polyfed.data.labeled_texts`.
 
 What has ids ("words" below) is, by the rule that `TextConfig.tokens` names,
 
@@ -21,21 +21,15 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from polyfed.data import bounds
-from polyfed.data.column_schema import Columns
-from polyfed.data.label_encoding import Files, encode_labels
-from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError, first_line, suggest
+from polyfed.errors import ConfigError, suggest
 
 PADDING = 0
 UNKNOWN = 1
@@ -44,7 +38,6 @@ FIRST_WORD = 2
 WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
 
 OF_PAPER = "fedrep"  # the rule of FedRep's Sentiment140
-_ON = {"train": "on the training side", "test": "on the test side"}
 _LENGTHS = {"characters": 100}  # ids per text by default; of the other rules 25, FedHeNN's
 _OF_PAPER = re.compile(r"[\w']+|[.,!?;]")
 
@@ -98,11 +91,17 @@ class TextConfig:
         """V of networks that learn vectors: the same whatever the texts are."""
         return FIRST_WORD + self.vocab_size
 
-    def given_vocabulary(self) -> str | None:
-        """The first setting that is not left at its default."""
-        values = {"text_column": self.column, "vocab_size": self.vocabulary, "max_length": self.length}
-        more = {"word_vectors": self.vectors, "tokens": self.tokens}
-        return next((name for name, value in {**values, **more}.items() if value is not None), None)
+    @property
+    def given(self) -> dict[str, object]:
+        """What is not left at its default, by its name in recipes."""
+        every = {
+            "text_column": self.column,
+            "vocab_size": self.vocabulary,
+            "max_length": self.length,
+            "word_vectors": self.vectors,
+            "tokens": self.tokens,
+        }
+        return {name: value for name, value in every.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -131,40 +130,6 @@ class Vocabulary:
                 [0, 0, 0]])
         """
         return encode_tokens([tokenize(text, self.tokens) for text in texts], self.words, self.length)
-
-
-@dataclass(frozen=True)
-class RawTexts:
-    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name.
-
-    files: what they were read from, and how many rows of each.
-    """
-
-    texts: Sequence[str]
-    labels: NDArray[Any]
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    files: Files = ()
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
-@dataclass(frozen=True)
-class LabeledTexts:
-    """What was read: x is (N, L) int64; vectors is (V, E) float32, zeros for ids 0 and 1.
-
-    remarks: how much of the texts is not read, for people.
-    """
-
-    train: LabeledSamples
-    test: LabeledSamples | None
-    class_names: tuple[str, ...]
-    vocabulary: Vocabulary
-    vectors: Tensor | None
-    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    label_column: str | None = None
-    remarks: tuple[str, ...] = ()
 
 
 def tokenize(text: str, rule: str = "words") -> list[str]:
@@ -230,126 +195,3 @@ def encode_tokens(texts: Sequence[Sequence[str]], words: Sequence[str], length: 
         first = [id_of.get(word, UNKNOWN) for word in text[:length]]
         ids[row, : len(first)] = first
     return torch.from_numpy(ids)
-
-
-def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextConfig) -> LabeledTexts:
-    """Texts and their labels as numbers; the vocabulary is made of the training side alone.
-
-    A text without any word is a row of padding.
-
-    Args:
-        sides: "train" and, if there is one, "test".
-        columns: where texts and labels stood, and the classes' names, if the files name them.
-        how: vocabulary, length and vectors.
-
-    Raises:
-        ConfigError: texts and labels in one column, labels that are all the same, a label out of range, a file of
-            vectors that is wrong.
-    """
-    if columns.image == columns.label:
-        raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
-    words_in = {name: [tokenize(text, how.rule) for text in side.texts] for name, side in sides.items()}
-    raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
-    labels, class_names = encode_labels(raw, columns, files)
-    if len(class_names) < 2:
-        raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
-    vectors = None
-    if how.vectors is None:
-        words = vocabulary(words_in["train"], how.vocab_size)
-    else:
-        known = load_word_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
-        words = vocabulary(words_in["train"], how.vocab_size, known)
-        width = len(next(iter(known.values())))
-        vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
-    made = Vocabulary(words, how.max_length, columns.image, how.vocab_size if vectors is None else None, how.rule)
-    numbers = {
-        name: LabeledSamples(encode_tokens(words_in[name], words, made.length), torch.from_numpy(labels[name]))
-        for name in sides
-    }
-    more = {name: side.columns for name, side in sides.items()}
-    return LabeledTexts(
-        numbers["train"],
-        numbers.get("test"),
-        class_names,
-        made,
-        vectors,
-        more["train"],
-        more.get("test", {}),
-        columns.label,
-        _remarks(words_in, numbers, made),
-    )
-
-
-def _remarks(
-    words_in: Mapping[str, Sequence[Sequence[str]]], sides: Mapping[str, LabeledSamples], made: Vocabulary
-) -> tuple[str, ...]:
-    """How many texts of each side have no known word, and how many are cut."""
-    lines = []
-    unknown = {name: int((side.x < FIRST_WORD).all(dim=1).sum()) for name, side in sides.items()}
-    cut = {name: sum(len(text) > made.length for text in texts) for name, texts in words_in.items()}
-    many = any(10 * n > len(sides[name]) for name, n in unknown.items())
-    emoji = "'words' has emoji, " if made.tokens == "fedrep" else ""
-    hint = f"; data.tokens = {emoji}'characters' suits scripts without blanks" if many else ""
-    for what, counts, more in (
-        (f"without a known word (data.tokens = '{made.tokens}')", unknown, hint),
-        (f"longer than data.max_length, {made.length}, and cut", cut, ""),
-    ):
-        said = [f"{n} of {len(sides[name])} {_ON[name]}" for name, n in counts.items() if n]
-        if said:
-            lines.append(f"texts {what}: {', '.join(said)}{more}")
-    return tuple(lines)
-
-
-# word vectors --------------------------------------------------------------------------------------------------------
-
-
-def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:
-    """The vectors of some words, (E,) each, from a text file: a word and E numbers on every line, as GloVe's are.
-
-    Lines of other words are only checked for their width, and words with blanks in them passed over.
-
-    Args:
-        path: the file, in UTF-8.
-        wanted: the words to take.
-
-    Raises:
-        ConfigError: no such file, another encoding, lines of different widths, something else than finite numbers, or
-            none of the words.
-    """
-    found: dict[str, NDArray[np.float32]] = {}
-    width = 0
-    bounds.check_file(path)
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                fields = line.rstrip("\r\n ").split(" ")
-                width = width or len(fields) - 1
-                if width < 1 or len(fields) - 1 < width or (len(fields) - 1 > width and _number(fields[-width - 1])):
-                    raise ConfigError(
-                        f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, got "
-                        f"{len(fields) - 1} in line {number}"
-                    )
-                if len(fields) - 1 == width and fields[0] in wanted:
-                    found[fields[0]] = _vector(fields[1:], number, path)
-    except OSError as error:
-        raise ConfigError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"expected UTF-8 in data.word_vectors '{path}', got other bytes: {error.reason}") from error
-    if not found:
-        raise ConfigError(f"expected words of the training texts in data.word_vectors '{path}', got none of them")
-    return found
-
-
-def _vector(fields: Sequence[str], line: int, path: Path) -> NDArray[np.float32]:
-    values = [_number(field) for field in fields]
-    wrong = next((f for f, v in zip(fields, values, strict=True) if v is None or not abs(v) < 3e38), None)
-    if wrong is not None:
-        raise ConfigError(f"expected finite numbers in line {line} of {path}, got '{wrong[:40]}'")
-    return np.array(values, dtype=np.float32)
-
-
-def _number(field: str) -> float | None:
-    try:
-        return float(field)
-    except ValueError:
-        return None

@@ -1,0 +1,399 @@
+"""Labeled images or texts in Arrow tables: Parquet files in the layout of the Hugging Face Hub, and the Hub itself.
+
+Parquet files are read with pyarrow, not with ``datasets.load_dataset``: that one first writes a converted copy of every
+file, and needs no less memory. What `datasets` knows about the columns (which are images, which are labels and what the
+classes are called) stands in the files' own schema and is read from there. Data sets of the Hub, by ``owner/name``,
+are downloaded and kept by the package `datasets` (the extra "hub"), from version 4.0 on, which runs no code of theirs.
+
+Shapes: N images or texts, C channels (1 gray, 3 RGB), H x W pixels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import cache
+from polyfed.data.classes import encode_labels
+from polyfed.data.column_schema import Columns, check_column, column_values, pick_columns, stored_features
+from polyfed.data.files import (
+    CLIENT,
+    check_file,
+    check_room,
+    check_sides,
+    choose_splits,
+    files_of,
+    find_split_files,
+    owners,
+)
+from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
+from polyfed.data.labeled_texts import RawTexts
+from polyfed.data.options import SourceOptions
+from polyfed.data.samples import LabeledSamples
+from polyfed.errors import ConfigError, first_line, gathered
+from polyfed.registry import suggest
+
+_VERSION = "images-3"  # part of every cache key: raise it when decoding or label handling changes
+_ROWS = 1000  # rows read at a time
+_REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A Parquet file, or a split of a data set of the Hub.
+
+    Args:
+        where: its path, or what it is called in messages.
+        schema: of Arrow. features: what `datasets` knows about the columns. rows: how many it says that it has.
+        split: a ``datasets.Dataset``; None for a file, which is opened while it is read.
+        client: whose the rows are, if the part is a client's.
+    """
+
+    where: object
+    schema: Any
+    features: dict[str, dict[str, Any]]
+    rows: int
+    split: Any = None
+    client: str | None = None
+
+    def batches(self, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
+        """The cells of some columns, some rows at a time."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        names = list(columns)
+        try:
+            if self.split is None:
+                found = pq.ParquetFile(self.where).iter_batches(batch_size=_ROWS, columns=names)
+            else:
+                found = self.split.select_columns(names).with_format("arrow").iter(batch_size=_ROWS)
+            for batch in found:
+                yield [batch.column(name).to_pylist() for name in names]
+        except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+            raise ConfigError(f"expected a whole Parquet file, got {self.where}: {first_line(error)}") from error
+
+    def filled(self, columns: Columns) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Images or texts, and labels; none is missing."""
+        row = 0
+        for contents, labels in self.batches((columns.content, columns.label)):
+            for content, label in zip(contents, labels, strict=True):
+                if content is None or label is None:
+                    what = columns.content if content is None else columns.label
+                    raise ConfigError(f"expected '{what}' in every row, got an empty one in row {row} of {self.where}")
+                row += 1
+            yield contents, labels
+
+
+Parts = Mapping[str, Sequence[Part]]  # by side
+
+
+def has_parquet(folder: Path) -> bool:
+    """Whether `folder`, or a folder right under it, holds a file named ``*.parquet``."""
+    return folder.is_dir() and bool(files_of(folder, "parquet"))
+
+
+def open_parquet(path: Path) -> Part:
+    """A Parquet file.
+
+    Raises:
+        ConfigError: not a whole Parquet file, or no file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+    schema = file.schema_arrow
+    return Part(path, schema, stored_features(schema.metadata), file.metadata.num_rows)
+
+
+def parquet_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: bool = False) -> Parts:
+    """The files of some folders, directly in them or one folder down, by side.
+
+    Files whose name (or folder) says train are the training side, those that say test the test side. Without a test
+    file, validation files are the test side (Tiny-ImageNet); beside one they are not read. When no name says anything,
+    all files are training files.
+
+    Args:
+        places: one folder, or with `of_clients` one of each client, whose rows get the further column "client".
+        train_splits: the words in files' names that say "training side", in the order in which their rows follow.
+        of_clients: see above.
+    """
+    files = gathered(functools.partial(find_split_files, place, train_splits) for place in places)
+    check_sides({place.name: "test" in sides for place, sides in zip(places, files, strict=True)})
+    return {
+        side: [
+            replace(open_parquet(path), client=place.name if of_clients else None)
+            for place, sides in zip(places, files, strict=True)
+            for path in sides[side]
+        ]
+        for side in files[0]
+    }
+
+
+def read_images(sides: Parts, options: SourceOptions, label_column: str | None = None) -> LabeledImages:
+    """Decode images; Parquet files' are taken from the cache where they were decoded before.
+
+    Args:
+        sides: "train" and, if there is one, "test".
+        options: of it image_column, label_column and columns, of which one that the test side lacks is left out there.
+        label_column: where the options name none.
+
+    Raises:
+        ConfigError: a file that is not whole Parquet, columns missing or ambiguous, an image that does not decode,
+            images of several shapes, labels that are missing, negative or out of range.
+    """
+    found = _same_columns(sides, "image", options.image_column, options.label_column or label_column)
+    key = _cache_key(sides, found)
+    read = from_cache(key) if key else None
+    if read is None:
+        images: dict[str, torch.Tensor] = {}
+        raw: dict[str, NDArray[Any]] = {}
+        shape: torch.Size | None = None
+        turned = 0
+        for side, parts in sides.items():
+            images[side], raw[side], of_side = _read_side(parts, found, shape)
+            turned += of_side
+            shape = images[side].shape[1:]
+        labels, names = encode_labels(raw, found.label, found.class_names, _files(sides))
+        samples = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}
+        read = LabeledImages(samples["train"], samples.get("test"), names, turned=turned)
+        if key:
+            read = cache_decoded(key, samples, names, turned)
+    more = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
+    return replace(read, train_columns=more["train"], test_columns=more.get("test", {}), label_column=found.label)
+
+
+def read_texts(
+    sides: Parts, options: SourceOptions, label_column: str | None = None
+) -> tuple[dict[str, RawTexts], Columns]:
+    """The sides' texts, and the columns that were read; see `read_images`."""
+    found = _same_columns(sides, "text", options.words.column, options.label_column or label_column)
+    files = _files(sides)
+    read = {}
+    for side, parts in sides.items():
+        batches = [batch for part in parts for batch in part.filled(found)]
+        texts = [text for of_batch, _ in batches for text in of_batch]
+        if not texts:
+            raise ConfigError(f"expected at least one row in {parts[0].where}, got an empty file")
+        labels = np.concatenate([_label_values(marks, found.label, parts[0].where) for _, marks in batches])
+        more = _extra_columns(parts, options.columns, side == "train")
+        read[side] = RawTexts(texts, labels, more, files[side])
+    return read, found
+
+
+def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str | None) -> Columns:
+    """The columns of all parts."""
+    chosen: Columns | None = None
+    for part in (part for parts in sides.values() for part in parts):
+        found = pick_columns(kind, part.schema, part.features, named, label_column, part.where)
+        if chosen is not None and found != chosen:
+            raise ConfigError(
+                f"expected the columns '{chosen.content}' and '{chosen.label}' with the same classes in every file, "
+                f"got '{found.content}' and '{found.label}' with other names or classes in {part.where}"
+            )
+        chosen = found
+    assert chosen is not None  # every side has a part
+    return chosen
+
+
+def _cache_key(sides: Parts, columns: Columns) -> str | None:
+    """Of Parquet files by their content; None for the Hub."""
+    files = {side: [part.where for part in parts if isinstance(part.where, Path)] for side, parts in sides.items()}
+    every = [path for paths in files.values() for path in paths]
+    if not every:
+        return None
+    try:
+        sums = cache.file_checksums(every)
+    except OSError as error:
+        raise ConfigError(f"cannot read the files in {every[0].parent}: {first_line(error)}") from error
+    of_sides = [side for side, paths in files.items() for _ in paths]
+    marks = (f"{side} {checksum}" for side, checksum in zip(of_sides, sums, strict=True))
+    return cache.cache_key([_VERSION, columns.content, columns.label, *marks])
+
+
+def _files(sides: Parts) -> dict[str, list[tuple[object, range]]]:
+    return {side: [(part.where, range(part.rows)) for part in parts] for side, parts in sides.items()}
+
+
+def _read_side(
+    parts: Sequence[Part], columns: Columns, shape: torch.Size | None
+) -> tuple[torch.Tensor, NDArray[Any], int]:
+    """Every image (N, C, H, W) and raw label (N,) of some parts, in order, and how many images were turned.
+
+    shape: (C, H, W) that the images must have; None for that of the first.
+    """
+    total = sum(part.rows for part in parts)
+    first = parts[0].where
+    if total < 1:
+        raise ConfigError(f"expected at least one row in {first}, got an empty file")
+    pixels: torch.Tensor | None = None
+    labels: list[NDArray[Any]] = []
+    row = turned = 0
+    for part in parts:
+        start = row
+        for cells, marks in part.filled(columns):
+            labels.append(_label_values(marks, columns.label, part.where))
+            for cell in cells:
+                place = f"row {row - start} of {part.where}"
+                image, is_turned = decode(_bytes(cell, part), place)
+                turned += is_turned
+                shape = shape or image.shape
+                pixels = _room((total, *shape), first) if pixels is None else pixels
+                if image.shape != shape:
+                    raise ConfigError(
+                        f"expected every image to have {_words(shape)}, as the first one has, got "
+                        f"{_words(image.shape)} in {place}"
+                    )
+                if row == total:
+                    raise ConfigError(f"expected {total} rows, as the files say, got more from {first}")
+                pixels[row] = image
+                row += 1
+    if pixels is None or row != total:
+        raise ConfigError(f"expected {total} rows, as the files say, got {row} from {first}")
+    return pixels, np.concatenate(labels), turned
+
+
+def _bytes(cell: Any, part: Part) -> bytes | None:
+    """An encoded image. Data sets of the Hub may name a file that was downloaded; of Parquet files none is followed."""
+    found: bytes | None = cell["bytes"] if isinstance(cell, dict) else cell
+    if found is None and part.split is not None and cell.get("path"):
+        with contextlib.suppress(OSError):
+            return Path(cell["path"]).read_bytes()
+    return found
+
+
+def _room(shape: tuple[int, ...], where: object) -> torch.Tensor:
+    """Memory for images (N, C, H, W); N is what the files say."""
+    check_room(math.prod(shape), "images", where)
+    try:
+        return torch.empty(shape, dtype=torch.uint8)
+    except (MemoryError, RuntimeError):
+        raise ConfigError(f"expected images for which there is memory, got {shape[0]} rows, as {where} says") from None
+
+
+def _words(shape: Sequence[int]) -> str:
+    color = {1: "gray", 3: "RGB"}[shape[0]]
+    return f"{color} {shape[1]}x{shape[2]} pixels"
+
+
+def _label_values(labels: Sequence[Any], column: str, where: object) -> NDArray[Any]:
+    try:
+        return np.array(labels, dtype=np.str_ if isinstance(labels[0], str) else np.int64)
+    except OverflowError:
+        raise ConfigError(f"expected labels below 2^63 in '{column}' of {where}, got larger ones") from None
+
+
+def _extra_columns(parts: Sequence[Part], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
+    """Further columns of one side, row by row; one that the first part lacks is left out, unless it is needed.
+
+    Raises:
+        ConfigError: a column that is absent; values that are no whole numbers or strings, or missing.
+    """
+    found = {}
+    for name in dict.fromkeys(names):
+        if not needed and name not in parts[0].schema.names:
+            continue
+        values: list[NDArray[Any]] = []
+        for part in parts:
+            check_column("further", name, part.schema.names, part.where)
+            where = f"column '{name}' of {part.where}"
+            values += [column_values(cells, where) for (cells,) in part.batches([name])]
+        found[name] = column_values(np.concatenate(values), f"column '{name}' of {parts[0].where}")
+    clients = [part.client for part in parts if part.client is not None]
+    return found | ({CLIENT: owners(clients, [part.rows for part in parts])} if clients else {})
+
+
+# the Hub -------------------------------------------------------------------------------------------------------------
+
+
+def hub_sides(repository: str, options: SourceOptions) -> Parts:
+    """The splits of each side of a data set, downloaded, or as they were downloaded before.
+
+    A folder ``owner/name`` below the present one goes before the Hub, as always with `datasets`.
+
+    Args:
+        repository: ``owner/name``, or a name alone.
+        options: of it subset (needed where there are several and none is the default), revision and train_splits.
+
+    Raises:
+        ConfigError: `datasets` is missing or too old, no network, a data set that is unknown or gated, or of several
+            configurations; no training split.
+    """
+    if not _REPOSITORY.fullmatch(repository):
+        raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
+    splits = _load_from_hub(repository, options.subset, options.revision)
+    parts = {}
+    for word, split in splits.items():
+        where = f"split '{word}' of hub:{repository}"
+        parts[word] = Part(where, split.features.arrow_schema, split.features.to_dict(), len(split), split)
+    chosen = choose_splits(list(splits), options.train_splits, f"hub:{repository}")
+    return {side: [parts[word] for word in words] for side, words in chosen.items()}
+
+
+def _load_from_hub(repository: str, subset: str | None, revision: str | None) -> Any:
+    """The splits by name, a ``datasets.DatasetDict``."""
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            f"dataset 'hub:{repository}' needs the package 'datasets'; install it with: pip install 'polyfed[hub]'"
+        ) from None
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        raise ConfigError(
+            f"dataset 'hub:{repository}' needs datasets 4.0 or newer, which runs no code from the Hub, got "
+            f"{datasets.__version__}; install it with: pip install 'polyfed[hub]'"
+        )
+    with _plain_errors(repository, revision):
+        known = datasets.get_dataset_config_names(repository, revision=revision)
+        default = datasets.get_dataset_default_config_name(repository, revision=revision)
+    if subset is None and default is None and len(known) > 1:
+        raise ConfigError(
+            f"expected data.config to name one of the configurations of 'hub:{repository}' "
+            f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}), got none"
+        )
+    if subset is not None and subset not in known:
+        raise ConfigError(f"'hub:{repository}' has no configuration '{subset}'{suggest(subset, known)}")
+    with _plain_errors(repository, revision):
+        return datasets.load_dataset(repository, subset, revision=revision)
+
+
+@contextlib.contextmanager
+def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
+    """What `datasets` and the network raise, as one line that says what to do; notes on retries are held back."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
+        line = first_line(error)
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        at = f" at revision '{revision}'" if revision is not None else ""
+        if "gated" in line or "GatedRepoError" in kinds:
+            hint = "it is gated: ask for access on its page and log in with `hf auth login`"
+        elif kinds & {"ConnectionError", "OfflineModeIsEnabled", "TransportError", "TimeoutError"}:
+            hint = "the Hub cannot be reached, and no copy was downloaded before"
+        elif kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "RevisionNotFoundError"}:
+            hint = "there is none of that name, or it is private"
+        elif "scripts are no longer supported" in line:
+            hint = "it comes as code, which is never run"
+        else:
+            hint = "it cannot be read"
+        raise ConfigError(f"cannot load 'hub:{repository}'{at}: {hint} ({line})") from error
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,238 @@
+"""Images: decoded upright to uint8, and read from one folder per class (``train/cat/1.png`` or ``cat/1.png``).
+
+Shapes: N images, C channels (1 gray, 3 RGB), H x W pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyfed.data import cache
+from polyfed.data.classes import natural_sort, negative_name
+from polyfed.data.files import CLIENT, SPLITS, check_sides, choose_splits, owners
+from polyfed.data.samples import LabeledSamples, upright
+from polyfed.data.transforms import convert_channels, resize
+from polyfed.errors import ConfigError, first_line, gathered
+from polyfed.results.read import parse_json
+
+_VERSION = "picture-folders-2"  # part of every cache key: raise it when decoding or the order of rows changes
+PICTURES = (".png", ".jpg", ".jpeg")
+_Rows = list[tuple[str, Path]]  # (class, file)
+
+
+@dataclass(frozen=True)
+class LabeledImages:
+    """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side.
+
+    label_column: where the labels stood in the files; None: in none. turned: how many images their EXIF tags turned.
+    """
+
+    train: LabeledSamples
+    test: LabeledSamples | None
+    class_names: tuple[str, ...]
+    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    label_column: str | None = None
+    turned: int = 0
+
+
+def decode(data: bytes | None, place: str) -> tuple[Tensor, bool]:
+    """One image as (C, H, W) uint8, upright, and whether its EXIF tag turned it.
+
+    Gray stays one channel, palettes become RGB, an alpha without effect goes.
+
+    Raises:
+        ConfigError: it does not decode, has more pixels than ``Image.MAX_IMAGE_PIXELS`` (89 million), of which Pillow
+            by itself only warns, or is neither gray nor RGB.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if not data:
+        raise ConfigError(f"expected an encoded image, got none in {place}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            stored = Image.open(io.BytesIO(data))
+        with stored:
+            image, is_turned = upright(stored)
+            mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
+            pixels = np.asarray(image.convert(mode) if mode else image)
+            mode = mode or image.mode
+    except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
+        raise ConfigError(f"expected an image, got bytes that do not decode in {place}{why}") from error
+    if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
+        pixels = pixels[..., :-1]
+        mode = mode[:-1]
+    if mode not in ("L", "RGB"):
+        raise ConfigError(f"expected a gray or an RGB image, got mode {mode} in {place}")
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()), is_turned
+
+
+# the decoded copy ----------------------------------------------------------------------------------------------------
+
+
+def from_cache(key: str) -> LabeledImages | None:
+    """The decoded copy, or None, as also for an entry that somebody wrote anew."""
+    found = cache.load_entry(key)
+    if found is None:
+        return None
+    tensors, facts = found
+    try:
+        names = parse_json(facts["class_names"].encode())
+        sides = {
+            side: LabeledSamples(tensors[f"{side}_x"], tensors[f"{side}_y"])
+            for side in ("train", "test")
+            if side == "train" or "test_x" in tensors
+        }
+        return LabeledImages(sides["train"], sides.get("test"), tuple(names), turned=int(facts["turned"]))
+    except (KeyError, ValueError, TypeError, ConfigError):
+        return None
+
+
+def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...], turned: int) -> LabeledImages:
+    """Decoded sides ("train", "test"), of which a copy is left in the cache."""
+    tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
+    cache.save_entry(key, tensors, {"class_names": json.dumps(names), "turned": str(turned)})
+    return LabeledImages(sides["train"], sides.get("test"), names, turned=turned)
+
+
+# folders of classes ------------------------------------------------------------------------------------------------
+
+
+def read_folders(
+    places: Sequence[Path], train_splits: Sequence[str], image_size: int | None, of_clients: bool = False
+) -> LabeledImages:
+    """Read and decode folders of class folders, or take the decoded copy from the cache.
+
+    Where a folder right below is called train (or as `train_splits` says), the folders right below are sides; which is
+    which: `polyfed.data.files.choose_splits`. Otherwise they are the classes of a training side without a test side.
+
+    A class is called as its folder; classes are in sorted order, by value where all are whole numbers. Rows go through
+    the classes in turn, the first file of each, then the second, so that the first rows are of all classes. Gray images
+    among RGB ones become RGB (three equal channels).
+
+    Args:
+        places: one folder, or with `of_clients` one of each client, see above; files are PNG or JPEG, others are passed
+            over.
+        train_splits: the folders that make the training side, in this order.
+        image_size: pixels a side, to which each image is resized; None: all have one size.
+        of_clients: gives the further column "client"; a client may lack classes, and have some in its test side alone.
+
+    Raises:
+        ConfigError: no class folders, fewer than two classes, a class without images, a test class without training
+            images, an image that does not decode, images of several sizes without image_size.
+    """
+    read = gathered(partial(_sides, place, train_splits) for place in places)
+    check_sides({place.name: "test" in sides for place, sides in zip(places, read, strict=True)})
+    sides = {side: [row for of_place in read for row in of_place[side]] for side in read[0]}
+    where = places[0].parent if of_clients else places[0]
+    names = natural_sort(name for side, rows in sides.items() for name, _ in rows if side == "train" or of_clients)
+    if (negative := negative_name(names)) is not None:
+        raise ConfigError(
+            f"expected folders of classes from 0 on in {where}, got '{negative}', which often means that there is no "
+            "label; move it elsewhere, or call it by a word if it is a class"
+        )
+    if len(names) < 2:
+        raise ConfigError(f"expected folders of two or more classes in {where}, got '{names[0]}' alone")
+    if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):
+        raise ConfigError(f"expected test images in {where} of classes with training images, got '{strange[0]}'")
+    try:
+        sums = cache.file_checksums([path for rows in sides.values() for _, path in rows])
+    except OSError as error:
+        raise ConfigError(f"cannot read the files in {where}: {first_line(error)}") from error
+    marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
+    key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
+    found = from_cache(key) or cache_decoded(key, *_decoded(sides, names, image_size))
+    if not of_clients:
+        return found
+    whose = {
+        side: {CLIENT: owners([place.name for place in places], [len(of_place[side]) for of_place in read])}
+        for side in sides
+    }
+    return replace(found, train_columns=whose["train"], test_columns=whose.get("test", {}))
+
+
+def _decoded(
+    sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | None
+) -> tuple[dict[str, LabeledSamples], tuple[str, ...], int]:
+    """Both sides, decoded, in one number of channels, the classes' names, and how many images were turned."""
+    number = {name: place for place, name in enumerate(names)}
+    read = iter(gathered(partial(_picture, path, image_size) for rows in sides.values() for _, path in rows))
+    decoded = {side: [next(read) for _ in rows] for side, rows in sides.items()}
+    pixels = {side: [x for x, _ in rows] for side, rows in decoded.items()}
+    channels = max(x.shape[1] for rows in pixels.values() for x in rows)
+    first = pixels["train"][0].shape[2:]
+    found = {}
+    for side, rows in sides.items():
+        for x, (_, path) in zip(pixels[side], rows, strict=True):
+            if x.shape[2:] != first:
+                raise ConfigError(
+                    f"expected images of one size, {first[0]}x{first[1]} pixels as the first, got "
+                    f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
+                )
+        x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
+        found[side] = LabeledSamples(x, torch.tensor([number[name] for name, _ in rows]))
+    return found, names, sum(is_turned for rows in decoded.values() for _, is_turned in rows)
+
+
+def _picture(path: Path, image_size: int | None) -> tuple[Tensor, bool]:
+    """One image, (1, C, H, W) uint8, and whether it was turned."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
+    x, is_turned = decode(data, str(path))
+    return resize(LabeledSamples(x[None], torch.zeros(1, dtype=torch.int64)), image_size).x, is_turned
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The PNG and JPEG files of a folder, sorted."""
+    found = [p for p in folder.iterdir() if p.suffix.lower() in PICTURES and p.is_file()]
+    return sorted(p for p in found if not p.name.startswith("."))
+
+
+def _sides(folder: Path, train_splits: Sequence[str]) -> dict[str, _Rows]:
+    """The files of the training side and, if there is one, of the test side."""
+    below = _folders(folder)
+    named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
+    splits = {named.get(place.name.lower(), place.name): place for place in below}
+    if "train" not in splits and list(train_splits) == ["train"]:
+        return {"train": _rows(folder, below)}
+    chosen = choose_splits(splits, train_splits, folder)
+    return {
+        side: [row for split in parts for row in _rows(splits[split], _folders(splits[split]))]
+        for side, parts in chosen.items()
+    }
+
+
+def _folders(place: Path) -> list[Path]:
+    if not place.is_dir():
+        raise ConfigError(f"expected a folder with one folder of images per class at {place}, got no such folder")
+    return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
+    """The files of some class folders, the classes in turn."""
+    if not classes:
+        raise ConfigError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, got none")
+    files: dict[str, list[Path]] = {}
+    for home in classes:
+        files[home.name] = images_in(home)
+        if not files[home.name]:
+            raise ConfigError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, got none")
+    turns = itertools.zip_longest(*(files[name] for name in natural_sort(files)))
+    return [(path.parent.name, path) for turn in turns for path in turn if path is not None]

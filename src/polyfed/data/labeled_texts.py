@@ -1,0 +1,183 @@
+"""Labeled texts as ids of words, with the vectors that these may have, and texts line by line.
+
+Shapes: N texts, L ids per text, V ids, E numbers per word vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data.classes import Files, encode_labels
+from polyfed.data.column_schema import Columns
+from polyfed.data.dataset import DatasetSource
+from polyfed.data.files import check_file
+from polyfed.data.samples import LabeledSamples
+from polyfed.data.text import FIRST_WORD, TextConfig, Vocabulary, encode_tokens, tokenize, vocabulary
+from polyfed.errors import ConfigError, first_line
+
+_ON = {"train": "on the training side", "test": "on the test side"}
+
+
+@dataclass(frozen=True)
+class RawTexts:
+    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name.
+
+    files: what they were read from, and how many rows of each.
+    """
+
+    texts: Sequence[str]
+    labels: NDArray[Any]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    files: Files = ()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how: TextConfig) -> DatasetSource:
+    """Texts and their labels as numbers; the vocabulary is made of the training side alone.
+
+    A text without any word is a row of padding.
+
+    Args:
+        name: of the source.
+        sides: "train" and, if there is one, "test".
+        columns: where texts and labels stood, and the classes' names, if the files name them.
+        how: vocabulary, length and vectors.
+
+    Raises:
+        ConfigError: texts and labels in one column, labels that are all the same, a label out of range, a file of
+            vectors that is wrong.
+    """
+    if columns.content == columns.label:
+        raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
+    words_in = {side: [tokenize(text, how.rule) for text in raw.texts] for side, raw in sides.items()}
+    raw_labels = {side: raw.labels for side, raw in sides.items()}
+    files = {side: raw.files for side, raw in sides.items()}
+    labels, class_names = encode_labels(raw_labels, columns.label, columns.class_names, files)
+    if len(class_names) < 2:
+        raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
+    vectors = None
+    known: dict[str, NDArray[np.float32]] | None = None
+    if how.vectors is not None:
+        known = load_word_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
+    words = vocabulary(words_in["train"], how.vocab_size, known)
+    if known is not None:
+        width = len(next(iter(known.values())))
+        vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
+    made = Vocabulary(words, how.max_length, columns.content, how.vocab_size if vectors is None else None, how.rule)
+    samples = {
+        side: LabeledSamples(encode_tokens(words_in[side], words, made.length), torch.from_numpy(labels[side]))
+        for side in sides
+    }
+    return DatasetSource(
+        name,
+        samples["train"],
+        samples.get("test"),
+        len(class_names),
+        class_names,
+        (),
+        (),
+        sides["train"].columns,
+        sides["test"].columns if "test" in sides else {},
+        words=how.ids if vectors is None else vectors,
+        vocabulary=made,
+        label_column=columns.label,
+        remarks=_remarks(words_in, samples, made),
+    )
+
+
+def _remarks(
+    words_in: Mapping[str, Sequence[Sequence[str]]], sides: Mapping[str, LabeledSamples], made: Vocabulary
+) -> tuple[str, ...]:
+    """How many texts of each side have no known word, and how many are cut."""
+    lines = []
+    unknown = {name: int((side.x < FIRST_WORD).all(dim=1).sum()) for name, side in sides.items()}
+    cut = {name: sum(len(text) > made.length for text in texts) for name, texts in words_in.items()}
+    many = any(10 * n > len(sides[name]) for name, n in unknown.items())
+    emoji = "'words' has emoji, " if made.tokens == "fedrep" else ""
+    hint = f"; data.tokens = {emoji}'characters' suits scripts without blanks" if many else ""
+    for what, counts, more in (
+        (f"without a known word (data.tokens = '{made.tokens}')", unknown, hint),
+        (f"longer than data.max_length, {made.length}, and cut", cut, ""),
+    ):
+        parts = [f"{n} of {len(sides[name])} {_ON[name]}" for name, n in counts.items() if n]
+        if parts:
+            lines.append(f"texts {what}: {', '.join(parts)}{more}")
+    return tuple(lines)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, one text each; blank lines do not count.
+
+    Raises:
+        ConfigError: no text file in UTF-8, or none but blank lines.
+    """
+    check_file(path)
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected a text file in UTF-8, got {path}: {first_line(error)}") from error
+    texts = [line for line in lines if line]
+    if not texts:
+        raise ConfigError(f"expected a text in every line of {path}, got none")
+    return texts
+
+
+def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:
+    """The vectors of some words, (E,) each, from a text file: a word and E numbers on every line, as GloVe's are.
+
+    Lines of other words are only checked for their width, and words with blanks in them passed over.
+
+    Args:
+        path: the file, in UTF-8.
+        wanted: the words to take.
+
+    Raises:
+        ConfigError: no such file, another encoding, lines of different widths, something else than finite numbers, or
+            none of the words.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    width = 0
+    check_file(path)
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                fields = line.rstrip("\r\n ").split(" ")
+                width = width or len(fields) - 1
+                if width < 1 or len(fields) - 1 < width or (len(fields) - 1 > width and _number(fields[-width - 1])):
+                    raise ConfigError(
+                        f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, got "
+                        f"{len(fields) - 1} in line {number}"
+                    )
+                if len(fields) - 1 == width and fields[0] in wanted:
+                    found[fields[0]] = _vector(fields[1:], number, path)
+    except OSError as error:
+        raise ConfigError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"expected UTF-8 in data.word_vectors '{path}', got other bytes: {error.reason}") from error
+    if not found:
+        raise ConfigError(f"expected words of the training texts in data.word_vectors '{path}', got none of them")
+    return found
+
+
+def _vector(fields: Sequence[str], line: int, path: Path) -> NDArray[np.float32]:
+    values = [_number(field) for field in fields]
+    wrong = next((f for f, v in zip(fields, values, strict=True) if v is None or not abs(v) < 3e38), None)
+    if wrong is not None:
+        raise ConfigError(f"expected finite numbers in line {line} of {path}, got '{wrong[:40]}'")
+    return np.array(values, dtype=np.float32)
+
+
+def _number(field: str) -> float | None:
+    try:
+        return float(field)
+    except ValueError:
+        return None

@@ -1,0 +1,598 @@
+"""Tables with labels, from CSV files or a frame in memory; new rows for models that were trained on one.
+
+pandas reads them, every cell as text. A side is one frame of cells whose index says where each row stands (its file,
+and its line there), so that all that is wrong with any file is listed at once; NaN marks a column that a file lacks.
+
+Shapes: N rows, F features.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data.classes import Files, encode_labels
+from polyfed.data.column_schema import TEXT_NAMES, Columns, column_values, pick_column
+from polyfed.data.dataset import DatasetSource
+from polyfed.data.files import CLIENT, check_file, check_sides, find_split_files
+from polyfed.data.labeled_texts import RawTexts
+from polyfed.data.options import SourceOptions
+from polyfed.data.samples import LABEL_NAMES, LabeledSamples, of_so_many
+from polyfed.data.table_columns import FLAG, USUAL, CellFormat, TableColumns, fill_missing
+from polyfed.errors import ConfigError, ConfigErrors, described, first_line, gathered, suggest
+
+Frame = Any  # a pandas.DataFrame of cells, see above
+NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they stand
+
+_NAMED = 5  # files in a message
+_CORRECT = "correct or drop such rows"
+_LIKE_THE_RUNS = "write such rows as those of the run, or drop them"
+_ADVICE = f"{_CORRECT}, name other feature_columns, or set missing_values"
+_LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
+
+
+def from_frame(
+    frame: Any,
+    label: str,
+    client: str | None = None,
+    test: Any = None,
+    *,
+    feature_columns: Sequence[str] | None = None,
+    category_columns: Sequence[str] | None = None,
+    missing_values: str = "error",
+    regression: bool = False,
+    name: str = "frame",
+) -> DatasetSource:
+    """A source from a pandas DataFrame, read as a CSV file with the same cells.
+
+    Args:
+        frame: the training rows.
+        label: the column with labels: whole numbers or words; with `regression` numbers to predict.
+        client: the column that says whose a row is: deal by it with ``pf.federate(source, None, "by_group",
+            group_by=client)``.
+        test: a frame of test rows, or None.
+        feature_columns: what to learn from; default: all columns that hold numbers or truth values.
+        category_columns: columns of categories to learn from; default: those of the type "category".
+        missing_values: "error", or "client_mean", each client's own mean and a feature that says where.
+        regression: whether labels are numbers to predict.
+        name: for messages and results.
+
+    Raises:
+        ConfigError: no frame, columns that it lacks, missing values or cells that are no numbers.
+    """
+    import pandas as pd
+
+    if missing_values not in ("error", "client_mean"):
+        raise ConfigError(f"missing_values: expected 'error' or 'client_mean', got {described(missing_values)}")
+    sides = {side: given for side, given in (("train", frame), ("test", test)) if given is not None}
+    for side, given in sides.items():
+        if not isinstance(given, pd.DataFrame):
+            raise ConfigError(f"expected a pandas DataFrame as {side} side of '{name}', got {described(given)}")
+        sides[side] = given.astype(dict.fromkeys(given.select_dtypes("bool"), int))
+    if category_columns is None:
+        columns = [*frame.select_dtypes("category")] if feature_columns is None else feature_columns
+        kinds = frame.dtypes.astype(str)
+        category_columns = [c for c in columns if c not in (label, client) and kinds.get(c) == "category"]
+    options = SourceOptions(
+        label_column=label,
+        feature_columns=feature_columns,
+        columns=() if client is None else (client,),
+        category_columns=tuple(category_columns),
+        may_be_missing=missing_values == "client_mean",
+        regression=regression,
+    )
+    return encode(name, {side: as_cells(given, name) for side, given in sides.items()}, name, options)
+
+
+# frames of cells -----------------------------------------------------------------------------------------------------
+
+
+def as_cells(frame: Any, name: str) -> Frame:
+    """A frame's values as text, missing ones as ""."""
+    import pandas as pd
+
+    columns = list(map(str, frame.columns))
+    _check_names(columns, f"'{name}'")
+    if frame.empty:
+        raise ConfigError(f"expected at least one row in '{name}', got none")
+    values = frame.astype(object).where(frame.notna(), "").to_numpy().tolist()
+    rows = pd.MultiIndex.from_product([[name], range(len(frame))], names=["file", "row"])
+    return pd.DataFrame([[str(cell).strip() for cell in row] for row in values], index=rows, columns=columns, dtype=str)
+
+
+def read_csv(path: Path) -> Frame:
+    """The cells of a file whose first line names the columns; commas, semicolons or tabs stand between them.
+
+    Blank lines do not count; cells that a line lacks are empty.
+
+    Raises:
+        ConfigError: it is no such file, or has no rows, or a line of more cells than the first.
+    """
+    import pandas as pd
+
+    check_file(path)
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            head = stream.readline()
+        cells = pd.read_csv(
+            path,
+            sep=max(",;\t", key=head.count),
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=True,
+            skip_blank_lines=False,
+            encoding="utf-8-sig",
+        )
+    except pd.errors.EmptyDataError:
+        cells = pd.DataFrame([[""]])
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors, as is one of the encoding
+        raise ConfigError(f"expected a CSV file in UTF-8, got {path}: {first_line(error)}") from error
+    breaks = cells.apply(lambda column: column.str.count("\n")).sum(axis=1).cumsum().shift(fill_value=0)
+    cells = cells.apply(lambda column: column.str.strip())
+    names = cells.iloc[0].tolist()
+    rows = cells.iloc[1:]
+    if all(USUAL.number(cell) is not None for cell in names):
+        raise ConfigError(f"expected a name for every column in the first line of {path}, got '{','.join(names)[:40]}'")
+    _check_names(names, f"the first line of {path}")
+    rows = rows[(rows != "").any(axis=1)]
+    if rows.empty:
+        raise ConfigError(f"expected at least one row below the columns' names in {path}, got none")
+    lines = 1 + rows.index + breaks[rows.index]
+    rows.index = pd.MultiIndex.from_arrays([[str(path)] * len(rows), lines.tolist()], names=["file", "line"])
+    return rows.set_axis(names, axis=1)
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if "" in names or twice:
+        got = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
+        raise ConfigError(f"expected a name of its own for every column in {where}, got {got}")
+
+
+def read_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: bool = False) -> dict[str, Frame]:
+    """The sides that there are in some places.
+
+    Args:
+        places: a file, which is a training side, or a folder with train*.csv and test*.csv; or with `of_clients` a
+            folder of each client, whose rows get the column "client".
+        train_splits: the words in files' names that say "training side".
+        of_clients: see above.
+    """
+    import pandas as pd
+
+    files = gathered(functools.partial(_files_of, place, train_splits) for place in places)
+    check_sides({place.name: "test" in sides for place, sides in zip(places, files, strict=True)})
+    every = [
+        (side, place, path)
+        for place, sides in zip(places, files, strict=True)
+        for side in sides
+        for path in sides[side]
+    ]
+    read = gathered(functools.partial(read_csv, path) for _, _, path in every)
+    frames: dict[str, list[Frame]] = {side: [] for side in files[0]}
+    for (side, place, _), frame in zip(every, read, strict=True):
+        frames[side].append(frame.assign(**{CLIENT: place.name}) if of_clients else frame)
+    return {side: pd.concat(parts) for side, parts in frames.items()}
+
+
+def _files_of(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+    if place.is_dir():
+        return find_split_files(place, train_splits, "csv")
+    if not place.exists():
+        raise ConfigError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, got neither")
+    if list(train_splits) != ["train"]:
+        raise ConfigError(f"the file {place} has no splits to choose from, got train_splits {list(train_splits)}")
+    return {"train": [place]}
+
+
+def _places(frame: Frame) -> list[str]:
+    """Where each row stands, for messages."""
+    return [f"{frame.index.names[1]} {row} of {file}" for file, row in frame.index]
+
+
+def _files(frame: Frame) -> Files:
+    if frame.index.names[1] == "row":
+        return [(frame.index[0][0], range(len(frame)))]
+    return [(file, part.index.get_level_values("line").tolist()) for file, part in frame.groupby("file", sort=False)]
+
+
+def _refuse(cells: Any, wrong: Any, expected: str, hint: Callable[[str], str]) -> None:
+    """Refuse some cells of a column, in each file by the first. wrong: (N,) bool. hint: of a cell, what to do."""
+    problems = []
+    for file, rows in cells[wrong].groupby(level="file", sort=False):
+        where = f"{cells.index.names[1]} {rows.index[0][1]} of column '{cells.name}' of {file}"
+        got = f"'{rows.iloc[0][:40]}'{of_so_many(len(rows))}"
+        problems.append(f"expected {expected} in {where}, got {got}; {hint(rows.iloc[0])}")
+    if problems:
+        raise ConfigErrors(problems)
+
+
+# a table as numbers --------------------------------------------------------------------------------------------------
+
+
+def encode(name: str, sides: Mapping[str, Frame], where: object, options: SourceOptions) -> DatasetSource:
+    """Both sides' cells as numbers.
+
+    Labels are whole numbers or words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling
+    names the classes. Means and deviations are of the training side.
+
+    Args:
+        name: of the source.
+        sides: "train" and, if there is one, "test".
+        where: they are from, for messages.
+        options: of it label_column, feature_columns, category_columns (numbered by the training side's values),
+            columns, may_be_missing (each number then gets a feature that says where it is), cells and regression.
+
+    Raises:
+        ConfigError: columns that a file lacks, a label that is missing, fractional or below 0 (or, to be predicted, no
+            finite number), a feature that is no finite number.
+    """
+    form = options.cells
+    train = sides["train"]
+    label = find_label(train, options.label_column)
+    found = {
+        column: sorted(cell for cell in _different(train, column) if not form.is_missing(cell))
+        for column in options.category_columns
+    }
+    known = {column: _numbered(values) for column, values in found.items()}
+    features = _features(train, label, options, known)
+    flags = [column for column in features if column not in known] if options.may_be_missing else []
+    flags_at = tuple((features.index(column), len(features) + number) for number, column in enumerate(flags))
+
+    def inputs() -> dict[str, NDArray[np.float64]]:
+        read = gathered(
+            functools.partial(_matrix, frame, features, known, flags, form, _ADVICE) for frame in sides.values()
+        )
+        return dict(zip(sides, read, strict=True))
+
+    attempts: list[Callable[[], Any]] = [
+        lambda: check_columns(sides, label, features, known),
+        lambda: _labels(sides, label, where, options),
+        inputs,
+        lambda: {side: extra_columns(frame, options, side == "train") for side, frame in sides.items()},
+    ]
+    _, (numbers, names), x, further = gathered(attempts)
+    every = (*features, *map(FLAG.format, flags))
+    categories = tuple(tuple(found.get(column, ())) for column in every) if known else ()
+    columns = TableColumns(categories, flags_at, form)
+    if len(names) == 1:
+        raise ConfigError(f"expected labels of two or more classes in {where}, got '{names[0]}' alone")
+    mean, std = _statistics(x["train"], every, columns, where)
+    stored = {}
+    for side, x_NF in x.items():
+        samples = LabeledSamples(torch.from_numpy(x_NF).float(), torch.from_numpy(numbers[side]))
+        stored[side] = fill_missing(samples, columns, columns.means(mean))
+    return DatasetSource(
+        name,
+        stored["train"],
+        stored.get("test"),
+        len(names),
+        names,
+        mean,
+        std,
+        further["train"],
+        further.get("test", {}),
+        feature_names=every,
+        columns=columns,
+        label_column=label,
+    )
+
+
+def _different(frame: Frame, column: str) -> set[str]:
+    return set(frame[column].dropna()) if column in frame else set()
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    """The number by which each category is stored."""
+    return {name: 1 + place for place, name in enumerate(names)}
+
+
+def find_label(frame: Frame, named: str | None) -> str:
+    """The named column, else the only one of a usual name."""
+    if named is not None:
+        check_columns({"": frame}, named)
+        return named
+    usual = [name for name in LABEL_NAMES if name in frame]
+    if len(usual) == 1:
+        return usual[0]
+    got = f"several: {', '.join(usual)}" if usual else f"none among: {', '.join(frame.columns)[:200]}"
+    raise ConfigError(f"expected one label column in {frame.index[0][0]}, got {got}; name it with label_column")
+
+
+def _features(frame: Frame, label: str, options: SourceOptions, known: Collection[str]) -> tuple[str, ...]:
+    """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed.
+
+    known: those of categories, which come last where they are not asked for.
+    """
+    asked = list(options.feature_columns or ())
+    if options.feature_columns is None:
+        others = [name for name in frame if name != label and name not in options.columns and name not in known]
+        asked = [name for name in others if options.cells.holds_numbers(_different(frame, name))]
+    asked = [*asked, *(name for name in known if name not in asked)]
+    if not asked:
+        raise ConfigError(
+            f"expected columns of numbers besides '{label}' in {frame.index[0][0]}, got none; text_column names a "
+            "column of texts"
+        )
+    if label in asked or len(set(asked)) < len(asked):
+        raise ConfigError(f"expected different feature_columns, without the label '{label}', got {asked}")
+    return tuple(asked)
+
+
+def check_columns(
+    sides: Mapping[str, Frame], label: str | None, features: Sequence[str] = (), known: Collection[str] = ()
+) -> None:
+    """Refuse columns that some files lack. known: the features that are categories."""
+    kinds = {} if label is None else {label: "label"}
+    kinds |= {name: "category" if name in known else "feature" for name in features}
+    gathered(functools.partial(_check_column, kind, name, [*sides.values()]) for name, kind in kinds.items())
+
+
+def _check_column(kind: str, name: str, frames: Sequence[Frame]) -> None:
+    files = {file: part for frame in frames for file, part in frame.groupby(level="file", sort=False)}
+    lacking = [file for file, part in files.items() if name not in part or part[name].isna().all()]
+    if not lacking:
+        return
+    having = [file for file in files if file not in lacking]
+    where = ", ".join(lacking[:_NAMED]) + (f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else "")
+    others = ""
+    if having:
+        others = f"; {having[0]} has it" if len(having) == 1 else f"; {len(having)} others have it"
+        others += ", and feature_columns may name others" if kind == "feature" else ""
+    near = suggest(name, files[lacking[0]].dropna(axis=1, how="all").columns)
+    raise ConfigError(f"expected the {kind} column '{name}' in {where}, got no such{near}{others}")
+
+
+def _matrix(
+    frame: Frame,
+    features: Sequence[str],
+    known: Mapping[str, Mapping[str, int]],
+    flags: Sequence[str],
+    form: CellFormat,
+    advice: str,
+) -> NDArray[np.float64]:
+    """(N, F) finite numbers; 0 where a file lacks the column, of which `check_columns` tells.
+
+    known: the numbers of categories by feature. flags: features that may be missing. advice: on cells that are wrong.
+    """
+    cells = frame.reindex(columns=[*features]).fillna("0")
+    values = []
+    problems: list[str] = []
+    for name in features:
+        if name in known:
+            values.append(cells[name].map(functools.partial(form.category, names=known[name])))
+            continue
+        present = cells[name].mask(cells[name].map(form.is_missing), "0") if name in flags else cells[name]
+        numbers = present.map(form.number).astype(float)
+        try:
+            _refuse(cells[name], _not_finite(numbers), "a finite number", functools.partial(_hint, form, advice))
+        except ConfigErrors as error:
+            problems += error.problems
+        values.append(numbers)
+    if problems:
+        raise ConfigErrors(problems)
+    values += [cells[name].map(form.is_missing) for name in flags]
+    return np.array(values, dtype=np.float64).T
+
+
+def _not_finite(numbers: Any) -> Any:
+    """Which are no numbers, or not finite in float32."""
+    with np.errstate(over="ignore"):
+        return ~np.isfinite(numbers.to_numpy().astype(np.float32))
+
+
+def _hint(form: CellFormat, advice: str, cell: str) -> str:
+    """What to do about a cell that is no number."""
+    if form.has_other_decimals(cell) and advice != _LIKE_THE_RUNS:
+        return f"data.decimal = '{form.other_sign}' reads such numbers"
+    grouped = form.other_sign in cell and not form.has_other_decimals(cell)
+    if grouped and form.number(cell.replace(form.other_sign, "")) is not None:
+        return f"write numbers without '{form.other_sign}' between thousands"
+    if advice == _ADVICE and not form.is_missing(cell):
+        return f"{advice} and missing_words"
+    return advice
+
+
+def _statistics(
+    x_NF: NDArray[np.float64], names: Sequence[str], columns: TableColumns, where: object
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and (population) deviation of each feature over the rows where it is there; 1 for one that never varies.
+
+    Categories, and what says whether a number is missing, are not standardized.
+    """
+    mean = x_NF.mean(axis=0)
+    std = x_NF.std(axis=0)
+    varies = (x_NF != x_NF[0]).any(axis=0)
+    for place, flag in columns.flags:
+        present = x_NF[x_NF[:, flag] == 0, place]
+        mean[place] = present.mean() if len(present) else 0.0
+        std[place] = present.std() if len(present) else 1.0
+        varies[place] = len(present) and bool((present != present[0]).any())
+    std = np.where(varies, std, 1.0)
+    flat = varies & (std < _LEAST_SPREAD * np.abs(x_NF).max(axis=0))
+    if flat.any():
+        raise ConfigError(
+            f"column '{names[int(flat.argmax())]}' of {where} varies too little beside its size to be kept in float32; "
+            "subtract a constant from it first"
+        )
+    as_they_are = [place for place, found in enumerate(columns.categories) if found] + [
+        flag for _, flag in columns.flags
+    ]
+    mean[as_they_are] = 0.0
+    std[as_they_are] = 1.0
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def extra_columns(frame: Frame, options: SourceOptions, needed: bool) -> dict[str, NDArray[Any]]:
+    """Columns to deal by: whole numbers where all cells are, else words. needed: whether each must be there."""
+    found = {}
+    for name in dict.fromkeys(options.columns):
+        if not needed and name not in frame:
+            continue
+        _check_column("further", name, [frame])
+        cells = frame[name]
+        _refuse(cells, cells == "", "a value", lambda _: _CORRECT)
+        spelt = cells.tolist()
+        found[name] = column_values(options.cells.whole(spelt) or spelt, f"column '{name}' of {frame.index[0][0]}")
+    return found
+
+
+# labels and texts ----------------------------------------------------------------------------------------------------
+
+
+def _spelt_labels(frame: Frame, label: str, form: CellFormat) -> Any:
+    """Labels as they are spelt; none is missing. None of files without such a column, of which others tell."""
+    cells = frame.reindex(columns=[label])[label].dropna()
+
+    def hint(cell: str) -> str:
+        return _CORRECT if USUAL.is_missing(cell) else f"{_CORRECT}, or leave this word out of data.missing_words"
+
+    _refuse(cells, cells.map(form.is_missing).astype(bool), "a label", hint)
+    return cells
+
+
+def _labels(
+    sides: Mapping[str, Frame], label: str, where: object, options: SourceOptions
+) -> tuple[Mapping[str, NDArray[Any]], tuple[str, ...]]:
+    """Both sides' labels as numbers to predict, or as classes with their names."""
+    if options.regression:
+        targets = gathered(functools.partial(_targets, frame, label, options.cells) for frame in sides.values())
+        return dict(zip(sides, targets, strict=True)), ()
+    raw = raw_labels(sides, label, where, options.cells)
+    return encode_labels(raw, label, None, {side: _files(frame) for side, frame in sides.items()})
+
+
+def raw_labels(
+    sides: Mapping[str, Frame], label: str, where: object, form: CellFormat = USUAL
+) -> dict[str, NDArray[Any]]:
+    """Labels as int64 where all of both sides are whole numbers, else as words."""
+    read = gathered(functools.partial(_spelt_labels, frame, label, form) for frame in sides.values())
+    raw = {side: cells.tolist() for side, cells in zip(sides, read, strict=True)}
+    every = [cell for cells in raw.values() for cell in cells]
+    if form.whole(every) is not None:
+        return {side: np.array(form.whole(cells), dtype=np.int64) for side, cells in raw.items()}
+    if all(form.number(cell) is not None for cell in every):
+        wrong = next(cell for cell in every if form.whole([cell]) is None)
+        raise ConfigError(
+            f"expected classes, whole numbers or words, in label column '{label}' of {where}, got '{wrong[:40]}'; "
+            "data.task = 'regression' predicts numbers"
+        )
+    return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
+
+
+def _targets(frame: Frame, label: str, form: CellFormat) -> NDArray[np.float32]:
+    """Labels as numbers to predict."""
+    cells = _spelt_labels(frame, label, form)
+    numbers = cells.map(form.number).astype(float)
+    _refuse(cells, _not_finite(numbers), "a finite number to predict", functools.partial(_hint, form, _CORRECT))
+    targets: NDArray[np.float32] = numbers.to_numpy().astype(np.float32)
+    return targets
+
+
+def read_texts(
+    sides: Mapping[str, Frame], where: object, options: SourceOptions
+) -> tuple[dict[str, RawTexts], Columns]:
+    """Texts with labels, and the columns in which both stand; a cell without anything but blanks is a missing text.
+
+    Raises:
+        ConfigError: as for tables; a text that is missing.
+    """
+    train = sides["train"]
+    text = _text_column(train, options.words.column)
+    label = find_label(train, options.label_column)
+    attempts: list[Callable[[], Any]] = [
+        lambda: check_columns(sides, label),
+        lambda: raw_labels(sides, label, where),
+        lambda: gathered(functools.partial(_texts, frame, text) for frame in sides.values()),
+    ]
+    _, labels, read = gathered(attempts)
+    found = {}
+    for (side, frame), texts in zip(sides.items(), read, strict=True):
+        found[side] = RawTexts(texts, labels[side], extra_columns(frame, options, side == "train"), _files(frame))
+    return found, Columns(text, label)
+
+
+def _text_column(frame: Frame, named: str | None) -> str:
+    """The named column, else the only one of a usual name."""
+    usual = [name for name in frame if name in TEXT_NAMES]
+    return pick_column("text", named, usual, [*frame.columns], frame.index[0][0])
+
+
+def _texts(frame: Frame, column: str) -> list[str]:
+    _check_column("text", column, [frame])
+    _refuse(frame[column], frame[column] == "", "a text", lambda _: "drop such rows")
+    texts: list[str] = frame[column].tolist()
+    return texts
+
+
+# new rows ------------------------------------------------------------------------------------------------------------
+
+
+def read_new_rows(
+    path: Path, features: Sequence[str], label_column: str | None, usual_label: str | None, columns: TableColumns
+) -> tuple[NDArray[np.float64], NewLabels]:
+    """Rows of a CSV file for a trained model.
+
+    Args:
+        path: the file; it may hold other columns, in any order.
+        features: the columns to take, in this order.
+        label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
+        usual_label: the label column of the files that the model was trained on.
+        columns: which of the features are categories, or say where another is missing.
+
+    Returns:
+        (N, F) values and the N labels, or None.
+
+    Raises:
+        ConfigError: a column that is not there, a value that is no finite number, a label that is missing.
+    """
+    frame = read_csv(path)
+    flagged = {flag for _, flag in columns.flags}
+    stored = [name for place, name in enumerate(features) if place not in flagged]
+    named = zip(features, columns.categories, strict=False)
+    known = {name: _numbered(found) for name, found in named if found}
+    flags = [features[place] for place, _ in columns.flags]
+    attempts: list[Callable[[], Any]] = [
+        lambda: check_columns({"": frame}, None, stored, known),
+        lambda: _matrix(frame, stored, known, flags, columns.cells, _LIKE_THE_RUNS),
+        lambda: _new_labels(frame, stored, label_column, usual_label, columns.cells),
+    ]
+    _, x_NF, labels = gathered(attempts, "predict")
+    return x_NF, labels
+
+
+def read_new_texts(
+    path: Path, text_column: str | None, usual_text: str | None, label_column: str | None, usual_label: str | None
+) -> tuple[list[str], NewLabels]:
+    """Texts of a CSV file for a trained model, and their labels, or None; see `read_new_rows`.
+
+    text_column: None for `usual_text`, if it is there, else a column of a usual name.
+    """
+    frame = read_csv(path)
+    column = _text_column(frame, text_column or (usual_text if usual_text in frame else None))
+    return _texts(frame, column), _new_labels(frame, (column,), label_column, usual_label, USUAL)
+
+
+def _new_labels(
+    frame: Frame, inputs: Sequence[str], label_column: str | None, usual_label: str | None, form: CellFormat
+) -> NewLabels:
+    """The labels of new rows, and where they stand. inputs: the columns that are none."""
+    likely: Sequence[str] = ()
+    if usual_label is not None and usual_label in frame:
+        likely = (usual_label,)
+    elif usual_label is None or usual_label in LABEL_NAMES:
+        likely = LABEL_NAMES
+    there = [name for name in likely if name in frame and name not in inputs]
+    label = label_column or (there[0] if len(there) == 1 else None)
+    if label is None:
+        return None
+    check_columns({"": frame}, label)
+    cells = _spelt_labels(frame, label, form)
+    return [(form.plain(cell), place) for cell, place in zip(cells, _places(frame), strict=True)]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.attacks import leakage
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
@@ -21,7 +20,6 @@ from polyfed.engine.run import best_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.testing.fixtures import TIMES
-from tests.helpers.quick import others_slow
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 200, "split": "5:3:2"},
@@ -109,28 +107,6 @@ def test_without_a_folder_too(straight: pf.Run) -> None:
     for client, network in run.models.items():
         ours, theirs = export_state(network), export_state(kept.models[client])
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-
-
-@pytest.mark.parametrize("stops", others_slow([[1], [4], [6], [2, 5, 7]], quick=[[2, 5, 7]]))
-def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path, straight: pf.Run) -> None:
-    class Stop:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-            if record["round"] == self.number:
-                raise KeyboardInterrupt
-
-    for number in stops:
-        with pytest.raises(RunInterrupted):
-            pf.run(recipe(), out=tmp_path / "run", resume=True, loggers=[Stop(number)])
-    run = pf.run(recipe(), out=tmp_path / "run", resume=True)
-    assert run.result["models_of_round"] == straight.result["models_of_round"]
-    assert models(tmp_path / "run") == models(straight.path)
-    again = pf.run(recipe(), out=tmp_path / "run", resume=True)
-    for client, network in again.models.items():
-        theirs = export_state(straight.models[client])
-        assert all(torch.equal(tensor, theirs[name]) for name, tensor in export_state(network).items())
 
 
 def test_killed_at_any_checkpoint_bit_for_bit(
@@ -224,27 +200,3 @@ def test_the_command_line_says_which(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.status(["run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "run"), "-q"]) == 0
     number = json.loads((tmp_path / "run/result.json").read_text())["models_of_round"]
     assert f"the models are those of round {number}, the best by validation: accuracy " in capsys.readouterr().out
-
-
-def test_attacks_take_what_was_sent_in_that_round(tmp_path: Path) -> None:
-    """And the last rounds are run again whatever was kept."""
-    from polyfed.attacks.attack_target import collect_target
-
-    run = pf.run(recipe(), out=tmp_path / "run")
-    assert collect_target(tmp_path / "run", 0, 1, [0.0], None, "cpu").round == run.result["models_of_round"]
-    found, _ = leakage([tmp_path / "run"], shadows=0, images=0)
-    assert found[0].equal
-
-
-def test_in_a_federation_made_in_python(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(90, 4), torch.randint(2, (90,))
-    clients = [
-        pf.Client(torch.nn.Linear(4, 2), train=(x[k::3][:20], y[k::3][:20]), validation=(x[k::3][20:], y[k::3][20:]))
-        for k in range(3)
-    ]
-    training = pf.Training(rounds=6, batch_size=10, lr=1.0)
-    run = pf.Federation(clients, pf.methods.FedAvg(), training, out=pf.Output(tmp_path / "run", keep="best")).run()
-    values = [record["validation"] for record in run.history]
-    assert run.result["models_of_round"] == values.index(max(values)) + 1
-    assert tomllib.loads((tmp_path / "run/recipe.toml").read_text())["run"]["keep"] == "best"

@@ -70,19 +70,6 @@ class Complex(nn.Module):
         return (x.to(self.weight.dtype) @ self.weight).real
 
 
-class Cached(nn.Linear):
-    """Makes a factor of its outputs when it is first called, and keeps it."""
-
-    factor: Tensor | None = None
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.factor = torch.arange(3.0).cos() if self.factor is None else self.factor
-        return super().forward(x) * self.factor
-
-
 @pytest.mark.parametrize("side", ["test", "validation"])
 def test_rows_of_every_side_are_tried(side: str) -> None:
     with pytest.raises(ConfigError, match=rf"client 0 \('Linear'\) cannot take {side} inputs of shape \(5,\)"):
@@ -157,23 +144,6 @@ def test_a_network_that_cannot_be_copied_is_refused_by_what_cannot() -> None:
 
     with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\): .* attribute '1.lock' .*keep that out"):
         federation(make)
-
-
-def test_what_earlier_calls_left_behind_does_not_hinder() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        normed = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)))
-    called = Counts()
-    called(X)
-    called.notes = {"first": [called.layer(X)]}  # type: ignore[assignment]
-    for network in (normed, called):
-        run = federation(lambda network=network: network, batch_size=9, test=(X, Y)).run()  # type: ignore[misc]
-        assert run.models[0](X).shape == (21, 3)
-
-
-def test_what_scoring_leaves_behind_does_not_hinder_training() -> None:
-    run = federation(Cached, batch_size=9, test=(X, Y)).run()
-    assert run.models[0](X).shape == (21, 3)
 
 
 @pytest.mark.parametrize(("end", "told"), [(nn.Softmax(1), 2), (nn.LogSoftmax(1), 0), (nn.ReLU(), 0)])

@@ -17,16 +17,12 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.deploy.server import check_recipe
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import epochs_of_local
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProto, Local
-from polyfed.plugins.settings import Adversaries, Availability, Devices
-from polyfed.registry import METHODS
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, difference, records, state
@@ -73,15 +69,6 @@ def test_the_others_train_as_if_there_were_no_such_client(method: Method) -> Non
         assert one["accuracy_per_client"] == [*other["accuracy_per_client"], None]
         assert (one["bytes_up"], one["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
         assert one["samples"] == other["samples"]
-
-
-def test_scoring_newcomers_changes_no_bit_of_a_run() -> None:
-    often = run(FedAvg(), HELD)
-    never = run(FedAvg(), HELD.model_copy(update={"held_out_epochs": 0, "every_n_rounds": 3}))
-    assert difference(state(often), state(never)) is None
-    assert last(often)["held_out"]["received"] == last(never)["held_out"]["received"]
-    assert list(last(never)["held_out"]) == ["received"]
-    assert "held_out" not in never.history[0]
 
 
 class Watched(FedAvg):
@@ -155,21 +142,6 @@ def test_alone_a_newcomer_receives_what_it_began_with() -> None:
     assert len({*together, rounds[0]["mean"]}) > 1
 
 
-EVERY = others_slow(list(METHODS), ["local", "fedgh", "fedavg", "scaffold"])
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_every_method_has_something_for_a_newcomer(name: str) -> None:
-    method = METHODS[name]()
-    found = run(method, Evaluation(held_out=[1, LAST], held_out_epochs=1))
-    for record in found.history:
-        if any(exchange.trains for exchange in method.exchanges(record["round"])):
-            assert record["held_out"]["after_training"]["n"] == 2
-        assert record["held_out"]["received"]["n"] == 2
-        assert record["accuracy_per_client"][1] is None
-        assert 1 not in record["clients"]
-
-
 # executors and resuming -----------------------------------------------------------------------------------------------
 
 
@@ -182,16 +154,6 @@ def test_workers_give_the_serial_result(method: Method) -> None:
     pool = run(method, evaluation, executor="processes", workers=2)
     assert difference(state(serial), state(pool)) is None
     assert records(serial) == records(pool)
-
-
-def test_stacked_clients_are_scored_alike() -> None:
-    evaluation = Evaluation(held_out=[0, 3], held_out_epochs=3)  # of one network
-    serial = run(FedAvg(), evaluation)
-    stacked = run(FedAvg(), evaluation, executor="vectorized", workers=4)
-    for one, other in zip(serial.history, stacked.history, strict=True):
-        assert one["held_out"].keys() == other["held_out"].keys() == {"received", "after_training"}
-        for stage, found in one["held_out"].items():
-            assert found == pytest.approx(other["held_out"][stage])
 
 
 def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
@@ -225,22 +187,6 @@ def test_a_number_of_clients_is_drawn_by_the_seed() -> None:
     assert len({tuple(numbers) for numbers in drawn.values()}) > 1
     same = usual(FedAvg()).federation(FedAvg(), evaluation=Evaluation(held_out=2), seed=3)
     assert sorted(same.held_out) == drawn[3]
-
-
-def test_others_join_late_and_are_hostile() -> None:
-    everybody = Evaluation(held_out=[0, 1, 2])
-    joining = Availability(late_joiners=2, join_round=2)
-    federation = usual(FedAvg()).federation(FedAvg(), THREE, evaluation=everybody, availability=joining)
-    assert (len(federation.present(1)), federation.present(2)) == (1, [3, 4, 5])
-    joining = Availability(late_joiners=3, join_round=2)
-    with pytest.raises(ConfigError, match="late_joiners: expected fewer than the 3 clients"):
-        usual(FedAvg()).federation(FedAvg(), THREE, evaluation=everybody, availability=joining)
-    hostile = Adversaries(sign_flip_fraction=0.5)
-    for seed in range(4):
-        federation = usual(FedAvg()).federation(
-            FedAvg(), THREE, evaluation=everybody, adversaries=hostile, seed=seed, devices=Devices(profiles=["laptop"])
-        )
-        assert len(federation.setup.unscored & {3, 4, 5}) == len(federation.setup.unscored) == 2
 
 
 @pytest.mark.parametrize(
@@ -318,19 +264,6 @@ def test_a_check_counts_who_trains(tmp_path: Path) -> None:
     assert held.class_remarks[0].startswith("held out of training: clients ")
     assert 0 < held.bytes_down < plain.bytes_down
     assert held.seconds > 0
-
-
-def test_a_longer_local_is_as_long_as_those_who_train() -> None:
-    base = recipe(data={"num_clients": 4}, evaluation={"held_out": 1, "held_out_epochs": 9}, method={"name": "fedgh"})
-    assert epochs_of_local(build_federation(base)) == 1
-
-
-@pytest.mark.parametrize("evaluation", [{"held_out": 1}, {"held_out": ["north"]}, {"missing_classes": True}])
-def test_a_deployment_refuses_what_nodes_cannot_do(evaluation: Mapping[str, Any]) -> None:
-    (key,) = evaluation
-    with pytest.raises(ConfigError, match=f"evaluation.{key}: expected (none|false), as "):
-        check_recipe(recipe(evaluation=evaluation))
-    check_recipe(recipe())
 
 
 def test_what_pools_rows_has_no_newcomers(tmp_path: Path) -> None:

@@ -16,16 +16,14 @@ from torch import nn
 import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.settings import Evaluation
-from polyfed.engine import scoring
 from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
-from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
 from polyfed.results.main_score import ACCURACY
-from polyfed.testing.fixtures import SHORT, TIMES, draw, tiny_model
+from polyfed.testing.fixtures import SHORT, draw, tiny_model
 
 ALL = ["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
 
@@ -37,29 +35,6 @@ def drawn(classes: int, seed: int, n: int = 40, absent: tuple[int, ...] = (), co
     scores = rng.normal(size=(n, classes)) * 2
     scores[np.arange(n), y] += 1
     return torch.from_numpy(y), torch.from_numpy(scores.round() if coarse else scores).float()
-
-
-@pytest.mark.filterwarnings("ignore:y_pred contains classes")
-@pytest.mark.parametrize("absent", [(), (1,), (0, 3)])
-@pytest.mark.parametrize("classes", [2, 4, 7])
-def test_the_counts_agree_with_scikit_learn(classes: int, absent: tuple[int, ...]) -> None:
-    y, scores = drawn(classes, seed=classes, absent=absent if classes > 3 else ())
-    taken = scores.argmax(dim=1)
-    counts = metrics.confusion_matrix(y, taken, classes)
-    there = sorted(set(y.tolist()))
-    assert counts.dtype == torch.int64
-    assert counts.tolist() == oracle.confusion_matrix(y, taken, labels=range(classes)).tolist()
-    assert metrics.accuracy(counts) == pytest.approx(oracle.accuracy_score(y, taken))
-    assert metrics.balanced_accuracy(counts) == pytest.approx(oracle.balanced_accuracy_score(y, taken))
-    assert metrics.f1(counts) == pytest.approx(oracle.f1_score(y, taken, labels=there, average="macro"))
-
-
-@pytest.mark.parametrize("coarse", [False, True])
-@pytest.mark.parametrize("classes", [3, 5])
-def test_the_auc_agrees_with_scikit_learn(classes: int, coarse: bool) -> None:
-    y, scores = drawn(classes, seed=11 * classes, coarse=coarse)
-    shares = scores.double().softmax(dim=1).numpy().round(12)  # sums that should be equal are
-    assert metrics.auc(scores, y) == pytest.approx(oracle.roc_auc_score(y, shares, multi_class="ovr", average="macro"))
 
 
 def slow_calibration_error(scores: Any, y: Any, bins: int) -> float:
@@ -77,68 +52,6 @@ def slow_calibration_error(scores: Any, y: Any, bins: int) -> float:
             right = sum(hit for _, hit in one) / len(one)
             total += len(one) / len(y) * abs(right - sum(share for share, _ in one) / len(one))
     return total
-
-
-@pytest.mark.parametrize("bins", [1, 4, 15])
-@pytest.mark.parametrize("classes", [2, 3, 7])
-def test_the_calibration_error_is_that_of_the_paper(classes: int, bins: int) -> None:
-    y, scores = drawn(classes, seed=5 * classes, n=60)
-    assert metrics.calibration_error(scores, y, bins) == pytest.approx(slow_calibration_error(scores, y, bins))
-    assert metrics.calibration_error(scores + 7, y, bins) == pytest.approx(metrics.calibration_error(scores, y, bins))
-
-
-def test_the_calibration_error_by_hand() -> None:
-    """Four predictions of confidence 0.8, three right: |3/4 - 0.8|; one of 0.6, wrong: 0.6; weighted 4 to 1."""
-    share = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.2, 0.8], [0.8, 0.2], [0.4, 0.6]])
-    y = torch.tensor([0, 0, 1, 1, 0])
-    assert metrics.calibration_error(share.log(), y) == pytest.approx((4 * 0.05 + 0.6) / 5, abs=1e-6)
-    sure = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
-    assert metrics.calibration_error(sure, torch.tensor([0, 1])) == pytest.approx(0.0, abs=1e-12)
-    assert metrics.calibration_error(sure, torch.tensor([1, 0])) == pytest.approx(1.0)
-    assert metrics.calibration_error(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])) == pytest.approx(0.0)
-    ruled_out = torch.tensor([[0.0, -math.inf], [0.0, -math.inf]])
-    assert metrics.calibration_error(ruled_out, torch.tensor([0, 1])) == 0.5
-
-
-def test_what_is_no_probability_has_no_calibration_error() -> None:
-    assert math.isnan(metrics.calibration_error(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
-    for odd in (math.nan, math.inf):
-        assert math.isnan(metrics.calibration_error(torch.tensor([[odd, 0.0]]), torch.tensor([0])))
-
-
-@pytest.mark.parametrize("coarse", [False, True])
-def test_the_auc_of_two_classes_is_the_usual_one(coarse: bool) -> None:
-    y, scores = drawn(2, seed=3, coarse=coarse)
-    assert metrics.auc(scores, y) == pytest.approx(oracle.roc_auc_score(y, (scores[:, 1] - scores[:, 0]).numpy()))
-    assert metrics.auc(-scores, y) == pytest.approx(1 - metrics.auc(scores, y))
-
-
-def test_the_auc_leaves_absent_classes_out() -> None:
-    y, scores = drawn(5, seed=8, absent=(0, 3))
-    shares = scores.double().softmax(dim=1).numpy()
-    each = [oracle.roc_auc_score(y == c, shares[:, c]) for c in (1, 2, 4)]
-    assert metrics.auc(scores, y) == pytest.approx(np.mean(each))
-
-
-def test_ties_count_half_and_nothing_to_rank_is_nan() -> None:
-    y = torch.tensor([0, 1, 0, 1])
-    assert metrics.auc(torch.zeros(4, 2), y) == 0.5
-    assert math.isnan(metrics.auc(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)))
-    for odd in (math.nan, math.inf):
-        assert math.isnan(metrics.auc(torch.tensor([[odd, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])))
-    ruled_out = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0], [0.0, 0.0]])
-    assert metrics.auc(ruled_out, torch.tensor([0, 1, 0])) == 1.0
-    far = torch.tensor([[0.0, 500.0], [0.0, 600.0], [0.0, 400.0]])  # shares that come out as 1 still have an order
-    assert metrics.auc(far, torch.tensor([0, 1, 0])) == 1.0
-
-
-def test_classes_beyond_those_known_have_rows_and_columns_too() -> None:
-    counts = metrics.confusion_matrix(torch.tensor([0, 3]), torch.tensor([5, 3]), 2)
-    assert counts.shape == (6, 6)
-    assert (int(counts[0, 5]), int(counts[3, 3]), int(counts.sum())) == (1, 1, 2)
-    none = torch.empty(0, dtype=torch.int64)
-    assert metrics.confusion_matrix(none, none, 2).tolist() == [[0, 0], [0, 0]]
-    assert math.isnan(metrics.accuracy(torch.zeros(2, 2, dtype=torch.int64)))
 
 
 # over clients -------------------------------------------------------------------------------------------------------
@@ -272,40 +185,6 @@ def test_only_what_is_asked_for_is_recorded() -> None:
     assert plain["accuracy"] == run(ALL)[1].result["accuracy"]
     with pytest.raises(Exception, match="balanced_accuracy"):
         Evaluation(metrics=["accuracy"])  # type: ignore[list-item]
-
-
-def test_rounds_without_scores_have_no_figures_and_a_resumed_run_the_same(tmp_path: Path) -> None:
-    _, done = run(ALL, tmp_path / "a", every_n_rounds=2)
-    assert done.history[0]["metrics"] == done.history[0]["accuracy_per_architecture"] == {}
-    assert done.history[0]["confusion"] is None
-    (tmp_path / "a" / "result.json").unlink()
-    again = run(ALL, tmp_path / "a", resume=True, every_n_rounds=2)[1].result
-    drop = {*TIMES, "samples_per_second"}
-    assert {k: v for k, v in again.items() if k not in drop} == {k: v for k, v in done.result.items() if k not in drop}
-
-
-def test_after_local_has_an_auc_too() -> None:
-    _, done = run(ALL, stage="after_training")
-    assert done.result["metrics"]["after_training"]["auc"]["n"] == 3
-
-
-def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    plain = scoring.evaluate_model
-    monkeypatch.setattr(scoring, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
-    clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
-    test = draw(30, (0, 1, 2), 9)
-    federation = Federation(
-        clients,
-        FedAvg(),
-        SHORT,
-        Evaluation(metrics=ALL),
-        task=Task(test=test),
-        builders={"a": lambda: tiny_model(1, 4, 6)},
-    )
-    result = federation.run().result
-    assert len(calls) == 2
-    assert sum(map(sum, result["confusion"])) == 4 * 30
 
 
 def test_a_model_with_more_outputs_than_classes_is_scored() -> None:

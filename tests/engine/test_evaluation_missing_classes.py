@@ -12,7 +12,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.settings import Evaluation, Stage, Training
+from polyfed.core.settings import Evaluation, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import ClientScore
@@ -85,23 +85,6 @@ def test_own_classes_of_a_shared_test_set() -> None:
     assert found["own"]["mean"] == pytest.approx(sum(each) / len(each))
 
 
-def test_equal_models_with_other_gaps_are_scored_apart() -> None:
-    """One model for all, one test set, three kinds of gaps."""
-    test = draw(30, (0, 1, 2), 9)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-    clients = [Client(network, draw(20, own, i)) for i, own in enumerate([(0, 1), (1, 2), (0, 2)])]
-    evaluation = Evaluation(missing_classes=True, stage="received")
-    federation = Federation(clients, FedAvg(), SHORT, evaluation, task=Task(test=test))
-    federation.run()
-    message = FedAvg().broadcast(federation.server, 0)
-    model = federation.export(0).eval()
-    model.load_state_dict({**model.state_dict(), **message["model"]})  # type: ignore[dict-item]
-    each = [share_right(model, test, {label}) or 0.0 for label in (2, 0, 1)]
-    found = federation.history[-1]["accuracy_by_classes"]["received"]["missing"]
-    assert found["mean"] == pytest.approx(sum(each) / 3)
-    assert (found["min"], found["max"]) == pytest.approx((min(each), max(each)))
-
-
 def test_a_score_on_own_classes_leaves_the_missing_ones_out() -> None:
     missing = ClientScore(torch.tensor([[0, 0, 0], [3, 1, 0], [0, 0, 0]]))
     score = ClientScore(torch.tensor([[4, 1, 0], [2, 5, 0], [1, 0, 1]]), missing=missing)
@@ -142,14 +125,6 @@ def test_no_bit_of_training_changes_and_workers_agree(method: Method) -> None:
     stages: list[Stage] = asked.stages
     assert list(asked.history[-1]["accuracy_by_classes"]) == stages
     assert asked.history[-1]["accuracy_by_classes"]["after_training"]["missing"]["n"] == 4
-
-
-def test_a_resumed_run_has_the_same_result(tmp_path: Path) -> None:
-    world = ConformanceKit(method=FedAvg()).usual
-    done = world.run(FedAvg(), SHORT, evaluation=MISSING, out=tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    again = world.federation(FedAvg(), SHORT, evaluation=MISSING, out=tmp_path / "run").run(resume=True)
-    assert again.result["accuracy_by_classes"] == done.history[-1]["accuracy_by_classes"]
 
 
 # where it does nothing ------------------------------------------------------------------------------------------------
@@ -216,23 +191,3 @@ def test_tables_show_them(tmp_path: Path) -> None:
     assert {"classes_own", "classes_missing", "calibration_error"} <= set(head)
     assert '"accuracy_by_classes"' in to_json(table)
     assert "calibration" in to_text(table, metrics=True)
-
-
-def test_tables_of_runs_without_them_are_as_before(tmp_path: Path) -> None:
-    plain = {**RECIPE, "evaluation": {}}
-    pf.run(pf.Recipe.from_dict(plain), out=tmp_path / "run")
-    table = compare_runs(load_runs(tmp_path))
-    for text in (to_csv(table), to_json(table), to_text(table, metrics=True)):
-        assert "missing" not in text
-        assert "held" not in text
-        assert "calibration" not in text
-    line = (tmp_path / "run" / "rounds.jsonl").read_text()
-    assert "accuracy_by_classes" not in line
-    assert "held_out" not in line
-
-
-def test_a_shorter_training_does_not_matter() -> None:
-    """The classes are those of the training rows, however often these are seen."""
-    training = Training(rounds=1, client_fraction=0.2, batch_size=8, lr=0.1)
-    found = ConformanceKit(method=Local()).usual.run(Local(), training, evaluation=Evaluation(missing_classes=True))
-    assert found.history[-1]["accuracy_by_classes"]["personal"]["missing"]["n"] == 4

@@ -104,21 +104,6 @@ def test_each_predictor_is_scored_in_every_stage_and_by_hand() -> None:
     assert run.result["accuracy_by_predictor"] == run.history[-1]["accuracy_by_predictor"]
 
 
-def test_the_predictors_change_places() -> None:
-    one, other = (federation(Shifted(by=by)).run().history[-1] for by in ("plain", "least"))
-    assert one["accuracy"]["received"] == other["accuracy_by_predictor"]["received"]["plain"]
-    assert one["accuracy_by_predictor"]["received"]["least"] == other["accuracy"]["received"]
-    assert one["validation"] != other["validation"]  # by the method's own predictor alone
-
-
-def test_other_figures_are_the_methods_own() -> None:
-    history = federation(Shifted(), evaluation={"metrics": ["auc", "f1"]}).run().history
-    plain = federation(Local(), evaluation={"metrics": ["auc", "f1"]}).run().history
-    assert history[-1]["metrics"] == plain[-1]["metrics"]
-    assert history[-1]["accuracy"]["personal"] == plain[-1]["accuracy"]["personal"]
-    assert plain[-1]["accuracy_by_predictor"] == {}
-
-
 def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
     fed = federation(Shifted(), rounds=4, client_fraction=0.34, evaluation={"every_n_rounds": 1})
     seen: list[dict[str, int]] = []

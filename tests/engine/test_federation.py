@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedGH, Local
-from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
@@ -91,24 +89,6 @@ def test_the_draw_differs_by_round_and_seed_and_not_by_method() -> None:
     assert {number for clients in drawn["local", 0] for number in clients} == set(range(6))
 
 
-def test_unselected_clients_keep_the_very_same_tensors() -> None:
-    before: dict[int, Any] = {}
-
-    def look(event: str) -> None:
-        if event != "round":
-            return
-        drawn = federation.history[-1]["clients"]
-        for client in federation.clients:
-            if client.id not in drawn and before.get(client.id) is not None:
-                assert client.weights is before[client.id]
-            before[client.id] = client.weights
-
-    training = Training(rounds=5, lr=0.1, client_fraction=0.5)
-    federation = usual(FedGH(), training, loggers=[Watcher(look)])
-    federation.run()
-    assert any(value is not None for value in before.values())
-
-
 def test_a_clients_stream_does_not_depend_on_who_else_is_there() -> None:
     """Local training of a client in round 1 is the same, whoever else is drawn."""
     some = usual(Local(), Training(rounds=1, lr=0.1, client_fraction=0.34))
@@ -151,19 +131,6 @@ def test_the_others_learn_as_if_the_refused_one_had_not_been_asked() -> None:
     assert difference(received(ill, 1), received(well, 1)) is None
 
 
-def test_all_refused_changes_nothing() -> None:
-    federation = ConformanceKit(method=FedAvg()).world(prepare=sick(*range(6))).federation(FedAvg())
-    federation.run()
-    assert federation.history[0]["train_loss"] is None
-    assert difference(received(federation, 0), received(usual_start(FedAvg()), 0)) is None
-
-
-def usual_start(method: Method) -> Federation:
-    federation = usual(method)
-    federation.method.init_server(federation.server)
-    return federation
-
-
 def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
     class Overflows(FedAvg):
         def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -177,18 +144,6 @@ def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
     record = federation.history[0]
     assert record["refused"] == [{"client": 1, "reason": "the upload is not finite ('n')"}]
     assert record["bytes_by_client"]["1"]["up"] > 0
-
-
-def test_a_method_that_cannot_upload_nan_does_not_end_the_run() -> None:
-    class Factorizes(FedAvg):
-        def upload(self, client: Client, trained: TrainingResult) -> Message:
-            weight = client.model.head.weight.detach()
-            torch.linalg.eigh(weight @ weight.T)  # raises on NaN
-            return super().upload(client, trained)
-
-    federation = ConformanceKit(method=FedAvg()).world(prepare=sick(3)).federation(Factorizes())
-    federation.run()
-    assert [entry["client"] for entry in federation.history[0]["refused"]] == [3]
 
 
 def test_one_sample_and_batchnorm_cannot_train_and_is_said_so() -> None:
@@ -279,28 +234,6 @@ def test_what_is_received_is_scored_again_when_the_server_sends_something_else(m
         assert value == pytest.approx(direct(federation, number, received(federation, number)))
 
 
-def test_with_nothing_learnt_nothing_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored = counting(monkeypatch)
-    among = ConformanceKit(method=FedAvg()).world(prepare=sick(*range(6)))
-    federation = among.federation(FedAvg(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every_n_rounds=1))
-    federation.run()
-    assert len(scored) == 12
-
-
-def test_a_client_s_other_network_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Grows(Local):
-        def variant(self, server: Server, client_id: int) -> str:
-            return "deeper" if server.round > 1 else ""
-
-        def build(self, model: Any, variant: str) -> nn.Module:
-            return nn.Sequential(model, nn.Linear(3, 3)) if variant else model  # type: ignore[no-any-return]
-
-    scored = counting(monkeypatch)
-    nobody = Availability(dropout_rate=1.0)  # so that no weights change
-    usual(Grows(), Training(rounds=3), evaluation=Evaluation(), availability=nobody).run()
-    assert len(scored) == 6 * 2 * 2  # clients; test and validation; once for each network
-
-
 def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counting(monkeypatch)
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
@@ -310,22 +243,6 @@ def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.M
     assert len(scored) == 2
     assert len(set(result["accuracy_per_client"])) == 1
     assert result["evaluation"]["test"] == "global"
-
-
-def test_equal_models_that_see_a_shared_test_set_otherwise_are_scored_by_themselves() -> None:
-    def upside_down(x: torch.Tensor) -> torch.Tensor:
-        return -x
-
-    test, plain, builders = draw(30, (0, 1, 2), 9), torch.nn.Identity(), {"a": lambda: tiny_model(1, 4, 6)}
-    clients = [Client("a", draw(12, (0, 1, 2), i), prepare=see) for i, see in enumerate([plain, plain, upside_down])]
-    own = [Client("a", client.data.train, test, prepare=client.prepare) for client in clients]
-    common = (
-        Federation(clients, FedAvg(), SHORT, task=Task(test=test), builders=builders)
-        .run()
-        .result["accuracy_per_client"]
-    )
-    assert common == Federation(own, FedAvg(), SHORT, builders=builders).run().result["accuracy_per_client"]
-    assert common[0] == common[1] != common[2]
 
 
 def test_equal_models_that_differ_by_what_clients_keep_are_scored_by_themselves() -> None:
@@ -408,12 +325,6 @@ def test_rounds_between_evaluations_are_recorded_without_scores() -> None:
     assert [record["evaluated"] for record in federation.history] == [False, True, False, True, True]
 
 
-def test_scoring_leaves_modes_and_statistics_alone() -> None:
-    among = ConformanceKit(method=FedAvg()).world(one=True, norm=True)
-    rare, often = (among.run(FedAvg(), SHORT, evaluation=Evaluation(every_n_rounds=every)) for every in (2, 1))
-    assert difference(all_state(rare), all_state(often)) is None
-
-
 # resuming -----------------------------------------------------------------------------------------------------------
 
 FIVE = Training(rounds=5, batch_size=8, lr=0.1, momentum=0.9, client_fraction=0.67)
@@ -464,67 +375,6 @@ def test_a_finished_run_is_read_and_not_run_again(tmp_path: Path) -> None:
     assert difference(dict(done.models[3].state_dict()), dict(read.models[3].state_dict())) is None
 
 
-def test_a_finished_run_without_its_checkpoints_loses_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    done = usual(Local(), out=out).run()
-    shutil.rmtree(out / "checkpoint")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    again = usual(Local(), out=out).run(resume=True)
-    assert again.result == done.result
-    assert again.history == done.history
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    with pytest.raises(ConfigError, match="weights, if kept, are in models"):
-        again.models[0]
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    among = ConformanceKit(method=FedAvg()).usual
-    straight = among.run(FedAvg(), FIVE)
-
-    def federation() -> Federation:
-        made = among.federation(FedAvg(), FIVE, out=out, checkpoint_every=1)
-        return made
-
-    federation().run()
-    (out / "result.json").unlink()
-    newest = sorted((out / "checkpoint").iterdir())[-1] / "clients.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-1] ^= 1
-    newest.write_bytes(data)
-    again = federation()
-    with pytest.warns(UserWarning, match="damaged"):
-        again.run(resume=True)
-    assert difference(all_state(straight), all_state(again)) is None
-    (out / "result.json").unlink()  # the damaged one has been replaced
-    last = federation()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        last.run(resume=True)
-    assert difference(all_state(straight), all_state(last)) is None
-
-
-def test_killed_while_the_folder_was_made(tmp_path: Path) -> None:
-    """Kill -9 after the folder and a temporary file were made, before the recipe had its name."""
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / ".recipe.toml.4711.tmp").write_text("half")
-    federation = usual(Local(), out=out)
-    federation.run(resume=True)
-    assert (out / "result.json").exists()
-
-
-def test_a_half_written_line_is_cut_off(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    start_and_stop(FedAvg(), out, 4)
-    with (out / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 4, "sec')
-    again = usual(FedAvg(), FIVE, out=out)
-    again.run(resume=True)
-    lines = (out / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5]
-
-
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     usual(Local(), out=out).run()
@@ -563,18 +413,6 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     assert sorted(path.name for path in other.iterdir()) == ["thesis.tex"]
 
 
-def test_force_leaves_no_analysis_of_the_run_before(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    usual(Local(), out=out).run()
-    for name in ("analysis/similarity.json", "analysis/similarity.svg", "attack/attack.json", "attack/leakage.md"):
-        (out / name).parent.mkdir(exist_ok=True)
-        (out / name).write_text("of the run before")
-    usual(Local(), out=out).run(resume=True)
-    assert (out / "attack" / "leakage.md").exists()
-    usual(Local(), out=out).run(overwrite=True)
-    assert not any((out / name).exists() for name in ("analysis", "attack"))
-
-
 def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     out = tmp_path / "run"
@@ -591,33 +429,12 @@ def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
     assert usual(Local(), out=out).run(resume=True).result == disturbed.result
 
 
-def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    done = usual(Local(), out=out).run()
-    (out / "checkpoint" / ".round-000001.77.tmp").mkdir()
-    (out / ".result.json.77.tmp").write_text("half")
-    (out / "result.json").unlink()
-    assert usual(Local(), out=out).run(resume=True).result == done.result
-    assert not list(out.rglob(".*"))
-
-
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     federation = usual(FedAvg(), FIVE, out=tmp_path / "run", checkpoint_every=1)
     federation.run()
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
     assert names == ["round-000004", "round-000005"]
     shutil.rmtree(tmp_path / "run")
-
-
-def test_ctrl_c_between_rounds_leaves_a_checkpoint(tmp_path: Path) -> None:
-    def act(event: str) -> None:
-        if event == "round" and len(federation.history) == 3:
-            raise KeyboardInterrupt
-
-    federation = usual(FedAvg(), FIVE, out=tmp_path / "run", loggers=[Watcher(act)])
-    with pytest.raises(RunInterrupted):
-        federation.run()
-    assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-000003"]
 
 
 def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:

@@ -15,21 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, get_group, get_tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import (
     Batch,
     Context,
     Exchange,
     Method,
-    MethodCard,
     Phase,
     Requirements,
     TrainingResult,
     hyperparameters,
 )
-from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation, Training
+from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
 from polyfed.experiments.estimate import estimate_costs
@@ -42,15 +40,10 @@ from polyfed.testing.fixtures import (
     CLASSES,
     SHORT,
     SIZES,
-    ReorderedClient,
     difference,
     draw,
     received,
-    sent,
-    state,
     tiny_model,
-    weights,
-    world,
 )
 from polyfed.testing.spy import Spy
 from tests.helpers.mutants import sound
@@ -119,61 +112,7 @@ def test_the_streams_of_two_exchanges_differ() -> None:
 # phases: the head alone, then the extractor alone (FedRep) ----------------------------------------------------------
 
 
-@hyperparameters
-class FedRep(FedAvg):
-    """The head stays at home; it is trained first, then the rest."""
-
-    card = replace(FedAvg.card, name="toy-fedrep", form=None, ignores_initial_weights=False)
-    head_epochs: int = 2
-    extractor_epochs: int = 1
-
-    @property
-    def evaluation_stage(self) -> Any:
-        return "personal"
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        head = Phase(self.head_epochs, lambda name: name.startswith("head."), lr=0.05, name="head")
-        return head, Phase(self.extractor_epochs, lambda name: not name.startswith("head."), name="extractor")
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        seen.append((client.id, client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
-        return {}
-
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, {n: t for n, t in get_group(message, "model").items() if not n.startswith("head.")})
-        return {}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        body = {n: t for n, t in float_state(client.model).items() if not n.startswith("head.")}
-        return {"model": body, "n": torch.tensor(client.n)}
-
-
 seen: list[tuple[int, str, dict[str, Tensor]]] = []
-
-
-def test_phases_train_one_part_after_the_other() -> None:
-    seen.clear()
-    federation = one_kind(FedRep(aggregation="layer-wise"), Training(rounds=1, batch_size=8, lr=0.1), norm=True)
-    mine = [(phase, held) for number, phase, held in seen if number == 0]
-    assert [phase for phase, _ in mine] == ["head"] * 6 + ["extractor"] * 3  # 24 samples in batches of 8
-    start, turn, end = mine[0][1], mine[6][1], federation.clients[0].weights
-    assert end is not None
-    for name in start:
-        if name.startswith("head."):
-            assert not torch.equal(start[name], turn[name])
-            assert torch.equal(turn[name], end[name])
-        else:  # running statistics of the resting part rest, too
-            assert torch.equal(start[name], turn[name]), name
-            if not name.endswith("conv.bias"):  # BatchNorm takes a bias before it away
-                assert not torch.equal(turn[name], end[name]), name
-    assert federation.history[0]["samples"] == 3 * (sum(SIZES) - 1)  # BatchNorm takes no single row: 17 = 2 * 8 + 1
-    assert not any("head" in name for name in flatten({"m": federation.clients[0].state}))
-
-
-def test_a_phase_without_epochs_does_nothing() -> None:
-    federation = one_kind(FedRep(extractor_epochs=0), Training(rounds=1, batch_size=8, lr=0.1))
-    start = federation.server.initial_state("net0")
-    assert all(torch.equal(t, start[n]) for n, t in received(federation, 0).items() if not n.startswith("head."))
 
 
 def test_a_phase_with_its_own_rate_and_data() -> None:
@@ -286,47 +225,7 @@ def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
         ConformanceKit(method=Careless()).world(one=True).run(Careless(), SHORT, public=False)
 
 
-# masks (FedSelect, FedDPA) ------------------------------------------------------------------------------------------
-
-
-@hyperparameters
-class Masked(Local):
-    """Every other entry of every tensor stays as it is."""
-
-    card = replace(Local.card, name="masked", ignores_initial_weights=False)
-
-    def receive(self, client: Client, message: Message) -> Context:
-        every_other = {n: (torch.arange(p.numel()) % 2).reshape(p.shape) for n, p in client.model.named_parameters()}
-        return {"mask": every_other}
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return (Phase(training.local_epochs, mask="mask"),)
-
-
-@pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
-def test_masked_entries_stay_bit_for_bit(settings: dict[str, Any]) -> None:
-    federation = one_kind(Masked(), Training(rounds=2, batch_size=8, lr=0.1, **settings))
-    start, end = federation.server.client_weights(0), federation.clients[0].weights
-    assert end is not None
-    for name, before in start.items():
-        old, new = before.flatten(), end[name].flatten()
-        assert torch.equal(old[::2], new[::2])
-        assert not torch.equal(old[1::2], new[1::2])
-
-
 # a private network and an auxiliary model (FML) ----------------------------------------------------------------------
-
-
-def test_a_private_network_beside_a_shared_one() -> None:
-    among = ConformanceKit(method=sound.FML()).world()
-    federation, alone = among.run(sound.FML(alpha=1.0)), among.run(Local())
-    model = federation.export(2)
-    assert type(model) is type(alone.export(2))
-    assert difference(dict(model.state_dict()), dict(alone.export(2).state_dict())) is None
-    assert federation.history[-1]["accuracy_per_client"] == alone.history[-1]["accuracy_per_client"]
-    shared = {n: t for n, t in received(federation, 2).items() if n.startswith("shared.")}
-    assert shared
-    assert all(torch.equal(shared[n], received(federation, 0)[n]) for n in shared)
 
 
 def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
@@ -352,227 +251,6 @@ def test_build_may_cut_what_it_is_given() -> None:
     assert len(mine.intermediate) == 4
 
 
-# slices that change from round to round (HeteroFL, FedRolex) --------------------------------------------------------
-
-
-class Sliced(nn.Module):
-    """One hidden layer of some width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.hidden, self.out = nn.Linear(36, width), nn.Linear(width, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(self.hidden(x.flatten(1))))
-
-
-@hyperparameters
-class Rolling(Method):
-    """Every client trains a window of the hidden units; width by (client, round), place by round."""
-
-    card = MethodCard(name="rolling", paper="Alam et al., NeurIPS 2022")
-
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True)
-
-    @property
-    def evaluation_stage(self) -> Any:
-        return "received"
-
-    def init_server(self, server: Server) -> None:
-        server.state["model"] = server.initial_state(server.architectures[0])
-
-    def width(self, server: Server, client_id: int) -> int:
-        return (8, 4, 2)[(client_id + server.round) % 3]
-
-    def rows(self, server: Server, client_id: int) -> Tensor:
-        return (torch.arange(self.width(server, client_id)) + server.round) % 8
-
-    def variant(self, server: Server, client_id: int) -> str:
-        return f"width {self.width(server, client_id)}"
-
-    def build(self, model: Any, variant: str) -> nn.Module:
-        return Sliced(int(variant.split()[1])) if variant else model
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        full, rows = get_group(server.state, "model"), self.rows(server, client_id)
-        return {"model": {n: _cut(n, t, rows) for n, t in full.items()}, "rows": rows}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        full = get_group(server.state, "model")
-        total = {n: torch.zeros_like(t) for n, t in full.items()}
-        count = {n: torch.zeros_like(t) for n, t in full.items()}
-        for message in uploads.values():
-            for name, value in get_group(message, "model").items():
-                _cut(name, total[name], get_tensor(message, "rows"), value)
-                _cut(name, count[name], get_tensor(message, "rows"), torch.ones_like(value))
-        server.state["model"] = {n: torch.where(count[n] > 0, total[n] / count[n].clamp(min=1), full[n]) for n in full}
-
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "model"))
-        client.state["rows"] = get_tensor(message, "rows").clone()
-        return {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"model": float_state(client.model), "rows": get_tensor(client.state, "rows")}
-
-
-def _cut(name: str, full: Tensor, rows: Tensor, add: Tensor | None = None) -> Tensor:
-    """The part of a tensor that belongs to some hidden units; with `add`, added to there."""
-    if name == "out.bias":
-        return full if add is None else full.add_(add)
-    along = 1 if name == "out.weight" else 0
-    return full.index_select(along, rows) if add is None else full.index_add_(along, rows, add)
-
-
-def slices(training: Training, **options: Any) -> Federation:
-    return world([lambda: Sliced(8)], 24).run(Rolling(), training, **options)
-
-
-def test_slices_that_change_every_round() -> None:
-    training = Training(rounds=3, batch_size=8, lr=0.1)
-    federation = slices(training)
-    for client in federation.clients:
-        width = (8, 4, 2)[(client.id + 3) % 3]
-        assert client.weights is not None
-        assert client.weights["hidden.weight"].shape == (width, 36)
-        message = federation.method.broadcast(federation.server, client.id)
-        full = get_group(federation.server.state, "model")
-        assert torch.equal(get_group(message, "model")["hidden.bias"], full["hidden.bias"][get_tensor(message, "rows")])
-    sizes = [sum(t.numel() * 4 for t in Sliced(w).state_dict().values()) + 8 * w for w in (8, 4, 2)]
-    assert federation.history[0]["bytes_down"] == 2 * sum(sizes)
-
-
-def test_slices_learn() -> None:
-    federation = slices(Training(rounds=12, local_epochs=2, batch_size=8, lr=0.2))
-    assert federation.history[-1]["accuracy"]["received"]["mean"] > 0.7
-
-
-def test_who_was_not_drawn_keeps_nothing_of_another_width() -> None:
-    training = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.34)
-    federation = slices(training, evaluation=Evaluation(every_n_rounds=1, extra_stages=["personal"]))
-    assert "personal" in federation.history[-1]["accuracy"]
-    for client in federation.clients:  # what is exported was trained, whatever the width was then
-        exported = federation.export(client.id)
-        kept = client.weights
-        if kept is not None and kept["hidden.weight"].shape == exported.state_dict()["hidden.weight"].shape:
-            assert torch.equal(kept["hidden.weight"], exported.state_dict()["hidden.weight"])
-        else:
-            now = received(federation, client.id)
-            assert torch.equal(now["hidden.weight"], exported.state_dict()["hidden.weight"])
-
-
-# control variates (SCAFFOLD) ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
-def test_the_servers_control_is_the_mean_of_the_clients(client_fraction: float) -> None:
-    training = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=client_fraction)
-    federation = one_kind(sound.Scaffold(), training)
-    zero = {n: torch.zeros_like(t) for n, t in get_group(federation.server.state, "control").items()}
-    own = [get_group(c.state, "control") if "control" in c.state else zero for c in federation.clients]
-    for name, value in get_group(federation.server.state, "control").items():
-        assert torch.allclose(value, torch.stack([c[name] for c in own]).mean(dim=0), atol=1e-6)
-
-
-def test_the_control_is_the_mean_of_the_raw_gradients() -> None:
-    """With plain SGD option II, (w - w_i) / (tau lr) - c + c_i, is the same."""
-    training = Training(rounds=1, batch_size=8, lr=0.1)
-    federation = one_kind(sound.Scaffold(), training)
-    start, client = federation.server.initial_state("net0"), federation.clients[1]
-    assert client.weights is not None
-    for name, control in get_group(client.state, "control").items():
-        assert torch.allclose(
-            (start[name] - client.weights[name]) / (2 * 0.1), control, atol=1e-5
-        )  # 16 samples: 2 steps
-
-
-def test_with_zero_controls_the_first_round_is_fedavg() -> None:
-    training = Training(rounds=1, batch_size=8, lr=0.1)
-    a, b = one_kind(sound.Scaffold(), training), one_kind(FedAvg(weighting="uniform"), training)
-    assert difference(weights(a), weights(b)) is None
-    assert difference(received(a, 0), received(b, 0)) is None
-
-
-# downloads made for one client (FedFomo) ----------------------------------------------------------------------------
-
-
-@hyperparameters
-class Neighbors(Method):
-    """Client k is sent the last weights of client k - 1 and starts from the better of the two by validation."""
-
-    card = MethodCard(name="neighbors", paper="Zhang et al., ICLR 2021, in miniature")
-
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        other = (client_id - 1) % len(server.clients)
-        return {"candidate": server.client_weights(other)} if server.has_weights(other) else {}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        for client_id, message in uploads.items():
-            server.store_weights(client_id, get_group(message, "model"))
-
-    def receive(self, client: Client, message: Message) -> Context:
-        if "candidate" in message:
-            mine = {n: t.clone() for n, t in float_state(client.model).items()}
-            before = self.value(client)
-            load_state(client.model, get_group(message, "candidate"))
-            after = self.value(client)
-            client.state["took"] = torch.tensor(after < before)
-            if after >= before:
-                load_state(client.model, mine)
-        return {}
-
-    def value(self, client: Client) -> float:
-        held = client.data.validation
-        with torch.no_grad(), eval_mode(client.model):
-            return float(nn.functional.cross_entropy(client.model(client.prepare(held.x)), held.y))
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"model": float_state(client.model)}
-
-
-def test_every_client_is_sent_its_own() -> None:
-    among = ConformanceKit(method=Neighbors()).world(one=True, sizes=(3, 24, 24, 24, 24, 24), labels=((0, 1, 2),) * 6)
-    federation = among.run(Neighbors(), Training(rounds=3, batch_size=8, lr=0.05))
-    assert federation.history[0]["bytes_down"] == 0
-    assert federation.history[1]["bytes_down"] == federation.history[1]["bytes_up"]
-    messages = [federation.method.broadcast(federation.server, i) for i in range(6)]
-    for number, message in enumerate(messages):
-        other = federation.clients[number - 1].weights
-        assert other is not None
-        assert difference(dict(get_group(message, "candidate")), other) is None
-    took = [bool(client.state["took"]) for client in federation.clients]
-    assert took[0]  # it has three samples of its own
-
-
-# prediction from prototypes (FedProto) ------------------------------------------------------------------------------
-
-
-def test_prediction_by_the_nearest_prototype() -> None:
-    among = ConformanceKit(method=sound.FedProto()).world()
-    by_means, by_head = (among.run(sound.FedProto(predicts=way)) for way in ("prototype", "head"))
-    assert difference(weights(by_means), weights(by_head)) is None
-    client = by_means.clients[2]
-    model = by_means.export(2)
-    z = model.represent(client.data.test.x)
-    gaps = torch.cdist(z, get_tensor(client.state, "means"))
-    guesses = get_tensor(client.state, "labels").long()[gaps.argmin(dim=1)]
-    share = float((guesses == client.data.test.y).float().mean())
-    assert by_means.history[-1]["accuracy_per_client"][2] == pytest.approx(share)
-    assert by_means.history[-1]["accuracy_per_client"] != by_head.history[-1]["accuracy_per_client"]
-
-
 # a method in a handful of lines, on clients of one's own ------------------------------------------------------------
 
 
@@ -587,11 +265,3 @@ def test_the_smallest_method() -> None:
     assert run.result["accuracy"] > 0.8
     assert run.result["method"] == "Mine"
     assert run.result["bytes_up"] == run.result["bytes_down"] == 0
-
-
-def test_another_order_of_batches_is_another_client() -> None:
-    among = [ConformanceKit(method=Local()).world(kind=kind) for kind in (Client, ReorderedClient)]
-    a, b = (one.run(Local()) for one in among)
-    assert difference(weights(a), weights(b)) is not None
-    assert difference(state(a), state(among[0].run(Local()))) is None
-    assert sent(a) == {}

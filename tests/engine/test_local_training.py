@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import poisson_batches, shuffled_batches, train
 from polyfed.errors import RunError
-from polyfed.functional.secure_noise import KeyedUniforms
 from polyfed.methods import Local
 from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
 from polyfed.testing.spy import Spy
@@ -323,19 +322,6 @@ def test_chances_are_drawn_in_double_precision() -> None:
         assert rows.tolist() == [row for row, number in enumerate(numbers.tolist()) if number < 2 / 21]
 
 
-class Edge(KeyedUniforms):
-    """Numbers that are the rate itself."""
-
-    def __call__(self, shape: Sequence[int]) -> Tensor:
-        return torch.full(tuple(shape), 2 / 21, dtype=torch.float64)
-
-
-def test_a_number_that_is_the_rate_leaves_the_row_out() -> None:
-    """Of numbers from 0 on and below 1, the share B / M lies below B / M."""
-    client = at_work(linear(), batch_size=2)
-    assert all(len(rows) == 0 for rows in poisson_batches(client, Phase(1), 21, None, Edge(bytes(32))))
-
-
 @pytest.mark.parametrize("draw_batches", [shuffled_batches, poisson_batches])
 def test_batches_come_from_the_generator_that_is_given(draw_batches: Any) -> None:
     client = at_work(linear(), batch_size=4)
@@ -347,18 +333,3 @@ def test_batches_come_from_the_generator_that_is_given(draw_batches: Any) -> Non
 
     assert found(1) == found(1)
     assert found(1) != found(2)
-
-
-def test_two_rows_are_enough_for_batchnorm() -> None:
-    client = at_work(tiny_model(1, 4, 6, norm=True), batch_size=19)
-    sizes = [len(rows) for rows in shuffled_batches(client, Phase(1), 21, None, torch.Generator().manual_seed(0))]
-    assert sizes == [19, 2]
-
-
-def test_the_loss_of_a_single_row_is_its_own() -> None:
-    model = linear()
-    client = at_work(model, batch_size=4)
-    x, y = client.data.train.x[:1], client.data.train.y[:1]
-    expected = float(nn.functional.cross_entropy(model(x), y).detach())
-    result = train(client, Seen(), {"one": torch.tensor([0])}, phases=[Phase(1, rows="one")])
-    assert result.loss == pytest.approx(expected)

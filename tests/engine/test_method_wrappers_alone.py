@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import polyfed
 from polyfed import testing
 from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation
 from polyfed.engine import method_wrappers as module
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
 from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
-from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import ConformanceKit
@@ -79,13 +76,6 @@ def test_the_others_are_gone(method: Method) -> None:
     assert not same(kit.run(training=THREE), kit.run(alone(method), THREE))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_can_be_alone(name: str) -> None:
-    asked = ["alone_with_one_client", "alone_knows_nobody"]
-    assert testing.violations(METHODS[name](), only=asked) == {}
-
-
 # executors, resume ------------------------------------------------------------------------------------------------
 
 
@@ -135,12 +125,6 @@ def test_no_byte_is_counted() -> None:
         assert {tuple(sent.values()) for sent in record["bytes_by_client"].values()} == {(0, 0)}
 
 
-def test_no_time_is_spent_on_the_wire() -> None:
-    federation = ConformanceKit(method=FedAvg()).run(alone(FedAvg()), devices=Devices(profiles=["phone-mid"]))
-    spent = federation.history[-1]["simulated_by_client"]["0"]
-    assert spent["down"] == spent["up"] == 0 < spent["train"]
-
-
 # refused before round 1 -------------------------------------------------------------------------------------------
 
 
@@ -188,14 +172,3 @@ def test_a_server_that_serves_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "own_server", lambda server, client_id: server)
     monkeypatch.setattr(module, "own_servers", lambda server, numbers: iter([(0, server)]))
     assert "alone_knows_nobody" in testing.violations(FedAvg(), only=["alone_knows_nobody"])
-
-
-def test_bytes_that_are_counted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.dataclasses, "replace", lambda card, **changes: card)
-    found = testing.violations(FD(), only=["alone_knows_nobody"])
-    assert "bytes are counted" in found["alone_knows_nobody"]
-
-
-def test_it_can_be_had_from_the_front_door() -> None:
-    assert polyfed.alone is alone
-    assert Evaluation().stages(alone(FedProto()).evaluation_stage) == ["received"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -135,41 +134,6 @@ def test_modules_that_came_from_python(tmp_path: Path, monkeypatch: pytest.Monke
     found: dict[str, Any] = {}
     exec(lines.replace("Net(...)", "Net(2)"), found)
     assert torch.equal(found["model"](x), run.models[0](x))
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (Tied, "Tied"),
-        (lambda classes: torch.compile(Tied(classes), backend="eager"), "Tied"),
-        (lambda classes: nn.DataParallel(Net(classes)), "Net"),
-    ],
-    ids=["tied", "compiled", "parallel"],
-)
-def test_files_hold_each_tensor_once_under_the_networks_own_keys(
-    make: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, y = torch.rand(24, 1, 8, 8), torch.arange(24) % 2
-
-    def run(rounds: int, out: Path, resume: bool = False) -> Run:
-        torch.manual_seed(0)
-        clients = [pf.Client(make(2), (x[k::2], y[k::2])) for k in range(2)]
-        return pf.Federation(clients, pf.methods.FedAvg(), pf.Training(rounds=rounds), out=out).run(resume=resume)
-
-    run(1, tmp_path / "run")
-    longer, straight = run(2, tmp_path / "run", resume=True), run(2, tmp_path / "straight")
-    for found in (tmp_path / "run").glob("models/*.safetensors"):
-        assert found.read_bytes() == (tmp_path / "straight" / "models" / found.name).read_bytes()
-    assert longer.result["bytes_up"] == straight.result["bytes_up"]
-    monkeypatch.chdir(tmp_path / "run" / "models")
-    (lines,) = blocks(longer)
-    own = {"Tied": Tied, "Net": Net}[kind](2)
-    stored = safetensors.torch.load_file("client-000.safetensors")
-    assert stored.keys() == {name for name, _ in (*own.named_parameters(), *own.named_buffers())}
-    known: dict[str, Any] = {}
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[Net.__module__])
-    exec(lines.replace(f"{kind}(...)", f"{kind}(2)"), known)
-    assert torch.equal(known["model"](x), longer.models[0](x))
 
 
 class Reader(nn.Module):

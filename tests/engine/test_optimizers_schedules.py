@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,10 +21,6 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.run import early_stop_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import Local
-from polyfed.report.comparison import compare_runs
-from polyfed.report.figures import curves, series
-from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES, all_state, difference, draw, plain_model, records
 from polyfed.testing.spy import Spy
@@ -70,12 +64,6 @@ def test_constant_is_the_very_number() -> None:
 )
 def test_rates_by_round(settings: dict[str, Any], expected: np.ndarray) -> None:
     np.testing.assert_allclose(rates(**settings), expected, rtol=1e-12)
-
-
-def test_every_key_bites() -> None:
-    whole = {"lr_schedule": "step", "lr_gamma": 0.5, "lr_step_size": 3, "warmup_rounds": 2}
-    for key, other in (("lr_gamma", 0.4), ("lr_step_size", 2), ("warmup_rounds", 3)):
-        assert not np.allclose(rates(**whole), rates(**{**whole, key: other}))
 
 
 def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
@@ -254,10 +242,6 @@ def test_a_run_stops_by_its_validation_curve() -> None:
     assert scripted(patience=1, min_delta=0.3).run().result["stopped_after"] == 2
 
 
-def test_patience_that_ends_with_the_last_round_stopped_nothing() -> None:
-    assert scripted(rounds=4, patience=1).run().result["stopped_after"] is None
-
-
 class CtrlC:
     def __init__(self, after: int) -> None:
         self.after = after
@@ -331,19 +315,3 @@ def test_validation_data_are_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluation.patience: expected validation data, .*, got none"):
         Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
     assert not (tmp_path / "run").exists()
-
-
-def test_reports_of_stopped_runs(tmp_path: Path) -> None:
-    for name, patience in (("stopped", 1), ("whole", 0)):
-        made = scripted(tmp_path / name, patience=patience)
-        made.facts["label"] = name
-        made.run()
-    runs = load_runs(tmp_path)
-    assert {run.name: len(run.rounds) for run in runs} == {"stopped": 4, "whole": 9}
-    (group,), _ = group_runs(runs)  # the planned rounds are alike
-    assert group.notes == ("stopped: stopped early, after round 4 (1 of 1 runs)",)
-    assert {line.name: line.x[-1] for line in series(group)} == {"stopped": 4, "whole": 9}
-    (section,) = compare_runs(runs).sections
-    assert any("stopped early, after round 4" in note for note in section.notes)
-    assert curves(runs, tmp_path / "figures")
-    assert math.isfinite(json.loads((tmp_path / "stopped" / "result.json").read_text())["accuracy"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,8 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.run import best_by_validation
 from polyfed.errors import RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.loggers.console import Console
 from polyfed.methods import FedAvg, Local
 from polyfed.plugins.settings import Availability
-from polyfed.report.comparison import compare_runs
-from polyfed.report.figures import series
-from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records, weights
 from polyfed.testing.spy import Spy
@@ -259,17 +253,6 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
         assert len(federation(Finish(), settings, evaluation=evaluation, out=out).run(resume=True).history) == 4
 
 
-def test_its_rate_is_that_of_the_schedule() -> None:
-    """After the last planned round that round's; after an early stop the next round's."""
-    rule = {"lr": 0.1, "lr_schedule": "exponential", "lr_gamma": 0.5}
-    made = ran(Finish(), Training(rounds=3, **rule))  # type: ignore[arg-type]
-    assert [record["lr"] for record in made.history] == [0.1, 0.05, 0.025, 0.025]
-    stopped = Training(rounds=5, **{**rule, "lr": 1e-12})  # type: ignore[arg-type]
-    spy = Spy(Finish(), final_exchanges=lambda call: (Exchange("tune"),))
-    early = ran(spy, stopped, evaluation=Evaluation(patience=1))
-    assert [record["lr"] for record in early.history] == [1e-12, 5e-13, 2.5e-13]
-
-
 def test_a_check_knows_its_cost() -> None:
     """Bytes of the whole run, the final round included, are those of a run."""
     full = THREE.model_copy(update={"client_fraction": 1.0})
@@ -280,36 +263,6 @@ def test_a_check_knows_its_cost() -> None:
     assert found.bytes_down == pytest.approx(result["bytes_down"])
     assert all(kind.final_round[1] == 8 and kind.final_round[2] > 0 for kind in found.architectures)
     assert all(kind.final_round == (0, 0, 0.0) for kind in estimate_costs(federation(FedAvg(), full)).architectures)
-
-
-def test_reports_cope(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        ran(Finish(), seed=seed, out=tmp_path / f"seed-{seed}", evaluation=Evaluation())
-    runs = load_runs(tmp_path)
-    (group_,), _ = group_runs(runs)
-    assert group_.notes == ("fedavg: figures after a final round",)
-    (line,) = series(group_)
-    assert line.x == (1, 2, 3, 4)
-    (section,) = compare_runs(runs).sections
-    assert section.rows[0].accuracy == pytest.approx(sum(run.result.accuracy or 0.0 for run in runs) / 2)
-
-
-def test_nothing_of_it_by_default() -> None:
-    assert Method().final_exchanges() == ()
-    assert Exchange().phases is None
-    assert not Method().accepts_stale_uploads
-
-
-def test_the_terminal_says_so() -> None:
-    stream = io.StringIO()
-    ran(Finish(), loggers=[Console(stream=stream, terminal=False)])
-    lines = stream.getvalue().splitlines()
-    assert any("final round" in line for line in lines)
-    assert not any("round 4/3" in line for line in lines)
-    stream = io.StringIO()
-    still = Training(rounds=5, lr=0.0)
-    ran(Local(), still, evaluation=Evaluation(patience=1), loggers=[Console(stream=stream, terminal=False)])
-    assert "round 2: stopped, as the validation accuracy has not become better" in stream.getvalue()
 
 
 # what the halves are given ------------------------------------------------------------------------------------------

@@ -16,14 +16,13 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
 from polyfed.engine.run_folder import RunFolder, why_not_longer
-from polyfed.errors import ConfigError, RunError, RunInterrupted
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
 from polyfed.results.read import unseal
 from polyfed.testing.fixtures import TIMES
-from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
 
 SETTINGS: Mapping[str, Any] = {
@@ -135,15 +134,6 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
     assert kept[0].to_dict() == kept[1].to_dict()
     again = pf.run(recipe(5, **sections), out=tmp_path / "longer", resume=True)
     assert again.result == longer.result, "finished: it is only read"
-
-
-@pytest.mark.slow
-def test_in_worker_processes_too(tmp_path: Path, finished: Finished) -> None:
-    pool = {"run": {"executor": "processes", "workers": 2}}
-    pf.run(recipe(3, **FINAL, **pool), out=tmp_path / "longer")
-    run = pf.run(recipe(5, **FINAL, **pool), out=tmp_path / "longer", resume=True)
-    assert run.result["workers"] == 2
-    assert content(tmp_path / "longer") == finished.content(5, **FINAL)
 
 
 def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path, finished: Finished) -> None:
@@ -315,14 +305,6 @@ def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path, fin
     assert pf.run(recipe(3, **FINAL), out=folder, resume=True).result["rounds"] == 3
 
 
-def test_a_damaged_last_checkpoint_costs_rounds_and_no_bits(tmp_path: Path, finished: Finished) -> None:
-    finished.copy(tmp_path / "run", 3)
-    (tmp_path / "run" / "checkpoint" / "round-000003" / "index.json").write_text("{}")
-    with pytest.warns(UserWarning, match="is damaged"):
-        pf.run(recipe(5), out=tmp_path / "run", resume=True)
-    assert content(tmp_path / "run") == finished.content(5)
-
-
 def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path, finished: Finished) -> None:
     finished.copy(tmp_path / "run", 3)
     for other, says in (
@@ -331,45 +313,3 @@ def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path, f
     ):
         with pytest.raises(ConfigError, match=says):
             pf.run(other, out=tmp_path / "run", resume=True)
-
-
-def test_a_federation_made_in_python_goes_on(tmp_path: Path) -> None:
-    from polyfed.experiments.build import build_federation
-
-    def federation(rounds: int, name: str) -> pf.Federation:
-        made = build_federation(recipe(rounds), out=tmp_path / name)
-        clients = [replace_data(client) for client in made.clients]
-        options = {"out": tmp_path / name, "executor": "serial", "class_names": made.class_names}
-        return pf.Federation(clients, pf.methods.FedGH(), made.training, builders=made_builders(), **grouped(**options))
-
-    federation(2, "run").run()
-    federation(4, "run").run(resume=True)
-    federation(4, "straight").run()
-    assert content(tmp_path / "run") == content(tmp_path / "straight")
-
-
-def replace_data(client: pf.Client) -> pf.Client:
-    data, prepare = client.data, client.prepare
-    return pf.Client("digits-cnn1", train=data.train, test=data.test, validation=data.validation, prepare=prepare)
-
-
-def made_builders() -> dict[str, Any]:
-    from polyfed.models.zoo import build
-
-    return {"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 10)}
-
-
-def test_a_full_disk_in_between_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "run"
-    pf.run(recipe(3), out=folder)
-
-    def full(self: RunFolder, result: Mapping[str, Any], keeps_weights: bool) -> None:
-        raise RunError("cannot write")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "write_result", full)
-        with pytest.raises(RunError):
-            pf.run(recipe(5), out=folder, resume=True)
-    assert json.loads((folder / "result.json").read_text())["rounds"] == 3
-    pf.run(recipe(5), out=folder, resume=True)
-    assert json.loads((folder / "result.json").read_text())["rounds"] == 5

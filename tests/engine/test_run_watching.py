@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import sys
 from collections.abc import Mapping
@@ -22,9 +20,6 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.run import History
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods.local import Local
-from polyfed.report.comparison import compare_runs, to_text
-from polyfed.report.comparison_formats import to_csv
-from polyfed.report.run_records import load_runs
 from tests.helpers.flat_options import grouped
 
 
@@ -159,12 +154,6 @@ def test_the_history_is_a_list_and_a_table() -> None:
     assert not [name for name in frame.columns if name.startswith("bytes_by_client")]
 
 
-def test_without_pandas_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match="pip install pandas"):
-        History([{"round": 1}]).to_frame()
-
-
 def test_a_federation_and_a_run_say_what_they_are(tmp_path: Path) -> None:
     fed = federation(rounds=1, out=tmp_path / "run")
     assert repr(fed) == "Federation(local, 3 clients with 2 architectures, own data, 1 round, seed 0)"
@@ -210,19 +199,6 @@ def test_where_it_is_not_defined_it_is_left_out_and_the_counts_cannot_be_spoilt(
     assert run.result["accuracy_per_client"] == plain.result["accuracy_per_client"]
 
 
-def test_it_is_in_tables_and_a_run_folder_knows_it(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run = federation(metrics={"kappa": kappa}, out=out).run()
-    table, mean = compare_runs(load_runs(out)), run.result["metrics"]["personal"]["kappa"]["mean"]
-    assert "kappa" in to_text(table, metrics=True)
-    assert f"{mean:.4g}" in to_text(table, metrics=True)
-    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
-    assert float(row["metric_kappa"]) == mean
-    with pytest.raises(ConfigError, match="another recipe's run"):
-        federation(out=out).run(resume=True)
-    assert federation(metrics={"kappa": kappa}, out=out).run(resume=True).result == run.result
-
-
 @pytest.mark.parametrize(
     ("metrics", "says"),
     [
@@ -246,17 +222,3 @@ def test_a_figure_that_fails_names_itself() -> None:
 
 
 # progress
-
-
-def test_a_federation_shows_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[Mapping[str, Any]] = []
-    made = federation(loggers=[seen.append])
-    made.run(progress=True)
-    said = capsys.readouterr()
-    assert said.out == ""
-    first, *_, last = said.err.splitlines()
-    assert first.startswith("local on own data: 3 clients, 2 rounds, seed 0")
-    assert last.startswith("local: done  accuracy ")
-    assert len(seen) == 2, "the others are told, too"
-    made.run()
-    assert capsys.readouterr().err == "", "once, not for ever"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,18 +112,6 @@ def test_executors_agree() -> None:
     assert pool.result["rmse_per_client"] == serial.result["rmse_per_client"]
     assert pool.result["metrics"] == serial.result["metrics"]
     assert stacked.result["rmse_per_client"] == pytest.approx(serial.result["rmse_per_client"], rel=1e-4)
-
-
-def test_a_resumed_run_ends_alike(tmp_path: Path) -> None:
-    def federation(rounds: int, out: Path) -> Federation:
-        training = Training(rounds=rounds, batch_size=8, lr=0.05)
-        return Federation(regression.clients(), pf.methods.FedAvg(aggregation="same-shape"), training, out=out)
-
-    whole = federation(4, tmp_path / "whole").run()
-    federation(2, tmp_path / "parts").run()
-    again = federation(4, tmp_path / "parts").run(resume=True)
-    assert [r["rmse_per_client"] for r in again.history] == [r["rmse_per_client"] for r in whole.history]
-    assert again.result["rmse"] == whole.result["rmse"]
 
 
 def test_lower_is_better() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,7 +22,6 @@ from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import (
     FD,
@@ -35,16 +33,12 @@ from polyfed.methods import (
     FedIN,
     FedKD,
     FedLoRA,
-    FedNova,
     FedSelect,
     HeteroFL,
-    LGFedAvg,
     Local,
 )
-from polyfed.plugins.settings import Availability, Compression
+from polyfed.plugins.settings import Compression
 from polyfed.registry import METHODS
-from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
@@ -139,13 +133,6 @@ def test_bytes_are_those_that_travel() -> None:
         assert record["bytes_down"] == before["bytes_down"]
 
 
-def test_what_the_server_has_is_whole() -> None:
-    plain = watched(FedAvg())
-    found = watched(FedAvg(), **ALL)
-    kinds = [{name: (t.shape, t.dtype) for name, t in flatten(up).items()} for _, up in found]
-    assert kinds == [{name: (t.shape, t.dtype) for name, t in flatten(up).items()} for _, up in plain]
-
-
 def test_a_check_tells_the_bytes_of_a_run() -> None:
     told = estimate_costs(among(FedAvg()).federation(FedAvg(), TWO, compression=BYTES))
     assert told.bytes_up == sum(record["bytes_up"] for record in ran(FedAvg(), compression=BYTES).history)
@@ -185,18 +172,6 @@ def test_every_setting_bites() -> None:
             assert difference(one, other) is not None
 
 
-@pytest.mark.slow
-def test_a_share_learns_and_feedback_helps() -> None:
-    """A twentieth of the entries of each tensor: what is left out is not lost."""
-    training = Training(rounds=20, batch_size=8, lr=0.1)
-    plain, few, lossy = (
-        ran(FedAvg(), training, **({"compression": c} if c else {}))
-        for c in (None, Compression(top_k_fraction=0.05), Compression(top_k_fraction=0.05, error_feedback=False))
-    )
-    losses = [made.history[-1]["train_loss"] for made in (plain, few, lossy)]
-    assert losses[0] < losses[1] < losses[2] < plain.history[0]["train_loss"]
-
-
 # who agrees ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,15 +183,6 @@ def test_workers_give_the_serial_result(method: Method) -> None:
     assert difference(all_state(serial), all_state(pool)) is None
     assert records(serial) == records(pool)
     assert "unsent model" in serial.clients[0].state
-
-
-@pytest.mark.slow
-def test_a_cohort_gives_it_up_to_rounding() -> None:
-    settings = {**ALL, "compression": HALVES}  # which entries are the largest may hang on a bit
-    kit = ConformanceKit(method=FedAvg()).world(one=True)
-    serial, cohort = (kit.run(FedAvg(), THREE, **settings, executor=name) for name in ("serial", "vectorized"))
-    assert difference(all_state(serial), all_state(cohort), 1e-3) is None
-    assert [r["bytes_up"] for r in serial.history] == [r["bytes_up"] for r in cohort.history]
 
 
 class Stops:
@@ -241,20 +207,6 @@ def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     other = among(FedAvg()).federation(FedAvg(), THREE, compression=HALVES, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="holds another recipe's run"):
         other.run(resume=True)
-
-
-class Patient(FedAvg):
-    """FedAvg that also takes what comes late."""
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True
-
-
-def test_what_comes_late_is_whole_as_well() -> None:
-    made = ran(Patient(), THREE, **ALL, availability=Availability(delay_rate=0.7, delay_rounds=1))
-    assert any(record["arrived"] for record in made.history)
-    assert all(record["accuracy"] or not record["evaluated"] for record in made.history)
 
 
 def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,26 +271,6 @@ def test_statistics_are_not_bounded(method: Method) -> None:
     world.federation(method, THREE, **SHARE)
 
 
-@pytest.mark.parametrize(
-    ("method", "kinds"),
-    [
-        (LGFedAvg(), {"norm": True}),
-        pytest.param(FedGH(), {"norm": True}, marks=pytest.mark.slow),
-        pytest.param(FD(outputs="logits"), {}, marks=pytest.mark.slow),
-        (FedHeNN(**KERNELS), {}),
-        pytest.param(FedHeNN(alignment_data={"size": 8}, setting="homogeneous"), {"one": True}, marks=pytest.mark.slow),
-        pytest.param(FedNova(), {}, marks=pytest.mark.slow),
-        (HeteroFL(), {"one": True}),
-    ],
-    ids=lambda given: getattr(given, "name", None),
-)
-def test_what_can_be_bounded_is(method: Method, kinds: dict[str, Any]) -> None:
-    made = among(method, **kinds).run(
-        method, Training(rounds=2, batch_size=8), privacy=Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01)
-    )
-    assert not any(record["refused"] for record in made.history)
-
-
 class Undeclared(FedAvg):
     """Weights that nobody says are weights."""
 
@@ -350,19 +282,6 @@ def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
         ConfigError, match=r"^client 0, round 1, uploading: privacy: .* .see MethodCard.delta_entries.$"
     ):
         ran(Undeclared(), **BOUND)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", [HALVES, BYTES], ids=["float16", "int8"])
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_survives_fewer_bytes(name: str, compression: Compression) -> None:
-    plain, packed = ran(METHODS[name]()), ran(METHODS[name](), compression=compression)
-    assert not any(record["refused"] for record in packed.history)
-    for before, after in zip(plain.history, packed.history, strict=True):
-        assert after["bytes_up"] < before["bytes_up"] or not before["bytes_up"]
-    tolerance = 0.3 if compression == BYTES else 0.03
-    gap = packed.history[-1]["train_loss"] - plain.history[-1]["train_loss"]
-    assert abs(gap) < tolerance * plain.history[-1]["train_loss"]
 
 
 @pytest.mark.slow
@@ -419,46 +338,9 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
         Recipe.load(QUICKSTART, [override])
 
 
-def test_a_folder_says_so(tmp_path: Path) -> None:
-    ran(FedAvg(), TWO.model_copy(update={"rounds": 1}), **ALL, out=tmp_path / "run")
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["privacy"] == {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.01}
-    assert result["compression"] == {"top_k_fraction": 0.2, "dtype": "int8", "error_feedback": True}
-    assert result["bytes_up"] < result["bytes_up_uncompressed"] == result["bytes_up_paper"]
-    stored = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
-    assert {name: stored[name] for name in ALL} == {name: result[name] for name in ALL}
-
-
-@pytest.mark.slow
-def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
-    for label, extra in (("plain", []), ("packed", ON)):
-        wish = [*SMALL, "method.aggregation=same-shape", *extra, f"run.label={label}"]
-        made = build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label)
-        made.run()
-    assert (made.plugin("privacy").settings, made.plugin("compression").settings) == (
-        Privacy(upload_clip_norm=0.5, upload_noise_multiplier=0.01),
-        Compression(top_k_fraction=0.5, dtype="float16"),
-    )
-    packed, _ = runs = load_runs(tmp_path)
-    assert packed.settings["top_k_fraction"] == packed.settings["upload_clip_norm"] == 0.5
-    ((found,), _) = group_runs(runs)
-    assert "compression.dtype differs: float16 for packed; unset for plain" in found.notes
-
-
 # the page -----------------------------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs" / "uploads.md").read_text(encoding="utf-8")
-
-
-def test_the_page_has_the_settings_of_the_recipe() -> None:
-    told = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])
-    assert {name: section.keys() for name, section in told.items()} == {
-        "privacy": Privacy.model_fields.keys(),
-        "compression": Compression.model_fields.keys(),
-    }
-    words = [f"{section}.{key}={value}" for section, keys in told.items() for key, value in keys.items()]
-    recipe = Recipe.load(QUICKSTART, [word.replace("True", "true") for word in words], method="fedavg")
-    assert recipe.to_dict()["compression"] == told["compression"]
 
 
 def test_the_page_names_every_method_as_it_is() -> None:

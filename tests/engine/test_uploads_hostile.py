@@ -4,8 +4,6 @@ folders say.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,9 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments.build import build_federation
-from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
-from polyfed.plugins.settings import Adversaries, Availability, RobustAggregation
+from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto
+from polyfed.plugins.settings import Adversaries, RobustAggregation
 from polyfed.registry import METHODS
-from polyfed.report.comparison import compare_runs
-from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
@@ -97,12 +91,6 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
     assert not {"robust_aggregation", "adversaries", "adversarial_clients"} & plain.facts.keys()
     assert not {"robust_aggregation", "adversaries"} & plain.history[0].keys()
     assert "clients" not in plain.facts["evaluation"]
-
-
-def test_a_bound_that_nobody_reaches_changes_nothing() -> None:
-    plain, bounded = ran(FedIN()), ran(FedIN(), robust_aggregation=RobustAggregation(max_update_norm=1e6))
-    assert difference(all_state(plain), all_state(bounded)) is None
-    assert records(plain) == records(bounded)
 
 
 # hostile clients ----------------------------------------------------------------------------------------------------
@@ -241,34 +229,6 @@ def test_an_upload_beyond_the_bound_is_refused_and_named_and_the_run_goes_on() -
     assert len(made.history) == 3
 
 
-class Patient(FedAvg):
-    """FedAvg that also takes what comes late."""
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("rule", ["median", "norm_clipping"])
-def test_what_comes_late_is_held_to_the_others_too(rule: Any) -> None:
-    late = Availability(delay_rate=0.7, delay_rounds=1)
-    made = ran(
-        Patient(), THREE, availability=late, adversaries=SIGNS, robust_aggregation=RobustAggregation(aggregator=rule)
-    )
-    assert any(record["arrived"] for record in made.history)
-    assert not any(record["refused"] for record in made.history)
-
-
-def test_who_sends_nothing_has_nothing_to_hold() -> None:
-    assert (
-        difference(
-            all_state(ran(Local())),
-            all_state(ran(Local(), robust_aggregation=RobustAggregation(aggregator="median"))),
-        )
-        is None
-    )
-
-
 # who agrees ---------------------------------------------------------------------------------------------------------
 
 
@@ -297,57 +257,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
         unlike.run(resume=True)
 
 
-@pytest.mark.slow
-def test_a_cohort_gives_it_up_to_rounding() -> None:
-    world = among(FedAvg(), one=True)
-    serial, cohort = (world.run(FedAvg(), THREE, **ALL, executor=name) for name in ("serial", "vectorized"))
-    assert difference(all_state(serial), all_state(cohort), 1e-3) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["none", *RULES])
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
-    kit = ConformanceKit(method=METHODS[name]())
-    try:
-        made = kit.world().federation(
-            kit.method, THREE, adversaries=ALL["adversaries"], robust_aggregation=RobustAggregation(aggregator=rule)
-        )
-    except ConfigError:
-        assert rule != "none"
-        assert kit.method.fixed_entries or (kit.method.card.unaligned_entries and rule in ("median", "trimmed_mean"))
-        return
-    made.run()
-    assert not any(record["refused"] for record in made.history)
-
-
 # recipes and folders ------------------------------------------------------------------------------------------------
-
-SMALL = [
-    "data.num_clients=3",
-    "data.max_train_per_client=20",
-    "data.max_test_per_client=10",
-    "training.rounds=1",
-    "method.aggregation=same-shape",
-]
-ON = [
-    "robust_aggregation.aggregator=multi_krum",
-    "robust_aggregation.max_update_norm=9.5",
-    "adversaries.label_flip_fraction=0.3",
-]
-
-
-def test_a_recipe_asks_for_it() -> None:
-    recipe = Recipe.load(QUICKSTART, ON)
-    told = tomllib.loads(recipe.dumps())
-    assert told["robust_aggregation"] == {"aggregator": "multi_krum", "byzantine_fraction": 0.2, "max_update_norm": 9.5}
-    assert told["adversaries"] == {"label_flip_fraction": 0.3}
-    assert (
-        not {"robust_aggregation", "adversaries"}
-        & Recipe.load(QUICKSTART, ["adversaries.sign_flip_fraction=0.0", "adversaries.attack_scale=2.0"])
-        .to_dict()
-        .keys()
-    )
 
 
 @pytest.mark.parametrize(
@@ -410,39 +320,9 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_folders_and_reports_say_so(tmp_path: Path) -> None:
-    for label, extra in (("plain", []), ("held", ON)):
-        wish = [*SMALL, *extra, f"run.label={label}"]
-        build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label).run()
-    result = json.loads((tmp_path / "held" / "result.json").read_text())
-    assert result["robust_aggregation"] == {
-        "aggregator": "multi_krum",
-        "byzantine_fraction": 0.2,
-        "max_update_norm": 9.5,
-    }
-    assert list(result["adversarial_clients"].values()) == ["label_flip"]
-    runs = load_runs(tmp_path)
-    assert {run.name: run.settings.get("label_flip_fraction") for run in runs} == {"plain": None, "held": 0.3}
-    groups, _ = group_runs(runs)
-    assert len(groups) == 2, "other clients are scored"
-    captions = [section.caption for section in compare_runs(runs).sections]
-    assert sorted("plain mean over clients (honest ones only)" in caption for caption in captions) == [False, True]
-
-
 # the page -----------------------------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text(encoding="utf-8")
-
-
-def test_the_page_has_the_settings_of_the_recipe() -> None:
-    told = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])
-    assert {name: section.keys() for name, section in told.items()} == {
-        "robust_aggregation": RobustAggregation.model_fields.keys(),
-        "adversaries": Adversaries.model_fields.keys(),
-    }
-    words = [f"{section}.{key}={value}" for section, keys in told.items() for key, value in keys.items()]
-    assert Recipe.load(QUICKSTART, words, method="fedavg").to_dict()["robust_aggregation"] == told["robust_aggregation"]
 
 
 def test_the_page_names_every_method_as_it_is() -> None:

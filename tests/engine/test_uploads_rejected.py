@@ -172,14 +172,3 @@ def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.status(["report", "b"]) == 0
     assert "(nothing learnt)" in capsys.readouterr().out
     assert "nothing was learnt" in (place / "b" / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_sweep(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])
-    assert cli.status(["sweep", "wild.toml", "--set", "training.lr=1e18,0.05", "--out", "c", "--quiet"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"not to be chosen, lr=1e+18: {LINE}" in out
-    assert "chosen by validation: --set training.lr=0.05" in out
-    assert cli.status(["sweep", "wild.toml", "--set", "training.lr=1e18,1e17", "--out", "d", "--quiet"]) == 3
-    assert f"lr=1e+18, seed 0; lr=1e+17, seed 0: {LINE}" in capsys.readouterr().err

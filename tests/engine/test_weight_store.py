@@ -21,13 +21,10 @@ from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.federation import Federation
-from polyfed.engine.task import Output, Task
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers import toys
 
 
@@ -132,15 +129,6 @@ def test_only_the_networks_own_tensors_go_in() -> None:
         rows.store(2, "plain", "", weights)
 
 
-def test_a_flat_row_holds_the_tensors_where_the_layout_says() -> None:
-    rows = made()
-    held = [rows.store(1, "plain", "", drawn("plain", seed)) for seed in range(3)]
-    weight = held[0].layout.places["weight"]
-    for row in held:
-        assert row.flat.shape == (row.layout.floats,)
-        assert torch.equal(row.flat[weight.begin // 4 :][:12].view(3, 4), row["weight"])
-
-
 # places -----------------------------------------------------------------------------------------------------------
 
 
@@ -163,17 +151,6 @@ def test_a_place_is_free_when_nobody_looks_at_it(kind: str) -> None:
         assert len(held) < 100
     assert place not in places
     assert all(alike(row, drawn("tied", seed)) for seed, row in held.items() if seed < 26)
-
-
-def test_places_are_used_again_instead_of_more_memory() -> None:
-    rows = made()
-    row = rows.store(0, "tied", "", drawn("tied", 0))
-    seen = set()
-    for seed in range(1, 50):  # as a client that takes part in every round
-        after = rows.store(0, "tied", "", drawn("tied", seed))
-        seen |= {row.begin, after.begin}
-        row = after
-    assert len(seen) <= 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
@@ -243,17 +220,6 @@ def test_memory_that_is_available(tmp_path: Path) -> None:
 
 
 # in a run ---------------------------------------------------------------------------------------------------------
-
-
-def test_all_kinds_of_memory_give_one_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran() -> Federation:
-        return ConformanceKit(method=FedAvg()).usual.run(FedAvg(), Training(rounds=2, batch_size=8))
-
-    a = ran()
-    monkeypatch.undo()
-    b = ran()  # in memory that is shared, where there is such
-    assert difference(all_state(a), all_state(b)) is None
-    assert all(isinstance(client.weights, WeightRow) for client in a.clients)
 
 
 def test_weights_are_replaced_and_never_written_into() -> None:
@@ -326,55 +292,6 @@ def test_a_checkpoint_of_other_networks_is_refused(
     ) as caught:
         checkpoint.latest(tmp_path, len(owners), WeightStore(other, owners))
     assert "\n" not in str(caught.value)
-
-
-def test_weights_written_with_other_strides_are_read(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, snapshot(made()))
-
-    def contiguous() -> nn.Module:
-        return Tied().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
-
-    other = ModelFactory({**BUILDERS, "tied": contiguous}, lambda model, variant: model, 0, torch.device("cpu"))
-    found = checkpoint.latest(tmp_path, 4, WeightStore(other, ["tied", "plain", "tied", "plain"]))
-    assert found is not None
-    assert alike(found.weights[2], drawn("tied", 2))
-    assert found.weights[2]["conv.weight"].is_contiguous()  # type: ignore[index]
-
-
-def test_a_damaged_row_gives_way_to_the_checkpoint_before(tmp_path: Path) -> None:
-    rows = made()
-    for number in (1, 2):
-        checkpoint.write(tmp_path, snapshot(rows, number))
-    file = tmp_path / "round-000002" / "weights.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"weights.safetensors does not match its checksum"):
-        found = checkpoint.latest(tmp_path, 4, rows)
-    assert found is not None
-    assert found.round == 1
-
-
-def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_path: Path) -> None:
-    def federation(out: Path, rounds: int, executor: str) -> Federation:
-        return Federation(
-            toys.clients(["bn", "dropout", "bn"], sizes=[12, 9, 20], test=10),
-            FedAvg(aggregation="same-shape"),
-            Training(rounds=rounds, batch_size=8, client_fraction=0.7),
-            task=Task(classes=toys.CLASSES),
-            executor=executor,
-            out=Output(out, settings={"the": "same"}, checkpoint_every=2),
-            builders=toys.NETS,
-        )
-
-    whole = federation(tmp_path / "whole", 4, "serial")
-    whole.run()
-    federation(tmp_path / "cut", 2, "serial").run()
-    (tmp_path / "cut" / "result.json").unlink()
-    resumed = federation(tmp_path / "cut", 4, "processes" if sys.platform == "linux" else "serial")
-    resumed.run(resume=True)
-    assert difference(all_state(whole), all_state(resumed)) is None
-    assert records(whole)[-1] == records(resumed)[-1]
 
 
 # a network's own tensors ------------------------------------------------------------------------------------------

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,20 +15,19 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation, Training
+from polyfed.core.settings import Training
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.engine.round_state import Round
 from polyfed.engine.work_in_flight import LateUpload, UploadQueue
 from polyfed.errors import ConfigError, RunError, RunInterrupted
-from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, received, records, state, weights
+from polyfed.testing.fixtures import all_state, difference, received, records, weights
 from polyfed.testing.spy import Spy
 from tests.helpers.quick import others_slow
 
@@ -204,19 +200,6 @@ def test_bytes_of_who_drops_out() -> None:
     assert after["samples"] == plain["samples"] > before["samples"]
 
 
-def test_the_server_half_plans_with_those_it_reaches() -> None:
-    seen: list[list[int]] = []
-
-    def plan(call: Callable[..., None], server: Server, selected: Sequence[int]) -> None:
-        seen.append(list(selected))
-        call(server, selected)
-
-    for when in ("before", "after"):
-        seen.clear()
-        made = ran(Spy(FedAvg(), start_round=plan), Availability(dropout_rate=0.5, dropout_stage=when), 3)
-        assert seen == [record["clients"] for record in made.history]
-
-
 @pytest.mark.parametrize("method", others_slow(METHODS, quick=METHODS[:3]), ids=lambda method: method.name)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_all_may_drop_out(method: Method, when: Any) -> None:
@@ -346,19 +329,6 @@ def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path
     assert any(record["arrived"] for record in whole.history[3:])
 
 
-def test_a_killed_run_goes_on_from_an_earlier_checkpoint(tmp_path: Path) -> None:
-    """As after SIGKILL: records of rounds that no checkpoint has are played again."""
-    whole = ran(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
-    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed", loggers=[Stopper(after=3)])
-    with pytest.raises(RunInterrupted):
-        first.run()
-    shutil.copy(tmp_path / "run" / "rounds.jsonl", tmp_path / "killed" / "rounds.jsonl")
-    second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed")
-    second.run(resume=True)
-    assert records(second) == records(whole)
-    assert difference(all_state(second), all_state(whole)) is None
-
-
 def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
     fail = [True]
 
@@ -396,36 +366,6 @@ def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> Non
 # joining later ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_every_method_lives_with_all_of_it(method: Method) -> None:
-    """Joiners, drops and delays at once, in small rounds: records are whole, absent clients are nowhere."""
-    seen: list[tuple[int, set[int], list[str]]] = []
-
-    def every(hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        if arguments and isinstance(arguments[0], Server):
-            seen.append((arguments[0].round, set(arguments[0].clients), arguments[0].architectures))
-        return call(*arguments)
-
-    trouble = Availability(dropout_rate=0.4, delay_rate=0.3, late_joiners=3, join_round=4)
-    made = federation(Spy(method, every), trouble, 6, 0.4, seed=2, evaluation=Evaluation(every_n_rounds=1))
-    absent = set(ALL) - set(made.present(1))
-    run = made.run()
-    assert len(absent) == 3
-    for number, present, architectures in seen:
-        assert present == (set(ALL) - absent if number < 4 else set(ALL))
-        assert architectures == ["net0", "net1", "net2"]
-    for record in made.history:
-        early = record["round"] < 4
-        assert not (early and absent & {*record["clients"], *record["dropped"], *map(int, record["bytes_by_client"])})
-        nobody = {i for i, value in enumerate(record["accuracy_per_client"]) if value is None}
-        assert nobody == (absent if early else set())
-        assert record["accuracy"][made.stages[0]]["n"] == (3 if early else 6)
-        assert json.dumps(record)
-    assert any(absent & set(record["clients"]) for record in made.history[3:])
-    assert len(run.models) == 6
-    assert run.result["accuracy"] == made.history[-1]["accuracy"][made.stages[0]]["mean"]
-
-
 def test_a_joiner_is_as_one_that_never_took_part() -> None:
     """Two clients that join in round 2 start from the same weights as clients that nobody asked in round 1."""
     made = ran(Local(), Availability(late_joiners=2), 2)
@@ -438,37 +378,6 @@ def test_a_joiner_is_as_one_that_never_took_part() -> None:
     for client in made.clients:
         same = difference(client.weights or {}, plain.clients[client.id].weights or {}) is None
         assert same == (client.id not in late)
-
-
-def test_the_share_is_of_those_present_and_the_draw_is_seeded() -> None:
-    joiners = [frozenset(ALL) - set(selections(Availability(late_joiners=3), 6, s)(1).present) for s in range(30)]
-    assert len(set(joiners)) > 8
-    assert all(len(drawn) == 3 for drawn in joiners)
-    made = ran(Local(), Availability(late_joiners=2, join_round=3), 4, 0.5)
-    assert [len(record["clients"]) for record in made.history] == [2, 2, 3, 3]
-
-
-def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
-    """A run that stops early may end before the joiners come."""
-
-    def make() -> Federation:
-        still = Training(rounds=9, lr=0.0)
-        options = {"availability": Availability(late_joiners=2, join_round=9), "evaluation": Evaluation(patience=1)}
-        return ConformanceKit(method=Local()).usual.federation(Local(), still, out=tmp_path / "run", **options)
-
-    made = make()
-    run = made.run()
-    here = made.present(1)
-    assert len(here) == 4
-    assert sorted(run.models) == here
-    files = {file.name for file in (tmp_path / "run" / "models").glob("client-*.safetensors")}
-    assert files == {f"client-{i:03d}.safetensors" for i in here}
-    gone = next(i for i in ALL if i not in here)
-    with pytest.raises(KeyError):
-        run.models[gone]
-    with pytest.raises(ConfigError, match=f"expected a client that is present .*, got {gone}"):
-        made.export(gone)
-    assert sorted(make().run(resume=True).models) == here
 
 
 # settings and recipes -----------------------------------------------------------------------------------------------
@@ -508,29 +417,6 @@ def test_mistakes_in_a_recipe_are_one_line(override: str, line: str) -> None:
     assert error.match(line)
 
 
-def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
-    small = ["data.limit_train=300", "data.num_clients=4", "data.min_samples=5"]
-    keys = [
-        "availability.dropout_rate=0.25",
-        "availability.dropout_stage=after",
-        "availability.delay_rate=0.0",
-        "availability.delay_rounds=4",
-    ]
-    on = Recipe.load(QUICKSTART, [*small, *keys])
-    assert tomllib.loads(on.dumps())["availability"] == {"dropout_rate": 0.25, "dropout_stage": "after"}
-    off = ["availability.delay_rate=0.0", "availability.delay_rounds=4"]
-    assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
-    made = build_federation(on)
-    assert (
-        made.plugin("availability").settings
-        == on.availability
-        == Availability(dropout_rate=0.25, dropout_stage="after", delay_rounds=4)
-    )
-    assert made.facts["availability"] == {"dropout_rate": 0.25, "dropout_stage": "after"}
-    with pytest.raises(ConfigError, match="late_joiners: expected fewer"):
-        build_federation(Recipe.load(QUICKSTART, [*small, "availability.late_joiners=500"]))
-
-
 def test_a_check_expects_so_many_bytes() -> None:
     def bytes_of(availability: Availability | None, rounds: int = 10) -> tuple[float, float]:
         found = estimate_costs(federation(FedAvg(), availability, rounds))
@@ -543,9 +429,3 @@ def test_a_check_expects_so_many_bytes() -> None:
     assert bytes_of(Availability(late_joiners=2, join_round=6)) == pytest.approx(
         (sum(r["bytes_down"] for r in fewer), sum(r["bytes_up"] for r in fewer))
     )
-
-
-def test_state_is_all_that_a_method_sees_of_it() -> None:
-    """Late uploads are the engine's: neither the server's nor a client's state holds them."""
-    names = set(state(ran(Patient(), Availability(delay_rate=1.0), 1)))
-    assert names == set(state(ran(Patient(), rounds=1)))

@@ -14,7 +14,7 @@ import argparse
 import torch
 from _common import finished_run, personal_models, representations_of
 
-from polyfed.functional.kernels import cka_matrix, mean_pairwise_cka
+from polyfed.analysis.cka import pairwise_cka, unit_kernel
 
 
 def main() -> None:
@@ -26,11 +26,15 @@ def main() -> None:
     print(f"{'run':50s}  {'all pairs':>9s}  {'same net':>9s}  {'others':>9s}")
     for run in arguments.runs:
         views = representations_of(run, slice(-arguments.images, None))
-        matrix, nets = cka_matrix(views), [model.architecture for model in personal_models(run)]
+        matrix, nets = (
+            pairwise_cka([unit_kernel(view) for view in views]),
+            [model.architecture for model in personal_models(run)],
+        )
         alike = torch.tensor([[a == b for b in nets] for a in nets])
-        other, alike = ~alike, alike & ~torch.eye(len(nets), dtype=torch.bool)
-        parts = [float(matrix[mask].mean()) if mask.any() else float("nan") for mask in (alike, other)]
-        print(f"{run!s:50s}  {float(mean_pairwise_cka(views)):9.4f}  {parts[0]:9.4f}  {parts[1]:9.4f}")
+        pair = ~torch.eye(len(nets), dtype=torch.bool)
+        kinds = (pair, pair & alike, pair & ~alike)
+        means = [float(matrix[mask].mean()) if mask.any() else float("nan") for mask in kinds]
+        print(f"{run!s:50s}  {means[0]:9.4f}  {means[1]:9.4f}  {means[2]:9.4f}")
 
 
 if __name__ == "__main__":

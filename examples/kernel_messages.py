@@ -21,16 +21,15 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from _common import finished_run, representations_of
 from torch import Tensor
 
 from polyfed.functional.centering import center
-from polyfed.functional.kernel_factor import Factor, kernel_factor
-from polyfed.functional.kernels import cka_to_factor
-from polyfed.functional.quantization import PRECISIONS, dequantize_columns, packed_nbytes, quantize_columns
-from polyfed.functional.rbf_kernel import kernel_cka
+from polyfed.functional.compression import Precision, dequantize_columns, quantize_columns
+from polyfed.functional.kernels import Factor, MeanKernelFactor, cka
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def exact_ckas(views: list[Tensor], norm: str) -> Tensor:
     for view in views:
         k_LL = kernel(view)
         k_bar_LL += k_LL / (k_LL.norm() if norm == "fro" else 1)
-    return torch.stack([kernel_cka(kernel(view), k_bar_LL) for view in views])
+    return torch.stack([(k * k_bar_LL).sum() / (k.norm() * k_bar_LL.norm()) for k in map(kernel, views)])
 
 
 def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
@@ -66,17 +65,20 @@ def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
     expected_N = exact_ckas(views, norm)
     factors: dict[int, Factor] = {}
     for rank in ranks:
-        factor = kernel_factor(views, [1.0] * len(views), rank=rank, norm=norm)
+        stream = MeanKernelFactor(rank=rank, norm=norm)
+        for view in views:
+            stream.add(view)
+        factor = stream.result()
         factors[factor.rank] = factor
     rows = []
     for factor in factors.values():
         bound = math.sqrt(2 - 2 * math.sqrt(1 - factor.truncation_error**2))
         sent_N = {
             precision: ckas(views, dequantize_columns(quantize_columns(factor.matrix, precision)))
-            for precision in PRECISIONS
+            for precision in get_args(Precision)
         }
         for precision, ckas_N in sent_N.items():
-            size = packed_nbytes(len(factor.matrix), factor.rank, precision)
+            size = sum(t.nbytes for t in quantize_columns(factor.matrix, precision).values())
             error, rounding = (float((ckas_N - other_N).abs().max()) for other_N in (expected_N, sent_N["float32"]))
             rows.append(
                 Row(
@@ -95,7 +97,7 @@ def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
 
 def ckas(views: list[Tensor], factor_Lr: Tensor) -> Tensor:
     """CKA(K_i, F F^T) as the clients compute it: (N,), float64."""
-    return torch.stack([cka_to_factor(view, factor_Lr).double() for view in views])
+    return torch.stack([cka(view, factor_Lr).double() for view in views])
 
 
 def main() -> None:

@@ -1,11 +1,23 @@
-"""Weighted and layer-wise means against NumPy by hand (fedhenn 8.13, fedin 8.7)."""
+"""Weighted, layer-wise and normalized means, and mixtures, against NumPy by hand."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
 
 from polyfed.functional import averaging
-from polyfed.functional.averaging import layer_wise_mean, normalize, weighted_mean
+from polyfed.functional.averaging import (
+    distance,
+    interpolate_towards,
+    layer_wise_mean,
+    model_gains,
+    normalize,
+    normalize_positive,
+    normalized_mean,
+    normalizer,
+    weighted_mean,
+)
 
 
 def model(seed: int) -> dict[str, torch.Tensor]:
@@ -15,11 +27,6 @@ def model(seed: int) -> dict[str, torch.Tensor]:
         "b": torch.randn(4, generator=g) * 1e-3,
         "steps": torch.tensor(seed, dtype=torch.int64),
     }
-
-
-def test_by_hand_both_signs():
-    a, b = {"w": torch.tensor([1.0, -4.0])}, {"w": torch.tensor([-3.0, 2.0])}
-    assert weighted_mean([a, b], [1, 3])["w"].tolist() == [-2.0, 0.5]
 
 
 def test_against_numpy():
@@ -52,20 +59,6 @@ def test_the_mean_does_not_depend_on_what_is_summed_at_once_or_lies_where_in_mem
         mean = weighted_mean(given, n)["w"]
         assert torch.equal(mean, whole)
         assert mean.stride() == given[0]["w"].stride()
-
-
-def test_equal_weights_give_the_plain_mean_and_scale_of_weights_is_nothing():
-    models = [model(i) for i in range(4)]
-    mean = weighted_mean(models, [5] * 4)
-    plain = torch.stack([m["w"].double() for m in models]).mean(0).float()
-    assert torch.equal(mean["w"], plain)
-    assert torch.equal(weighted_mean(models, [0.25] * 4)["w"], mean["w"])
-    torch.testing.assert_close(weighted_mean(models[::-1], [1] * 4)["w"], mean["w"], rtol=1e-6, atol=0)
-
-
-def test_weights_bite():
-    models = [model(0), model(1)]
-    assert not torch.equal(weighted_mean(models, [1, 2])["w"], weighted_mean(models, [2, 1])["w"])
 
 
 def test_nothing_is_shared_with_the_inputs_or_tracked():
@@ -141,21 +134,134 @@ def test_layer_wise_shares_are_those_of_the_plain_mean_in_every_bit():
     assert torch.equal(layer_wise_mean(models, weights, models[0])["w"], weighted_mean(models, weights)["w"])
 
 
-def test_layer_wise_equals_adding_the_mean_change():
-    """The InCo code's form: identical when all holders received the same value."""
-    base, models = model(5), [model(i) for i in range(3)]
-    mean = layer_wise_mean(models, [1, 1, 1], base)
-    change = np.mean([m["w"].double().numpy() - base["w"].double().numpy() for m in models], axis=0)
-    np.testing.assert_allclose(mean["w"].numpy(), base["w"].numpy() + change, atol=1e-6)
-
-
-def test_running_variance_stays_nonnegative():
-    models = [{"running_var": torch.tensor([0.0, 1e-30])}, {"running_var": torch.tensor([0.0, 0.0])}]
-    assert (weighted_mean(models, [1, 2])["running_var"] >= 0).all()
-
-
 @pytest.mark.parametrize("largest", [0, 1, 2])
 def test_of_counters_the_largest_is_kept_whoever_has_it(largest):
     models = [{"n": torch.tensor([9 if i == largest else i, -i])} for i in range(3)]
     for mean in (weighted_mean(models, [1, 1, 1]), layer_wise_mean(models, [1, 1, 1], models[0])):
         assert mean["n"].tolist() == [9, 0]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+def test_closed_forms(steps):
+    assert normalizer(steps) == steps
+    for rho in (0.3, 0.9):
+        expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        assert normalizer(steps, momentum=rho) == pytest.approx(expected, rel=1e-12)
+    for pull in (0.01, 0.7):
+        assert normalizer(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-12)
+    assert normalizer(2, momentum=0.9) == pytest.approx(2.9)
+
+
+@pytest.mark.parametrize("trial", range(8))
+def test_an_optimizer_under_one_gradient(trial):
+    """w^t - w = lr a g, for torch's own SGD with momentum on g w + (mu/2) (w - w^t)^2; gradients of both signs."""
+    draws = np.random.default_rng(trial)
+    steps, rho = int(draws.integers(1, 30)), float(draws.choice([0.0, 0.5, 0.9]))
+    lr, mu = 0.05, float(draws.choice([0.0, 0.1, 3.0]))
+    g, start = torch.tensor([2.0, -0.5], dtype=torch.float64), torch.tensor([1.0, 3.0], dtype=torch.float64)
+    w = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([w], lr, momentum=rho)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ((g * w).sum() + mu / 2 * (w - start).square().sum()).backward()
+        optimizer.step()
+    torch.testing.assert_close(start - w.detach(), lr * normalizer(steps, rho, lr * mu) * g, rtol=1e-9, atol=0)
+
+
+def models():
+    g = torch.Generator().manual_seed(0)
+    base = {"all": torch.randn(3, generator=g), "two": torch.randn(2, 2, generator=g), "none": torch.ones(1)}
+    made = [{"all": torch.randn(3, generator=g), "two": torch.randn(2, 2, generator=g)} for _ in range(3)]
+    del made[0]["two"]
+    return base, made
+
+
+def test_normalized_mean_by_hand():
+    base, made = models()
+    n, a = [1.0, 2.0, 5.0], [3.0, 1.5, 7.0]
+    found = normalized_mean(made, n, a, base)
+    for name, places in (("all", [0, 1, 2]), ("two", [1, 2])):
+        p = np.array([n[i] for i in places]) / sum(n[i] for i in places)
+        tau = sum(q * a[i] for q, i in zip(p, places, strict=True))
+        w = base[name].double().numpy()
+        d = [(w - made[i][name].double().numpy()) / a[i] for i in places]
+        np.testing.assert_allclose(found[name], w - tau * sum(q * x for q, x in zip(p, d, strict=True)), atol=1e-6)
+        assert {-1, 1} <= {int(s) for x in d for s in np.sign(x).ravel()}
+    assert torch.equal(found["none"], base["none"])
+    assert found["none"] is not base["none"]
+
+
+def test_equal_normalizers_give_the_mean():
+    base, made = models()
+    found, mean = normalized_mean(made, [1, 2, 5], [4.2] * 3, base), layer_wise_mean(made, [1, 2, 5], base)
+    assert all(torch.allclose(found[name], mean[name], atol=1e-6) for name in base)
+
+
+@pytest.mark.parametrize(("a", "text"), [([1.0, 2.0], "2 for 3"), ([1.0, 0.0, 2.0], "got 0.0")])
+def test_normalizers_must_fit(a, text):
+    base, made = models()
+    with pytest.raises(ValueError, match=text):
+        normalized_mean(made, [1, 1, 1], a, base)
+    with pytest.raises(ValueError, match="expected only tensors of the union model, got 'all' from model 0"):
+        normalized_mean(made, [1, 1, 1], [1.0] * 3, {"two": base["two"]})
+
+
+MODEL = {"a": torch.tensor([[0.1, -0.7], [1.3, 0.2]]), "b": torch.tensor([0.3, -1e-3])}
+
+
+def others(count: int) -> list[dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(0)
+    return [{name: t + torch.randn(t.shape, generator=g) for name, t in MODEL.items()} for _ in range(count)]
+
+
+def test_shares_by_hand() -> None:
+    losses, distances = [0.5, 1.7, 0.9, 1.2], [2.0, 0.1, 0.5, 3.0]
+    delta = (1.2 - np.array(losses)) / np.array(distances)
+    assert set(np.sign(delta)) == {-1.0, 0.0, 1.0}
+    found = model_gains(1.2, losses, distances)
+    np.testing.assert_allclose(found, delta, atol=1e-6)
+    positive = np.maximum(delta, 0)
+    np.testing.assert_allclose(normalize_positive(found), positive / positive.sum(), atol=1e-6)
+
+
+def test_the_model_itself_and_what_is_not_finite_gain_nothing() -> None:
+    found = model_gains(1.0, [1.0, 0.5, float("nan"), float("inf"), 0.5], [0.0, 1e-13, 1.0, 1.0, 1.0])
+    assert found.tolist() == [0, 0, 0, 0, 0.5]
+    assert model_gains(float("nan"), [1.0], [1.0]).tolist() == [0]
+    assert model_gains(1.0, [], []).shape == (0,)
+
+
+def test_if_all_are_worse_the_model_stays_bit_for_bit() -> None:
+    shares = normalize_positive(model_gains(1.0, [1.5, 2.0], [1.0, 1.0]))
+    assert shares.tolist() == [0, 0]
+    mixed = interpolate_towards(MODEL, others(2), shares.tolist())
+    assert all(torch.equal(mixed[name], t) and mixed[name] is not t for name, t in MODEL.items())
+
+
+def test_a_single_better_one_is_taken_over_bit_for_bit() -> None:
+    shares = normalize_positive(model_gains(1.0, [1.5, 0.9, 1.0], [1.0, 0.3, 1.0]))
+    assert shares.tolist() == [0, 1, 0]
+    candidates = others(3)
+    mixed = interpolate_towards(MODEL, candidates, shares.tolist())
+    assert all(torch.equal(mixed[name], candidates[1][name]) for name in MODEL)
+
+
+def test_a_mixture_by_hand() -> None:
+    candidates, shares = others(3), [0.2, 0.5, 0.3]
+    del candidates[1]["b"]
+    mixed = interpolate_towards(MODEL, candidates, shares)
+    for name, own in MODEL.items():
+        expected = own.double().numpy()
+        for one, share in zip(candidates, shares, strict=True):
+            if name in one:
+                expected = expected + share * (one[name].double().numpy() - own.double().numpy())
+        np.testing.assert_allclose(mixed[name], expected, atol=1e-6)
+        assert mixed[name].dtype == own.dtype
+
+
+def test_distances() -> None:
+    (other,) = others(1)
+    gaps = np.concatenate([(MODEL[n] - other[n]).numpy().ravel() for n in MODEL])
+    assert distance(MODEL, other) == pytest.approx(np.sqrt((gaps**2).sum()), rel=1e-6)
+    assert distance(MODEL, {"b": other["b"]}) == pytest.approx(float((MODEL["b"] - other["b"]).norm()), rel=1e-6)
+    assert distance(MODEL, MODEL) == distance(MODEL, {}) == 0

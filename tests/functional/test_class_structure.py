@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from polyfed.functional.class_structure import Measure, batch_class_means, structure_loss
-from polyfed.functional.kernels import cka
 
 MEASURES: tuple[Measure, ...] = ("cka", "gram", "distance")
 COMMON = torch.tensor([True, False, True, True, False, True])
@@ -80,18 +79,6 @@ def test_gradients_against_finite_differences_and_under_vmap(measure: Measure) -
     found = torch.func.vmap(torch.func.grad(gap))(several)
     for one, slope in zip(several, found, strict=True):
         torch.testing.assert_close(torch.func.grad(gap)(one), slope)
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-def test_equal_rows_have_finite_gradients(measure: Measure) -> None:
-    means = torch.ones(6, 4).requires_grad_()
-    (slope,) = torch.autograd.grad(structure_loss(means, TARGETS, COMMON, measure), means)
-    assert torch.isfinite(slope).all()
-
-
-def test_cka_is_that_of_the_kernels() -> None:
-    found = structure_loss(MEANS, TARGETS, COMMON, "cka")
-    torch.testing.assert_close(found, 1 - cka(MEANS[COMMON], TARGETS[COMMON]))
 
 
 def test_means_of_a_batch() -> None:

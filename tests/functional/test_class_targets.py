@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional import prototype_network
-from polyfed.functional.class_targets import (
+from polyfed.functional import server_prototypes
+from polyfed.functional.class_prototypes import (
     align,
     merge,
     most_similar,
@@ -38,33 +38,6 @@ def test_merge_is_the_weighted_mean_of_each_class() -> None:
         mine = (label == LABELS).numpy()
         expected = np.average(rows.double().numpy()[mine], axis=0, weights=COUNTS.numpy()[mine])
         assert row.numpy() == pytest.approx(expected, rel=1e-6)
-
-
-def test_merging_with_counts_is_associative_and_blind_to_order() -> None:
-    rows, labels = draw(6, 3), torch.zeros(6, dtype=torch.int64)
-    whole = merge(rows, labels, COUNTS)[1]
-    halves = torch.cat([merge(rows[s], labels[s], COUNTS[s])[1] for s in (slice(0, 2), slice(2, 6))])
-    again = merge(halves, labels[:2], torch.tensor([float(COUNTS[:2].sum()), float(COUNTS[2:].sum())]))[1]
-    assert torch.allclose(whole, again, rtol=1e-6)
-    order = torch.tensor([5, 2, 0, 4, 1, 3])
-    assert torch.equal(merge(rows[order], LABELS[order], COUNTS[order])[0], merge(rows, LABELS, COUNTS)[0])
-    assert torch.allclose(merge(rows[order], LABELS[order], COUNTS[order])[1], merge(rows, LABELS, COUNTS)[1])
-
-
-def test_a_lone_row_stays_bit_for_bit() -> None:
-    rows = draw(3, 4)
-    assert torch.equal(merge(rows, torch.arange(3), torch.tensor([1.0, 9.0, 3.0]))[1], rows)
-
-
-@pytest.mark.parametrize(
-    ("rows", "labels", "weights"),
-    [(draw(0, 2), torch.empty(0), torch.empty(0)), (draw(2, 2), torch.arange(3), torch.ones(2))],
-)
-def test_merge_says_what_does_not_fit(rows: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="expected rows"):
-        merge(rows, labels, weights)
-    with pytest.raises(ValueError, match="positive weights"):
-        merge(draw(2, 2), torch.arange(2), torch.tensor([1.0, 0.0]))
 
 
 def test_renewed_keeps_what_is_not_new() -> None:
@@ -102,16 +75,6 @@ def test_soft_cross_entropy_against_numpy_and_its_gradient() -> None:
     assert gradient.numpy() == pytest.approx((p - t) * there[:, None] / 4, abs=1e-6)
 
 
-def test_the_nearest_has_the_highest_score_and_an_absent_class_none() -> None:
-    z, prototypes, labels = draw(50, 3), draw(3, 3, seed=2), torch.tensor([3, 0, 2])
-    scores = nearest_prototype_scores(z, prototypes, labels, 5)
-    distances = np.linalg.norm(z.numpy()[:, None] - prototypes.numpy()[None], axis=2)
-    assert scores.argmax(1).tolist() == labels[distances.argmin(1)].tolist()
-    assert -scores[:, labels].numpy() == pytest.approx(distances, rel=1e-5)
-    assert (scores[:, [1, 4]] == -torch.inf).all()
-    assert float(nearest_prototype_scores(prototypes[:1], prototypes, labels, 5)[0, 3]) == 0.0
-
-
 def test_align_against_numpy_and_its_gradient() -> None:
     z, prototypes, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
     y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
@@ -144,8 +107,8 @@ def test_the_most_similar_has_the_highest_score_and_an_absent_class_none() -> No
 # the network behind trained prototypes ------------------------------------------------------------------------------
 
 
-def apart(margin: float) -> prototype_network.Loss:
-    return functools.partial(prototype_network.margin_loss, margin=margin)
+def apart(margin: float) -> server_prototypes.Loss:
+    return functools.partial(server_prototypes.margin_loss, margin=margin)
 
 
 def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, margin: float) -> float:
@@ -157,10 +120,10 @@ def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndar
 
 
 def test_a_step_of_the_fit_against_finite_differences() -> None:
-    weights = prototype_network.init_network(3, 5, 4, torch.Generator().manual_seed(0))
+    weights = server_prototypes.init_network(3, 5, 4, torch.Generator().manual_seed(0))
     rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
     before = {name: t.clone() for name, t in weights.items()}
-    new, loss = prototype_network.train_network(
+    new, loss = server_prototypes.train_network(
         weights, rows, labels, apart(0.7), 1, 4, 0.5, torch.Generator().manual_seed(1)
     )
     w = {name: t.double().numpy() for name, t in weights.items()}
@@ -177,47 +140,12 @@ def test_a_step_of_the_fit_against_finite_differences() -> None:
             assert float(new[name][place]) == pytest.approx(t[place] - 0.5 * slope, abs=1e-5)
 
 
-def test_the_fit_brings_prototypes_to_their_means_and_apart() -> None:
-    weights = prototype_network.init_network(3, 8, 4, torch.Generator().manual_seed(0))
-    rows, labels = 2 * draw(3, 4), torch.arange(3)
-    losses = {}
-    for margin in (0.0, 3.0):
-        start = float(prototype_network.margin_loss(prototype_network.prototypes(weights), rows, labels, margin))
-        new, losses[margin] = prototype_network.train_network(
-            weights, rows, labels, apart(margin), 300, 3, 0.05, torch.Generator().manual_seed(1)
-        )
-        assert losses[margin] < start / 2
-        distances = torch.cdist(rows, prototype_network.prototypes(new))
-        assert distances.argmin(1).tolist() == [0, 1, 2]
-    assert losses[0.0] < losses[3.0]
-
-
-def test_batches_and_rate_of_the_fit_matter() -> None:
-    weights = prototype_network.init_network(3, 5, 4, torch.Generator().manual_seed(0))
-    rows, labels = draw(5, 4), torch.tensor([0, 1, 2, 1, 0])
-
-    def fit(batch: int, lr: float, seed: int = 1) -> torch.Tensor:
-        draws = torch.Generator().manual_seed(seed)
-        fitted, _ = prototype_network.train_network(weights, rows, labels, apart(1.0), 3, batch, lr, draws)
-        return prototype_network.prototypes(fitted)
-
-    assert not torch.equal(fit(5, 0.1), fit(2, 0.1))
-    assert not torch.equal(fit(2, 0.1), fit(2, 0.1, seed=2))
-    assert torch.equal(fit(2, 0.0), prototype_network.prototypes(weights))
-
-
-def test_a_distance_of_zero_has_a_gradient() -> None:
-    p = draw(2, 3).requires_grad_()
-    value = prototype_network.margin_loss(p, p.detach()[:1].clone(), torch.tensor([0]), 0.5)
-    assert torch.isfinite(torch.autograd.grad(value, p)[0]).all()
-
-
 def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
     centers = draw(4, 3)
     d = np.linalg.norm(centers.numpy()[:, None] - centers.numpy()[None], axis=2) + np.diag([np.inf] * 4)
-    assert prototype_network.margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
-    assert prototype_network.margin(centers, 0.1) == 0.1
-    assert prototype_network.margin(centers[:1], 100.0) == 100.0
+    assert server_prototypes.margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
+    assert server_prototypes.margin(centers, 0.1) == 0.1
+    assert server_prototypes.margin(centers[:1], 100.0) == 100.0
 
 
 def test_orthogonality_against_numpy_with_cosines_of_both_signs() -> None:
@@ -229,23 +157,8 @@ def test_orthogonality_against_numpy_with_cosines_of_both_signs() -> None:
     assert (cosines[own == 0] > 0).any()
     for gamma in (0.0, 0.5, 2.0):
         expected = (1 - cosines)[own == 1].mean() + gamma * np.abs(cosines[own == 0]).mean()
-        found = prototype_network.orthogonality(p, rows, labels, gamma)
+        found = server_prototypes.orthogonality(p, rows, labels, gamma)
         assert float(found) == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_fit_makes_prototypes_orthogonal_to_other_classes() -> None:
-    weights = prototype_network.init_network(3, 8, 6, torch.Generator().manual_seed(0))
-    rows, labels = draw(3, 6).abs(), torch.arange(3)  # in one corner, as representations after a ReLU
-
-    def cosines(gamma: float) -> torch.Tensor:
-        loss = functools.partial(prototype_network.orthogonality, gamma=gamma)
-        draws = torch.Generator().manual_seed(1)
-        new, _ = prototype_network.train_network(weights, rows, labels, loss, 500, 3, 0.1, draws)
-        found = most_similar(rows, prototype_network.prototypes(new), labels, 3)
-        return found[~torch.eye(3, dtype=torch.bool)].abs()
-
-    assert cosines(0.0).mean() > 0.5
-    assert cosines(5.0).mean() < 0.2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -268,20 +181,5 @@ def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> N
     gaps = np.linalg.norm(rows.double().numpy()[:, None] - prototypes.double().numpy()[None], axis=2)
     away = np.exp(-gaps - 0.5 * np.eye(5)[labels.numpy()])
     expected = -np.log(away[np.arange(60), labels.numpy()] / away.sum(1)).mean()
-    found = prototype_network.margin_loss(prototypes, rows, labels, 0.5)
+    found = server_prototypes.margin_loss(prototypes, rows, labels, 0.5)
     assert float(found) == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_networks_initial_weights_fill_their_range() -> None:
-    found = prototype_network.init_network(50, 40, 9, torch.Generator().manual_seed(0))
-    assert {name: tuple(t.shape) for name, t in found.items()} == {
-        "embedding": (50, 9),
-        "hidden.weight": (40, 9),
-        "hidden.bias": (40,),
-        "output.weight": (9, 40),
-        "output.bias": (9,),
-    }
-    for name, inputs in (("hidden.weight", 9), ("hidden.bias", 9), ("output.weight", 40), ("output.bias", 40)):
-        scaled = found[name] * inputs**0.5
-        assert -1 <= float(scaled.min()) < -0.5 < 0.5 < float(scaled.max()) <= 1
-    assert float(found["embedding"].std()) == pytest.approx(1, abs=0.1)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.functional.clipping import clip_by_global_norm, clip_factors, clip_rows
 
 BOUNDS = [float(most) for most in np.random.default_rng(0).uniform(0.01, 50, 200)]
@@ -51,12 +50,3 @@ def test_only_rows_that_are_longer_are_shrunk(dtype: torch.dtype) -> None:
         assert torch.equal(found[norms < most * 0.9999], s[norms < most * 0.9999])
         longer = np.linalg.norm(found.double().numpy().reshape(64, -1), axis=1)[norms > most]
         np.testing.assert_allclose(longer, most, rtol=2e-3 if dtype == torch.float16 else 1e-6)
-
-
-def test_a_headers_step_below_the_bound_is_the_unbounded_one() -> None:
-    weight, bias, z, y, w = drawn(5, 4), drawn(5), drawn(6, 4), torch.arange(6) % 5, torch.ones(6)
-    free = header_sgd_step(weight, bias, z, y, w, 0.1, None)
-    for most in (10 + bound for bound in BOUNDS):
-        assert all(
-            torch.equal(a, b) for a, b in zip(free, header_sgd_step(weight, bias, z, y, w, 0.1, most), strict=True)
-        )

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from polyfed.functional import cross_layer
-from polyfed.functional.block_names import blocks, place
-from polyfed.functional.cross_layer import correct_updates, last_blocks, shallow_references
+from polyfed.functional.cross_layer import blocks, correct_updates, last_blocks, place, shallow_references
 from polyfed.models import zoo
 
 

@@ -65,21 +65,6 @@ def test_ssim_is_that_of_its_windows(shape: tuple[int, ...], side: int) -> None:
     assert torch.allclose(ssim(255 * x, 255 * y, 255.0), ssim(x, y))
 
 
-def test_ssim_tells_same_from_opposite() -> None:
-    x = images(2, 3, 16, 16)
-    assert torch.allclose(ssim(x, x), torch.ones(2, dtype=torch.float64))
-    assert bool((ssim(x, 1 - x) < -0.5).all())
-    assert bool((ssim(x, 0.5 + 0.1 * (x - 0.5)) < 0.9).all())  # contrast counts, not only the pattern
-    assert torch.allclose(ssim(x, 1 - x), ssim(1 - x, x))
-
-
-def test_an_image_has_its_value_whatever_is_beside_it() -> None:
-    x, y = images(4, 3, 12, 12), images(4, 3, 12, 12, seed=1)
-    for measure in (psnr, ssim):
-        alone = torch.cat([measure(a[None], b[None]) for a, b in zip(x, y, strict=True)])
-        assert torch.allclose(measure(x, y), alone)
-
-
 def test_total_variation_counts_both_directions() -> None:
     x = images(3, 2, 4, 5)
     down, across = np.abs(np.diff(x.numpy(), axis=2)), np.abs(np.diff(x.numpy(), axis=3))

@@ -84,11 +84,6 @@ def test_with_equal_ranks_padding_slices_and_the_average_are_one_bit_for_bit() -
     assert close(naive.b, b)
 
 
-def test_the_average_refuses_unequal_ranks() -> None:
-    with pytest.raises(ValueError, match="expected adapters of one rank, got ranks 1, 2, 4"):
-        lora.average(UNEQUAL, WEIGHTS)
-
-
 def test_padding_counts_missing_components_as_zeros_and_slices_leave_them_out() -> None:
     padded = lora.pad(UNEQUAL, WEIGHTS)
     sliced = lora.slices(UNEQUAL, WEIGHTS, BASE)
@@ -125,17 +120,6 @@ def test_with_one_client_every_rule_returns_its_adapter(rank: int) -> None:
         assert torch.equal(back.b, own.b)  # s is a power of two here
 
 
-def test_the_order_of_clients_does_not_matter() -> None:
-    turned, weights = UNEQUAL[::-1], WEIGHTS[::-1]
-    pairs = [
-        (lora.pad(UNEQUAL, WEIGHTS), lora.pad(turned, weights)),
-        (lora.slices(UNEQUAL, WEIGHTS, BASE), lora.slices(turned, weights, BASE)),
-        (lora.stack(UNEQUAL, WEIGHTS), lora.stack(turned, weights)),
-    ]
-    for one, other in pairs:
-        assert torch.allclose(lora.product(one), lora.product(other), atol=1e-5)
-
-
 def test_selected_components_and_the_rest_sum_to_the_whole() -> None:
     whole = adapter(4, 11)
     kept, rest = lora.select(whole, [1, 3])
@@ -154,11 +138,6 @@ def test_components_are_averaged_over_those_who_trained_them() -> None:
     assert torch.equal(found.a[0], held[0].a[0])
     expected = 0.25 * held[0].scale * held[0].b[:, 1] + 0.75 * held[1].scale * held[1].b[:, 0]
     assert torch.allclose(found.b[:, 3], expected)
-
-
-def test_rescaling_keeps_the_update() -> None:
-    one = adapter(3, 12, alpha=5.0)
-    assert close(lora.product(lora.rescale(one, 0.3)), by_hand(one))
 
 
 def test_energy_beyond_a_rank() -> None:

@@ -56,15 +56,6 @@ def test_the_smallest_rank_that_reaches_the_energy() -> None:
         assert len(found[1]) == rank, energy
 
 
-def test_rank_never_falls_with_the_energy() -> None:
-    matrix = falling(30, 50, 0.8)
-    found = [truncated_svd(matrix, energy) for energy in (0.1, 0.5, 0.8, 0.9, 0.95, 0.98)]
-    ranks = [len(one[1]) for one in found if one is not None]
-    assert len(ranks) == 6
-    assert ranks == sorted(ranks)
-    assert ranks[0] < ranks[-1]
-
-
 NETWORK = {
     "header": (2, 500),
     "head": (10, 500),
@@ -169,13 +160,6 @@ def test_a_share_out_of_range(energy: float) -> None:
 def test_what_does_not_fit_is_named(like: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         decode(encode({"w": gaussian(9, 9)}, 1.0), like)
-
-
-def test_the_triples_hold_no_more_memory_than_themselves() -> None:
-    found = truncated_svd(falling(12, 10, 0.3).double(), 0.9)
-    assert found is not None
-    for tensor in found:
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (5, 4), (5, 5), (6, 6), (3, 9), (2, 3), (2, 9), (1, 4)])

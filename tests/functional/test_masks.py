@@ -1,4 +1,4 @@
-"""Masks of entries against NumPy."""
+"""Masks of entries and thresholds against NumPy; the gradient by its formula."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from polyfed.functional import masks
 from polyfed.functional.averaging import layer_wise_mean
+from polyfed.functional.masks import keep_large, magnitude_threshold
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1.0])
@@ -23,22 +24,6 @@ def test_growth_takes_what_moved_most(share: float, limit: float) -> None:
         expected[free[np.argsort(-delta.numpy().ravel()[free])[: round(share * len(free))]]] = True
     assert (found == expected).all()
     assert found[mask.numpy().ravel()].all()
-
-
-def test_what_has_not_moved_is_not_taken_whole() -> None:
-    for delta in (torch.zeros(4, 5), torch.full((4, 5), 0.3)):
-        more = masks.grow_mask(torch.zeros(4, 5, dtype=torch.bool), delta, 0.25, 0.8)
-        assert more.flatten().nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
-
-
-def test_it_stops_at_the_limit_or_one_step_beyond() -> None:
-    mask, shares = torch.zeros(10, 10, dtype=torch.bool), []
-    for step in range(12):
-        draws = torch.Generator().manual_seed(step)
-        mask = masks.grow_mask(mask, torch.rand(10, 10, generator=draws), 0.25, 0.5)
-        shares.append(float(mask.float().mean()))
-    assert shares[:4] == pytest.approx([0.25, 0.44, 0.58, 0.58])
-    assert len(set(shares[2:])) == 1
 
 
 @pytest.mark.parametrize("shape", [(1,), (8,), (3, 3), (2, 3, 5), (0, 4)])
@@ -111,11 +96,45 @@ def test_at_the_limit_nothing_grows() -> None:
     assert masks.grow_mask(mask, delta, 0.5, 0.6).tolist() == [True, True, False, True]
 
 
-def test_tensors_without_a_mask_come_first_or_last() -> None:
-    values, own = {"a": torch.ones(2), "b": torch.ones(1)}, {"b": torch.zeros(2)}
-    cut = {"b": torch.tensor([True, False])}
-    for order in (("a", "b"), ("b", "a")):
-        found = masks.fill_personal({name: values[name] for name in order}, cut, own)
-        assert list(found) == list(order)
-        assert found["a"] is values["a"]
-        assert found["b"].tolist() == [0, 1]
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.29, 0.07, 0.001])
+def test_the_threshold_is_the_magnitude_of_the_last_entry_that_is_kept(share: float) -> None:
+    tensors = [drawn(5, 8), drawn(60, seed=1)]
+    sizes = np.sort(np.abs(np.concatenate([t.numpy().ravel() for t in tensors])))[::-1]
+    kept = max(1, round(share * 100 - 0.49))
+    theta = magnitude_threshold(tensors, share)
+    assert float(theta) == sizes[kept - 1]
+    assert sum(int((t.abs() >= theta).sum()) for t in tensors) == kept
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5])
+def test_shares_that_are_none(share: float) -> None:
+    with pytest.raises(ValueError, match="expected entries and a share above 0 and up to 1, got 2 and"):
+        magnitude_threshold([torch.ones(2)], share)
+    with pytest.raises(ValueError, match="got 0 and"):
+        magnitude_threshold([torch.ones(0)], 0.5)
+
+
+def test_values_and_gradient_by_hand() -> None:
+    x = drawn(200).requires_grad_()
+    theta, weights = torch.tensor(0.7, dtype=torch.float64), drawn(200, seed=1)
+    y = keep_large(x, theta)
+    (weights * y).sum().backward()
+    v, t, kept = x.detach().numpy(), 0.7, np.abs(x.detach().numpy()) >= 0.7
+    np.testing.assert_array_equal(y.detach().numpy(), np.where(kept, v, 0.0))
+    slope = np.where(kept, 1 + 2 * np.abs(v) * t / (np.abs(v) + t) ** 2, 0.0)
+    np.testing.assert_allclose(x.grad.numpy(), weights.numpy() * slope, atol=1e-12)  # type: ignore[union-attr]
+    assert 1 < slope[kept].min() < slope[kept].max() <= 1.5
+    assert 0 < kept.sum() < 200
+
+
+def test_threshold_0_is_the_tensor_itself_with_its_plain_gradient() -> None:
+    x = torch.tensor([0.0, -2.0, 3.0], requires_grad=True)
+    y = keep_large(x, torch.tensor(0.0))
+    y.sum().backward()
+    assert torch.equal(y, x)
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0, 1.0]

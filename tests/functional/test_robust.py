@@ -61,11 +61,6 @@ def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(count
             assert total(center.numpy()) <= total(center.numpy() + step * way) + 1e-9
 
 
-def test_the_geometric_median_of_a_line_is_its_middle_one():
-    x = torch.tensor([[0.0, 0.0], [1.0, 2.0], [10.0, 20.0]])
-    torch.testing.assert_close(geometric_median(x), x[1], rtol=0, atol=1e-4)
-
-
 def test_krum_by_hand():
     x = np.array([[0.0, 1.0], [0.5, 0.5], [-0.5, 0.0], [8.0, -9.0], [0.0, 0.2], [7.0, 7.0], [0.1, 0.1]])
     squares = ((x[:, None] - x[None]) ** 2).sum(axis=-1)
@@ -77,12 +72,6 @@ def test_krum_by_hand():
         assert krum(torch.from_numpy(squares), hostile) == expected
     assert krum(torch.from_numpy(squares), 0) == list(range(7))
     assert krum(torch.from_numpy(squares), 2) == [0, 1, 2, 4, 6]
-
-
-def test_krum_keeps_whom_nobody_can_be_compared_with():
-    squares = squared_distances(torch.tensor([[0.0], [1.0], [50.0], [2.0]]))
-    squares[3, :3] = squares[:3, 3] = float("nan")
-    assert krum(squares, 1) == [0, 1, 3]
 
 
 def test_lengths_come_down_to_their_median_and_directions_stay():
@@ -111,15 +100,6 @@ def test_one_that_goes_anywhere_leaves_the_center_among_the_others(name, count, 
     assert float(x.mean(0).abs().min()) > 1e18, "as the mean is not"
 
 
-@pytest.mark.parametrize("name", CENTERS)
-def test_it_breaks_down_with_half_of_them_and_not_before(name):
-    few, many = (torch.cat([draws(10 - bad), torch.full((bad, 7), 1e6)]) for bad in (4, 6))
-    assert float(CENTERS[name](few).abs().max()) < 10
-    assert float(CENTERS[name](many).abs().min()) > 1e5
-    kept = krum(squared_distances(few), 4)
-    assert kept == [0, 1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("name", [*CENTERS, "shortened"])
 def test_order_and_what_is_looked_at_together_are_nothing(name, monkeypatch):
     rule = {**CENTERS, "shortened": clip_to_median_norm}[name]
@@ -138,27 +118,12 @@ def test_equal_vectors_are_their_own_center_bit_for_bit(name):
     assert torch.equal(CENTERS[name](x), x[0])
 
 
-@pytest.mark.parametrize("name", CENTERS)
-def test_a_shift_and_a_factor_carry_over(name):
-    x = draws(6).double()
-    torch.testing.assert_close(CENTERS[name](-3 * x + 5), -3 * CENTERS[name](x) + 5, rtol=1e-6, atol=1e-6)
-
-
 def test_fewer_are_supposed_hostile_than_half():
     for count in range(1, 12):
         for share in (0.01, 0.2, 0.49):
             found = num_byzantine(count, share)
             assert 2 * found < count
             assert found == min(int(np.ceil(round(share * count, 9))), (count - 1) // 2)
-
-
-def test_distances_are_float64_whatever_the_vectors_are():
-    x = 1000 + draws(5)
-    found = squared_distances(x)
-    assert found.dtype == torch.float64
-    exact = x.numpy().astype(np.float64)
-    expected = ((exact[:, None] - exact[None]) ** 2).sum(-1)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.drift import clip_and_noise
-from polyfed.functional.secure_noise import KeyedGaussian, KeyedUniforms
+from polyfed.functional.clipping import clip_and_noise
+from polyfed.functional.noise import KeyedGaussian, KeyedUniforms
 
 
 def key(number: int) -> bytes:

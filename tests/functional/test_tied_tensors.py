@@ -61,11 +61,6 @@ def test_clients_as_one() -> None:
     assert torch.equal(networks[0](x_KBD[0]), expected[0]), "nothing of the call stays in a layer of two names"
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(KeyError, match=r"c\.weight"):
-        call_with(Shared(), {"c.weight": torch.zeros(1)}, (torch.zeros(2, 3),))
-
-
 def test_without_ties_keeps_the_first_of_each_and_tensors_without_memory() -> None:
     network = Shared()
     assert "right.0.weight" not in without_ties(network.state_dict())

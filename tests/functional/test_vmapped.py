@@ -128,15 +128,3 @@ def test_means_are_float32_whatever_networks_compute_in(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.func.vmap(mean)(X, ROWS, shares)
     torch.testing.assert_close(found, expected)
-
-
-def test_nothing_is_narrowed_without_autocast() -> None:
-    with FewerKernels():
-        assert torch.func.vmap(F.conv2d)(IMAGES, FILTERS, BIAS).dtype == torch.float32
-
-
-def test_networks_may_view_what_a_linear_layer_gives() -> None:
-    """As `view` takes rows alone that lie one after the other."""
-    with FewerKernels():
-        seen = torch.func.vmap(lambda x, w, b: F.linear(x, w, b).view(-1, 2))(X, WEIGHT, BIAS)
-    torch.testing.assert_close(seen.flatten(), torch.stack(list(map(F.linear, X, WEIGHT, BIAS))).flatten())

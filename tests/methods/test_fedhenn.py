@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from polyfed.core.client import Client
 from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import ConfigError
-from polyfed.functional.quantization import dequantize_columns
+from polyfed.functional.compression import dequantize_columns
 from polyfed.methods import FedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
 from tests.helpers.nested import nested

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyfed.core.model_factory import ModelFactory
-from polyfed.functional.quantization import dequantize_columns
+from polyfed.functional.compression import dequantize_columns
 from polyfed.methods import FedHeNN, Local
 from tests.helpers.nested import nested
 from tests.helpers.toys import NETS, clients, federation, model_with, public, rounds

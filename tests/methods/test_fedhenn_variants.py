@@ -12,7 +12,7 @@ from torch import nn
 from polyfed.core.client import Client, PublicData
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, RunError
-from polyfed.functional.quantization import dequantize_columns
+from polyfed.functional.compression import dequantize_columns
 from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit

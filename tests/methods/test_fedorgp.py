@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyfed.core.randomness import generator
-from polyfed.functional import prototype_network
+from polyfed.functional import server_prototypes
 from polyfed.methods import FedORGP
 from tests.helpers.few_classes import members
 from tests.helpers.toys import (
@@ -90,9 +90,9 @@ def test_the_network_goes_on_from_round_to_round() -> None:
             own = torch.nn.functional.one_hot(y, CLASSES).bool()
             return (1 - found[own]).mean() + 2.0 * found[~own].abs().mean()
 
-        expected, _ = prototype_network.train_network(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
+        expected, _ = server_prototypes.train_network(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
-        assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
+        assert torch.equal(round.after["prototypes"], server_prototypes.prototypes(after))
 
 
 # the client ---------------------------------------------------------------------------------------------------------

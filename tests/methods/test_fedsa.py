@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.functional.semantic_anchors import mean_nearest_distance
+from polyfed.functional.server_prototypes import mean_nearest_distance
 from polyfed.methods import FedSA
 from tests.helpers import few_classes
 from tests.helpers.few_classes import SOME, mean_rows

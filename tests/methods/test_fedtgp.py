@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyfed.core.randomness import generator
-from polyfed.functional import prototype_network
+from polyfed.functional import server_prototypes
 from polyfed.methods import FedTGP
 from tests.helpers.few_classes import mean_rows, members
 from tests.helpers.toys import CLASSES, moved, rounds, same
@@ -41,14 +41,14 @@ def test_the_network_goes_on_from_round_to_round():
         rows = torch.cat([round.up[i]["prototypes"] for i in sorted(round.up)])
         labels = torch.cat([round.up[i]["labels"] for i in sorted(round.up)])
         centers = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
-        delta = prototype_network.margin(centers, 100.0)
+        delta = server_prototypes.margin(centers, 100.0)
         assert round.record["server"]["margin"] == pytest.approx(delta, rel=1e-5)
         draws = generator(0, "server means", number)
-        apart = functools.partial(prototype_network.margin_loss, margin=delta)
-        expected, loss = prototype_network.train_network(before, rows, labels, apart, 4, 4, 0.1, draws)
+        apart = functools.partial(server_prototypes.margin_loss, margin=delta)
+        expected, loss = server_prototypes.train_network(before, rows, labels, apart, 4, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-6) for name, t in expected.items())
         assert round.record["server"]["prototype_loss"] == pytest.approx(loss, rel=1e-5)
-        assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
+        assert torch.equal(round.after["prototypes"], server_prototypes.prototypes(after))
 
 
 def test_a_class_that_nobody_has_sent_has_no_prototype():

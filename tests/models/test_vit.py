@@ -20,7 +20,7 @@ from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import stacked_clients
 from polyfed.errors import ConfigError
-from polyfed.functional.block_names import blocks
+from polyfed.functional.cross_layer import blocks
 from polyfed.methods import FedAvg, FedIN, InclusiveFL
 from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.models import SplitModel, build, cut_shapes

@@ -21,9 +21,9 @@ from polyfed.attacks.replay import Replay, Transcript
 from polyfed.core.client import Client
 from polyfed.core.message import get_group
 from polyfed.core.modules import head_names
+from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernels import cka
 from polyfed.functional.membership_scores import Interval, auc
-from polyfed.functional.quantization import dequantize_columns
 from polyfed.models.split import SplitModel
 
 _STATED = "which classes"  # the fact of `plaintext_facts`

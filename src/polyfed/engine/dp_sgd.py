@@ -33,9 +33,9 @@ from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.errors import ConfigError, MissingPackage
-from polyfed.functional.drift import Normals, clip_and_noise
+from polyfed.functional.clipping import Normals, clip_and_noise
 from polyfed.functional.modes import channels_first, has_batchnorm
-from polyfed.functional.secure_noise import KeyedGaussian, KeyedUniforms
+from polyfed.functional.noise import KeyedGaussian, KeyedUniforms
 
 Loss = Callable[[Any, Batch, Context], Any]
 _TRIED = 3  # rows of a trial

@@ -23,7 +23,7 @@ from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import has_batchnorm
-from polyfed.functional.secure_noise import KeyedUniforms
+from polyfed.functional.noise import KeyedUniforms
 from polyfed.profiling import timed
 
 

@@ -1,9 +1,10 @@
-"""Averages of models: weighted (FedAvg), and layer by layer over those who hold the layer (FedIN, InclusiveFL).
+"""Averages of models: weighted (FedAvg), layer by layer over those who hold the layer (FedIN, InclusiveFL), normalized
+by how far each went (FedNova), and mixed by what each is worth to one of them (FedFomo).
 
 A model is a mapping from names to tensors, as ``state_dict()`` gives it. Floating-point tensors are averaged with
 float64 sums and cast back, so the average of identical float32 (or narrower) models is that model bit for bit. Integer
 tensors are counters (BatchNorm's ``num_batches_tracked``); of them the largest is kept, element by element. Results
-never share memory with what came in.
+never share memory with what is given.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+_SAME = 1e-12  # models nearer than this are one model
 ENTRIES_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
 
 
@@ -111,7 +113,7 @@ def normalized_mean(
 
     Args:
         models, weights: as in ``layer_wise_mean``; p_k are the weights divided by their sum over those who have l.
-        normalizers: a_k > 0, one per model (see ``steps.normalizer``).
+        normalizers: a_k > 0, one per model (`normalizer`).
         base: w, floating-point tensors; what no model of positive weight has is returned as a copy.
 
     Returns:
@@ -195,3 +197,94 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
             total.add_(tensor[begin : begin + size], alpha=share)
         there.copy_(total)
     return mean
+
+
+def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+    """How many gradients long the way of `steps` steps is, a = ||a||_1: lr a g under a gradient g that stays the same.
+
+    Plain SGD: a = tau. Heavy-ball momentum rho: [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho).
+    Proximal, b = lr mu: [1 - (1 - b)^tau] / b. Both: m <- rho m + 1 - b a, a <- a + m, from 0.
+
+    Args:
+        steps: tau, optimizer steps taken, at least 0. momentum: rho in [0, 1). pull: b, from 0 to below 1.
+
+    Source: Wang et al. (FedNova), NeurIPS 2020, section 4.1.
+
+    >>> normalizer(5), round(normalizer(2, momentum=0.9), 9), normalizer(2, pull=0.5)
+    (5.0, 2.9, 1.5)
+    """
+    a = m = 0.0
+    for _ in range(steps):
+        m = momentum * m + 1 - pull * a
+        a += m
+    return a
+
+
+def model_gains(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
+    """delta_n = (L(w) - L(w_n)) / ||w_n - w||: how much a model gains for every step in a candidate's direction.
+
+    Args:
+        loss: L(w). losses: L(w_n), one per candidate. distances: ||w_n - w||, one per candidate.
+
+    Returns:
+        (M,) float32; 0 for a candidate that is the model itself, and where a loss is not finite.
+
+    Source: FedFomo (Zhang et al., ICLR 2021), section 3.
+
+    >>> model_gains(2.0, [1.0, 3.0, 0.0], [2.0, 0.5, 0.0])
+    tensor([ 0.5000, -2.0000,  0.0000])
+    """
+    gain = loss - torch.tensor(losses, dtype=torch.float64)
+    away = torch.tensor(distances, dtype=torch.float64)
+    known = (away >= _SAME) & torch.isfinite(gain)
+    return torch.where(known, gain / away.clamp(min=_SAME), torch.zeros_like(gain)).float()
+
+
+def normalize_positive(delta: Tensor) -> Tensor:
+    """omega_n = max(delta_n, 0), divided by their sum; all 0 where none is positive. (M,) to (M,).
+
+    Source: FedFomo, section 3.
+
+    >>> normalize_positive(torch.tensor([1.0, -2.0, 3.0])), normalize_positive(torch.tensor([-1.0]))
+    (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
+    """
+    positive = delta.clamp(min=0)
+    total = positive.sum()
+    return positive / total if float(total) > 0 else positive
+
+
+def interpolate_towards(
+    model: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
+) -> dict[str, Tensor]:
+    """W + sum_n omega_n (W_n - W), name by name; of a tensor that W_n does not have, W_n counts as W.
+
+    Args:
+        model: W by name. others: W_n, each any subset of the names, in the same shapes. shares: omega_n.
+
+    Returns:
+        New tensors on the CPU in the dtypes of ``model``; sums are float64, so that a share of 1 gives W_n itself.
+
+    Source: FedFomo, section 3.
+
+    >>> interpolate_towards({"w": torch.tensor([1.0])}, [{"w": torch.tensor([5.0])}, {}], [0.5, 0.5])
+    {'w': tensor([3.])}
+    """
+    mixed = {}
+    for name, tensor in model.items():
+        total = here = tensor.detach().cpu().double()  # not every GPU has float64
+        for other, share in zip(others, shares, strict=True):
+            if share and name in other:
+                total = total + share * (other[name].to(here) - here)
+        mixed[name] = total.to(tensor.dtype, copy=True)
+    return mixed
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """||a - b||, the Euclidean norm over the entries of all tensors that both have.
+
+    >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 4.0]), "v": torch.ones(1)}
+    >>> distance(a, b)
+    5.0
+    """
+    gaps = [(a[name].cpu().double() - b[name].cpu().double()).flatten() for name in a if name in b]
+    return float(torch.linalg.vector_norm(torch.cat(gaps))) if gaps else 0.0

@@ -1,14 +1,19 @@
-"""Class means of representations, and the header trained on them (FedGH; FedProto and FedTGP use the same means).
+"""Class means: the rows of several clients merged, losses towards them, mixtures of them, header steps on them.
 
-Shapes: N samples, M pairs (mean, class), C classes, S classes present, D feature width.
+Rows stand beside the labels that they belong to (S of each, S <= C), or in a dense table of all C classes beside a mask
+of those that are known.
+
+Shapes: N samples, D feature width, C classes, S distinct classes, M pairs (prototype or representation, label).
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyfed.functional.clipping import clip_factors
+from polyfed.functional.losses import weighted_mean
 
 
 def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,36 +82,20 @@ def header_sgd_step(
     0 nothing moves.
 
     Args:
-        weight_CD: theta.
-        bias_C: b.
-        z_MD: class means (prototypes).
-        y_M: their classes, integers in [0, C).
-        w_M: their weights, not negative.
-        lr: eta_theta; 0 returns the header as it was.
+        weight_CD: theta. bias_C: b. z_MD: class means. y_M: their classes, integers in [0, C).
+        w_M: their weights, not negative. lr: eta_theta; 0 returns the header as it was.
         clip: largest norm of (grad theta, grad b) taken together; 0 or None: no limit.
 
     Returns:
         The new theta and b; the arguments are left alone.
 
-    Raises:
-        ValueError: shapes do not fit, or ``clip`` is negative.
-
     Source: FedGH, eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
     """
-    c, d = weight_CD.shape
-    m = z_MD.shape[0]
-    if bias_C.shape != (c,) or z_MD.shape != (m, d) or y_M.shape != (m,) or w_M.shape != (m,):
-        raise ValueError(
-            f"expected bias ({c},), z (M, {d}), y (M,), w (M,) for a header of shape ({c}, {d}), got "
-            f"{tuple(bias_C.shape)}, {tuple(z_MD.shape)}, {tuple(y_M.shape)}, {tuple(w_M.shape)}"
-        )
-    if clip is not None and clip < 0:
-        raise ValueError(f"expected clip of at least 0 (0 or None: off), got {clip}")
     w_M = w_M.to(weight_CD.dtype)
     total = w_M.sum()
     v_M = w_M / torch.where(total > 0, total, torch.ones_like(total))
     p_MC = torch.log_softmax(z_MD @ weight_CD.T + bias_C, dim=1).exp()
-    onehot_MC = torch.nn.functional.one_hot(y_M.long(), c).to(p_MC.dtype)
+    onehot_MC = F.one_hot(y_M.long(), len(weight_CD)).to(p_MC.dtype)
     residual_MC = v_M.unsqueeze(1) * (p_MC - onehot_MC)
     grad_weight_CD = residual_MC.T @ z_MD
     grad_bias_C = residual_MC.sum(dim=0)
@@ -116,3 +105,177 @@ def header_sgd_step(
         grad_weight_CD = shrink * grad_weight_CD
         grad_bias_C = shrink * grad_bias_C
     return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C
+
+
+def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted mean of the rows of each class, in float64: sum w_m row_m / sum w_m over the rows m of the class.
+
+    With means of samples and their counts this is the mean over all samples, however they lie among the owners.
+
+    Args:
+        rows_MD: at least one. labels_M: their classes. weights_M: positive.
+
+    Returns:
+        labels (S,) ascending, of the type of `labels_M`, and rows (S, D) of the type of `rows_MD`.
+
+    Source: Tan et al. (FedProto), AAAI 2022, eq. 6, without its second division by the number of owners.
+
+    >>> merge(torch.tensor([[1.0], [4.0], [7.0]]), torch.tensor([2, 2, 0]), torch.tensor([2.0, 1.0, 5.0]))
+    (tensor([0, 2]), tensor([[7.],
+            [2.]]))
+    """
+    labels_S, place_M = labels_M.unique(return_inverse=True)
+    weights_M1 = weights_M.double().unsqueeze(1)
+    sums_SD = rows_MD.new_zeros(len(labels_S), rows_MD.shape[1], dtype=torch.float64)
+    sums_SD.index_add_(0, place_M, weights_M1 * rows_MD.double())
+    totals_S1 = torch.zeros_like(sums_SD[:, :1]).index_add_(0, place_M, weights_M1)
+    return labels_S, (sums_SD / totals_S1).to(rows_MD.dtype)
+
+
+def update_rows(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: Tensor) -> tuple[Tensor, Tensor]:
+    """The new rows, and of the classes that have none the old ones: (labels, rows), in the order of the labels.
+
+    >>> update_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
+    (tensor([0, 1]), tensor([[1.],
+            [9.]]))
+    """
+    kept_S = ~torch.isin(old_labels_S, new_labels_S)
+    labels = torch.cat([old_labels_S[kept_S], new_labels_S])
+    order = labels.argsort()
+    return labels[order], torch.cat([old_SD[kept_S], new_SD])[order]
+
+
+def to_dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Rows by class number, (C, D), and which of them are known, (C,) bool; the others are filled up to be skipped.
+
+    >>> to_dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
+    (tensor([[0.],
+            [5.]]), tensor([False,  True]))
+    """
+    filled_CD = rows_SD.new_zeros(classes, rows_SD.shape[1])
+    known_C = torch.zeros(classes, dtype=torch.bool)
+    filled_CD[labels_S.long()], known_C[labels_S.long().cpu()] = rows_SD, True
+    return filled_CD, known_C.to(rows_SD.device)
+
+
+def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
+    """sum_n w_n mean_d (z_n - prototype of y_n)^2 / sum_n w_n; samples of a class without prototype count as 0.
+
+    Args:
+        z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
+
+    Source: FedProto, its regularizer, as the mean over the batch and over the D features.
+
+    >>> prototype_distance(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
+    ...      torch.zeros(2, 2), torch.tensor([True, False]))
+    tensor(6.2500)
+    """
+    squared_N = (z_ND - prototypes_CD.detach()[y_N]).square().mean(dim=1)
+    return _mean_of_known(squared_N, known_C[y_N], w_N)
+
+
+def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
+    """sum_n w_n (1 - cos(z_n, prototype of y_n)) / sum_n w_n; samples of a class without prototype count as 0.
+
+    Args:
+        z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
+
+    Returns:
+        0-d tensor. The cosine with a row of zeros is 0.
+
+    Source: Guo et al. (FedORGP), 2025, eq. 8.
+
+    >>> align(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), torch.ones(2),
+    ...       torch.tensor([[5.0, 0.0]]), torch.tensor([True]))
+    tensor(0.5000)
+    """
+    cosine_N = F.cosine_similarity(z_ND, prototypes_CD.detach()[y_N], dim=1)
+    return _mean_of_known(1 - cosine_N, known_C[y_N], w_N)
+
+
+def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
+    """-sum_n w_n sum_c target(y_n)_c log softmax(logits_n)_c / sum_n w_n; samples without a target count as 0.
+
+    Args:
+        logits_NC: scores before the softmax, that are trained. y_N, w_N: as in `prototype_distance`.
+        targets_CC: probabilities by class (`to_dense`); constants for the gradient.
+
+    Source: Jeong et al. (federated distillation), arXiv:1811.11479, algorithm 1.
+
+    >>> one_hot, known = torch.eye(2), torch.tensor([True, True])
+    >>> soft_cross_entropy(torch.zeros(1, 2), torch.tensor([1]), torch.ones(1), one_hot, known)  # log 2
+    tensor(0.6931)
+    """
+    cross_N = -(targets_CC.detach()[y_N] * torch.log_softmax(logits_NC, dim=1)).sum(dim=1)
+    return _mean_of_known(cross_N, known_C[y_N], w_N)
+
+
+def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
+    return weighted_mean(torch.where(known_N, values_N, torch.zeros_like(values_N)), w_N)
+
+
+def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+    """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none.
+
+    >>> nearest_prototype_scores(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
+    tensor([[-inf, -5.]])
+    """
+    distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")
+    scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
+    scores_NC[:, labels_S.long()] = -distances_NS
+    return scores_NC
+
+
+def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+    """Scores (N, C): the cosine with each class's prototype, minus infinity where there is none.
+
+    >>> most_similar(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([1]), classes=2)
+    tensor([[  -inf, 0.8000]])
+    """
+    scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
+    scores_NC[:, labels_S.long()] = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
+    return scores_NC
+
+
+def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The mixture of the rows, and that of their one-hot labels, by the same weights, which are divided by their sum.
+
+    Args:
+        rows_SD: one row per class. labels_S: these classes, each once. weights_S: positive.
+
+    Returns:
+        The representation (D,) of the type of `rows_SD`, and the label encoding (C,), which sums to 1.
+
+    Source: Yao et al. (FedRE), CVPR 2026, the entangled representation and the entangled-label encoding.
+
+    >>> entangle(torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), classes=3)
+    (tensor([1., 6.]), tensor([0.7500, 0.0000, 0.2500]))
+    """
+    shares_S = (weights_S / weights_S.sum()).to(rows_SD)
+    encoding_C = rows_SD.new_zeros(classes)
+    encoding_C[labels_S.long()] = shares_S
+    return shares_S @ rows_SD, encoding_C
+
+
+def soft_header_sgd_step(
+    weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, encodings_MC: Tensor, lr: float
+) -> tuple[Tensor, Tensor]:
+    """One SGD step of a linear header on the cross entropy to label encodings, summed over M mixtures, in closed form.
+
+    With p_m = softmax(theta z_m + b) and q_m the encoding:
+    grad theta = sum_m (p_m - q_m) z_m^T,  grad b = sum_m (p_m - q_m).
+
+    Args:
+        weight_CD: theta. bias_C: b. z_MD: mixtures.
+        encodings_MC: q, rows that sum to 1.
+        lr: 0 returns the header as it was.
+
+    Returns:
+        The new theta and b; the arguments are left alone.
+
+    Source: FedRE, the loss of the global classifier.
+    """
+    residual_MC = torch.softmax(z_MD @ weight_CD.T + bias_C, dim=1) - encodings_MC
+    return weight_CD - lr * residual_MC.T @ z_MD, bias_C - lr * residual_MC.sum(dim=0)

@@ -1,25 +1,51 @@
-"""The ways to compare representations behind one pair of functions.
+"""The ways to compare representations of the same inputs (FedHeNN), behind `kernel_distance`.
 
-    similarity    distance to a target                            a factor as the target
-    linear        1 - CKA of linear kernels, kernels.py           yes, of any mean of kernels
-    rbf           1 - CKA of RBF kernels, rbf.py                  yes, of a mean of RBF kernels
-    procrustes    orthogonal Procrustes distance, procrustes.py   no: it compares no kernels
+    similarity    distance to a target                        a factor as the target
+    linear        1 - CKA of linear kernels, `kernels.py`     yes, of any mean of kernels
+    rbf           1 - CKA of RBF kernels                      yes, of a mean of RBF kernels
+    procrustes    orthogonal Procrustes distance              no: it compares no kernels
 
-Shapes: L rows (the same inputs for all), D and E feature widths, m columns of features.
+RBF kernels, exact on the rows given, and Nystroem features for their mean:
+
+    k(u, v) = exp(-||u - v||^2 / (2 s^2)),   s = f * median ||u - v|| over the pairs of rows of the same matrix
+    CKA(K, M) = <H K H, H M H> / (||H K H||_F ||H M H||_F),   H K H by means of rows and columns
+    K_nm = k(A, S) for landmarks S,   Z = K_nm K_mm^(-1/2),   Z Z^T ~ K
+
+Makhija et al., ICML 2022, section 3.2 and table 3; the median rule and f = 0.5 are Kornblith et al., ICML 2019. With it
+CKA does not see the scale of a representation; as f grows it tends to the linear CKA. s is a constant for the
+gradient, which therefore may change the scale, where that of the linear alignment never does.
+
+Orthogonal Procrustes distance (the paper's section 3.2, homogeneous clients only; Schoenemann, 1966):
+
+    d(A, M) = min over orthogonal R of ||A / ||A||_F - M / ||M||_F R||_F^2 = 2 - 2 ||M^T A||_* / (||A||_F ||M||_F)
+
+with A and M centered, ||.||_* the sum of the singular values; in [0, 2]. It does not change under rotation, scaling
+(s != 0) or translation. With M^T A = U S V^T the gradient of ||M^T A||_* in A is M U V^T, in M it is A V U^T: only
+vectors of singular values above rounding enter, so it is finite for repeated values and for zeros, where it is the
+smallest subgradient. U and V are never differentiated. Where all rows of A, or of M, are equal, d is 2, the largest,
+and has no gradient.
+
+Numbers: float32 or wider, autocast off, backward as well. A is centered and divided by max|A| first. Squared distances
+come from one product; those that are only rounding count as 0, so equal rows have k = 1 exactly and no gradient
+between them. Alignments use K - 1, which H does not tell from K: 1 would drown a kernel with a large f.
+
+Shapes: L rows (the same inputs for all), D and E feature widths, m landmarks.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
 from polyfed.functional.kernels import alignment
-from polyfed.functional.procrustes import procrustes
-from polyfed.functional.rbf_kernel import nystroem_features, rbf_alignment
 
 Similarity = Literal["linear", "rbf", "procrustes"]
+_BLOCK = 512  # rows of K_nm at a time
+_MEDIAN_ROWS = 1000  # with more rows, as many evenly spaced ones stand for all: nothing is drawn
 
 
 def kernel_distance(
@@ -35,7 +61,7 @@ def kernel_distance(
         width: f of "rbf": each width is f times the median distance between rows; the others do not look at it.
 
     Raises:
-        ValueError: an unknown similarity; "procrustes" with a factor, or with another width than A's; rows differ.
+        ValueError: rows differ; "procrustes" with another width than A's.
     """
     with torch.autocast(a_LD.device.type, enabled=False):  # a network may compute in bfloat16, kernels may not
         a_LD = a_LD.float() if a_LD.dtype == torch.bfloat16 else a_LD
@@ -43,35 +69,208 @@ def kernel_distance(
             return alignment(a_LD, target_LE)
         if similarity == "rbf":
             return rbf_alignment(a_LD, target_LE, width, factor)
-        _procrustes_only(similarity)
-        if factor:
-            raise ValueError("expected a representation as the target of 'procrustes', which compares no kernels")
         return procrustes(a_LD, target_LE)
 
 
-def kernel_features(
-    similarity: Similarity,
-    a_LD: Tensor,
-    *,
-    width: float = 0.5,
-    landmarks: int = 512,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """(L, m) whose linear kernel is A's kernel: what `kernels.kernel_factor` stacks to a factor of the mean kernel.
+# ---- RBF kernels ----------------------------------------------------------------------------------------------------
 
-    "linear": A itself. "rbf": Nystroem features of ``landmarks`` rows drawn by the generator, exact with L or more.
+
+def rbf_alignment(a_LD: Tensor, target_LE: Tensor, width_factor: float, target_is_factor: bool) -> Tensor:
+    """d_CKA = 1 - CKA(K_a, target), K_a the RBF kernel of A with its own median width (0-d).
+
+    Exact on the rows given: with a minibatch of the common inputs, widths and centering are the minibatch's.
+
+    Args:
+        a_LD: representation; the gradient takes s as a constant.
+        target_LE: the same rows of a factor F or of a representation.
+        width_factor: f of A's width and, where it has one, the target's.
+        target_is_factor: True: the target is F F^T (the mean kernel's factor). False: the RBF kernel of the target
+            with the target's own median width.
 
     Raises:
-        ValueError: an unknown similarity, or "procrustes", which has no kernel; landmarks or width out of range.
+        ValueError: not two matrices with the same number of rows.
+
+    Source: FedHeNN, eq. 5 and 6 with the RBF kernel.
     """
-    if similarity == "linear":
-        return a_LD
-    if similarity == "rbf":
-        return nystroem_features(a_LD, width, landmarks, generator)
-    _procrustes_only(similarity)
-    raise ValueError("expected 'linear' or 'rbf': 'procrustes' compares no kernels")
+    same_rows(a_LD, target_LE)
+    with torch.autocast(a_LD.device.type, enabled=False):
+        own_LL = _kernel_minus_one(a_LD, width_factor)
+        if target_is_factor:
+            f_Lr = center_and_scale(target_LE, own_LL.dtype)
+            return 1 - _kernel_cka(own_LL, f_Lr @ f_Lr.mT)
+        return 1 - _kernel_cka(own_LL, _kernel_minus_one(target_LE, width_factor))
 
 
-def _procrustes_only(similarity: str) -> None:
-    if similarity != "procrustes":
-        raise ValueError(f"expected a similarity among linear, rbf, procrustes, got '{similarity}'")
+def _kernel_cka(k_LL: Tensor, m_LL: Tensor) -> Tensor:
+    """CKA of two kernels (0-d); where centering leaves only rounding of one (all rows equal), 0 without a gradient."""
+    k_LL, m_LL = _centered_kernel(k_LL, m_LL.dtype), _centered_kernel(m_LL, k_LL.dtype)
+    kk = nonzero(k_LL.square().sum())
+    mm = nonzero(m_LL.square().sum())
+    return (k_LL * m_LL).sum() / (kk.sqrt() * mm.sqrt())
+
+
+def _centered_kernel(k_LL: Tensor, partner: torch.dtype) -> Tensor:
+    """H K H / max|K|, as `center_and_scale` does it for a representation."""
+    wide = k_LL.to(torch.promote_types(torch.promote_types(k_LL.dtype, partner), torch.float32))
+    centered = center(center(wide / nonzero(max_abs(wide))).mT).mT
+    dead = centered.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
+    return torch.where(dead, torch.zeros_like(centered), centered)
+
+
+@torch.no_grad()
+def nystroem_features(a_LD: Tensor, width_factor: float, landmarks: int, generator: torch.Generator) -> Tensor:
+    """Z with Z Z^T ~ K, the RBF kernel of A with its median width: (L, m), m = min(landmarks, L).
+
+    Z = K_nm V diag(lambda)^(-1/2) with K_mm = V diag(lambda) V^T in float64; eigenvalues that are only rounding give
+    columns of zeros. Memory: L x m and 512 x m. With as many landmarks as rows Z Z^T is K up to rounding.
+
+    Args:
+        a_LD: representation.
+        width_factor: f.
+        landmarks: rows drawn without replacement; all rows, and nothing drawn, if there are no more.
+        generator: draws them.
+
+    Raises:
+        ValueError: not a matrix with rows; landmarks out of range; inf or nan in A.
+
+    Source: Williams and Seeger, NIPS 2000.
+    """
+    if landmarks < 1:
+        raise ValueError(f"expected at least 1 landmark, got {landmarks}")
+    if not bool(a_LD.isfinite().all()):
+        raise ValueError("expected a finite representation, got inf or nan")
+    with torch.autocast(a_LD.device.type, enabled=False):
+        a_LD = center_and_scale(a_LD)
+        width = width_factor * _median(a_LD)
+        chosen_mD = a_LD
+        if landmarks < a_LD.shape[0]:
+            drawn = torch.randperm(a_LD.shape[0], generator=generator, device=generator.device)[:landmarks]
+            chosen_mD = a_LD[drawn.to(a_LD.device)]
+
+        def kernel(rows_BD: Tensor) -> Tensor:
+            return torch.exp(-_squared_distances(rows_BD, chosen_mD) / (2 * width**2))
+
+        k_mm = torch.cat([kernel(rows) for rows in chosen_mD.split(_BLOCK)])
+        values_m, vectors_mm = torch.linalg.eigh(k_mm.double().cpu())  # float64 is missing on some devices
+        keep = values_m > values_m[-1] * 4 * torch.finfo(a_LD.dtype).eps  # the rest is rounding
+        root_mm = vectors_mm * torch.where(keep, values_m, math.inf).rsqrt()
+        root_mm = root_mm.to(a_LD.device, a_LD.dtype)
+        return torch.cat([kernel(rows) @ root_mm for rows in a_LD.split(_BLOCK)])
+
+
+def _kernel_minus_one(a_LD: Tensor, factor: float) -> Tensor:
+    """K - 1 of A with its own median width. The scale is taken out of both, so that no square over- or underflows."""
+    ready_LD = center_and_scale(a_LD)
+    distances: Tensor = _Distances.apply(ready_LD)  # type: ignore[no-untyped-call]
+    return torch.expm1(-distances / (2 * (factor * _median(ready_LD)) ** 2))
+
+
+@torch.no_grad()
+def _median(a_LD: Tensor) -> Tensor:
+    """Median distance between two rows (0-d): of an even number of pairs the lower of the two middle ones.
+
+    If more than half of the pairs are equal rows, the root mean square distance takes its place; if all are, 1.
+    """
+    rows = a_LD.shape[0]
+    if rows > _MEDIAN_ROWS:
+        a_LD = a_LD[torch.arange(_MEDIAN_ROWS, device=a_LD.device) * rows // _MEDIAN_ROWS]
+        rows = _MEDIAN_ROWS
+    if rows < 2:
+        return a_LD.new_ones(())
+    i, j = torch.triu_indices(rows, rows, offset=1, device=a_LD.device)
+    squares_P = _squared_distances(a_LD, a_LD)[i, j]
+    median = squares_P.median()
+    return nonzero(torch.where(median == 0, squares_P.mean(), median).sqrt())
+
+
+def _squared_distances(a_LD: Tensor, b_ME: Tensor) -> Tensor:
+    """||a - b||^2 for every row of A and of B: (L, M); 0 where it is within the rounding of ||a||^2 + ||b||^2."""
+    norms = a_LD.square().sum(1)[:, None] + b_ME.square().sum(1)
+    squares = norms - 2 * a_LD @ b_ME.mT
+    return torch.where(squares <= 32 * torch.finfo(a_LD.dtype).eps * norms, torch.zeros_like(squares), squares)
+
+
+class _Distances(torch.autograd.Function):
+    """``_squared_distances`` of A with itself; with S = G + G^T the gradient is 2 (diag(S 1) A - S A)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a_LD: Tensor) -> Tensor:
+        return _squared_distances(a_LD, a_LD)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_LL: Tensor) -> Tensor:
+        (a_LD,) = ctx.saved_tensors
+        with torch.autocast(a_LD.device.type, enabled=False):
+            both_LL = grad_LL + grad_LL.mT
+            grad_LD: Tensor = 2 * (both_LL.sum(1)[:, None] * a_LD - both_LL @ a_LD)
+            return grad_LD
+
+
+# ---- Procrustes -----------------------------------------------------------------------------------------------------
+
+
+def procrustes(a_LD: Tensor, m_LD: Tensor) -> Tensor:
+    """d(A, M) in [0, 2] (0-d); differentiable in both, not clamped.
+
+    Raises:
+        ValueError: not two matrices of one shape.
+
+    >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
+    >>> bool(procrustes(a, -3 * a.flip(1) + 1).abs() < 1e-6)
+    True
+    """
+    if a_LD.dim() != 2 or a_LD.shape != m_LD.shape:
+        raise ValueError(
+            "expected two representations of one shape (L, D), which the Procrustes distance needs, got "
+            f"{tuple(a_LD.shape)} and {tuple(m_LD.shape)}"
+        )
+    with torch.autocast(a_LD.device.type, enabled=False):
+        a_LD, m_LD = center_and_scale(a_LD, m_LD.dtype), center_and_scale(m_LD, a_LD.dtype)
+        nuclear: Tensor = _Nuclear.apply(a_LD, m_LD)[0]  # type: ignore[no-untyped-call]
+        aa = nonzero(a_LD.square().sum())
+        mm = nonzero(m_LD.square().sum())
+        return 2 - 2 * nuclear / (aa.sqrt() * mm.sqrt())
+
+
+def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """||X||_* and U V^T over the singular values above rounding. nan, where the SVD would raise, gives nan."""
+    finite = matrix.isfinite().all()
+    u, singular, vh = torch.linalg.svd(torch.where(finite, matrix, torch.zeros_like(matrix)), full_matrices=False)
+    above = singular > singular[0] * max(matrix.shape) * torch.finfo(matrix.dtype).eps
+    value = singular.sum()
+    return torch.where(finite, value, torch.full_like(value, torch.nan)), (u * above) @ vh
+
+
+class _Nuclear(torch.autograd.Function):
+    """||M^T A||_*, with its gradients M U V^T and A V U^T as two more, constant, outputs.
+
+    Where D > L, A^T = Q R turns the D x D matrix M^T A into an L x L one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a_LD: Tensor, m_LD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if a_LD.shape[1] <= a_LD.shape[0]:
+            value, direction_DD = _decomposed(m_LD.mT @ a_LD)
+            return value, m_LD @ direction_DD, a_LD @ direction_DD.mT
+        (qa_DL, ra_LL) = torch.linalg.qr(a_LD.mT)
+        (qm_DL, rm_LL) = torch.linalg.qr(m_LD.mT)
+        value, direction_LL = _decomposed(rm_LL @ ra_LL.mT)
+        return value, rm_LL.mT @ direction_LL @ qa_DL.mT, ra_LL.mT @ direction_LL.mT @ qm_DL.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        to_a_LD, to_m_LD = ctx.saved_tensors
+        return grad * to_a_LD, grad * to_m_LD

@@ -38,9 +38,6 @@ def task_loss(outputs_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         outputs_NC: of a network: scores before the softmax; for numbers (N, 1).
         y_N: classes, or float targets. w_N: row weights, as in `cross_entropy`.
 
-    Returns:
-        0-d tensor.
-
     Raises:
         ValueError: shapes do not fit.
 
@@ -60,9 +57,6 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         y_N: classes, integers in [0, C).
         w_N: row weights, not negative; 0 for padding rows, whose y may be any valid class. If all are 0, the loss and
             its gradient are 0.
-
-    Returns:
-        0-d tensor.
 
     Raises:
         ValueError: shapes do not fit, or y are no whole numbers.
@@ -125,9 +119,6 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
         exits_NC: logits o_1 to o_m, the deepest last. y_N: classes. w_N: row weights, as in `cross_entropy`.
         gamma: weight of the distillation, 0 is none. temperature: T > 0.
 
-    Returns:
-        0-d tensor.
-
     Raises:
         ValueError: no exit, T is not positive, or shapes do not fit.
 
@@ -155,9 +146,6 @@ def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weig
     Args:
         exits_NC: logits o_1 to o_m of a network's exits; o_j is a constant in KL. y_N: classes. w_N: row weights, as
             in `cross_entropy`. weight: of the distillation; the number 0 leaves it out.
-
-    Returns:
-        0-d tensor.
 
     Raises:
         ValueError: no exit, or shapes do not fit.
@@ -189,9 +177,6 @@ def l1_loss(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
         found_NC: what is trained. target_NC: what to match, a constant for the gradient, which is sign(found - target)
             w_n / (C sum w). w_N: row weights, as in `cross_entropy`.
 
-    Returns:
-        0-d tensor.
-
     Raises:
         ValueError: shapes do not fit.
 
@@ -207,9 +192,6 @@ def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     Args:
         found_ND: what is trained. target_ND: what to match, a constant for the gradient, which is 2 (found - target)
             w_n / (D sum w). w_N: row weights, as in `cross_entropy`.
-
-    Returns:
-        0-d tensor.
 
     Raises:
         ValueError: shapes do not fit.

@@ -23,42 +23,6 @@ from polyfed.functional.centering import widened
 MODES = ("simple", "project", "literal", "adaptive", "none")
 
 
-def project(g_local: Tensor, g_in: Tensor) -> Tensor:
-    """The Z nearest to G_IN with <Z, G_local> >= 0: G_IN if b >= 0, else G_IN - (b/a) G_local.
-
-    Args:
-        g_local: G_local, any shape.
-        g_in: G_IN, same shape.
-
-    Raises:
-        ValueError: the shapes differ.
-
-    Source: FedIN, eq. 12.
-
-    >>> project(torch.tensor([1.0, 0.0]), torch.tensor([-2.0, 3.0]))
-    tensor([0., 3.])
-    """
-    return _combine_one(g_local, g_in, "literal", 0.0)
-
-
-def simple(g_local: Tensor, g_in: Tensor, lam: float) -> Tensor:
-    """Z = G_IN + (lambda / 2) G_local. Source: FedIN, eq. 13 (``lam`` = 1 in the paper; 0 gives G_IN).
-
-    Raises:
-        ValueError: the shapes differ.
-    """
-    return _combine_one(g_local, g_in, "simple", lam)
-
-
-def adaptive(g_local: Tensor, g_in: Tensor) -> Tensor:
-    """Eq. 13 with lambda = max(1, -2b/a): the paper's mix, raised just far enough that <Z, G_local> >= 0 or more.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
-    return _combine_one(g_local, g_in, "adaptive", 0.0)
-
-
 def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str, lam: float) -> dict[str, Tensor]:
     """The gradient that moves the intermediate tensors, with an a and a b of its own for each of them.
 
@@ -77,7 +41,13 @@ def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str
     if mode not in MODES:
         raise ValueError(f"expected a mode among {', '.join(MODES)}, got '{mode}'")
     _same_names(g_local, g_in)
-    return {name: _combine_one(g_local[name], g_in[name], mode, lam) for name in g_local}
+    combined = {}
+    for name, local in g_local.items():
+        c = _coefficient([local], [g_in[name]], mode, lam)
+        wide_in, wide_local = widened(g_in[name]), widened(local)
+        mixed = torch.add(wide_in, wide_local, alpha=c) if isinstance(c, float) else wide_in + c * wide_local
+        combined[name] = mixed.to(g_in[name].dtype)
+    return combined
 
 
 def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
@@ -106,18 +76,6 @@ def _same_names(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> No
         if g_local[name].shape != g_in[name].shape:
             shapes = f"{tuple(g_local[name].shape)} and {tuple(g_in[name].shape)}"
             raise ValueError(f"expected both gradients of '{name}' in one shape, got {shapes}")
-
-
-def _combine_one(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor:
-    if g_local.shape != g_in.shape:
-        raise ValueError(f"expected gradients of one shape, got {tuple(g_local.shape)} and {tuple(g_in.shape)}")
-    return _add(g_in, _coefficient([g_local], [g_in], mode, lam), g_local)
-
-
-def _add(g_in: Tensor, c: Tensor | float, g_local: Tensor) -> Tensor:
-    if isinstance(c, float):
-        return torch.add(widened(g_in), widened(g_local), alpha=c).to(g_in.dtype)  # one pass
-    return (widened(g_in) + c * widened(g_local)).to(g_in.dtype)
 
 
 def _coefficient(g_local: list[Tensor], g_in: list[Tensor], mode: str, lam: float) -> Tensor | float:

@@ -35,7 +35,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor, nbytes
 from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_targets import merge, soft_cross_entropy, to_dense
+from polyfed.functional.class_prototypes import merge, soft_cross_entropy, to_dense
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 

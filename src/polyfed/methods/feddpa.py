@@ -36,7 +36,7 @@ from polyfed.core.method import Batch, Context, Phase, Requirements, TrainingRes
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
-from polyfed.functional import drift
+from polyfed.functional import clipping
 from polyfed.functional.fisher import min_max_normalize
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.building_blocks import weight_averaging
@@ -132,7 +132,7 @@ class FedDPA(FedAvg):
         if context["personal turn"] and self.lambda1:
             return task + self.lambda1 / 2 * squared_distance(w_k, context["w"])
         if not context["personal turn"] and self.lambda2:
-            return task + self.lambda2 / 2 * drift.bound_gap_penalty(w_k, context["w"], self.max_update_norm)
+            return task + self.lambda2 / 2 * clipping.bound_gap_penalty(w_k, context["w"], self.max_update_norm)
         return task
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -146,7 +146,7 @@ class FedDPA(FedAvg):
                 else 0.0
             )
             update = {name: t - w[name] for name, t in sent.items()}
-            released = drift.clip_and_noise(update, self.max_update_norm, std, client.generator("noise"))
+            released = clipping.clip_and_noise(update, self.max_update_norm, std, client.generator("noise"))
             sent = {name: w[name] + t for name, t in released.items()}
         return {"model": {**model, **sent}}
 

@@ -35,9 +35,9 @@ from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
+from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
-from polyfed.functional.mixing import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.methods.building_blocks import weight_averaging
 
 

@@ -44,10 +44,10 @@ from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, Form, own_network
+from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode
-from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods.building_blocks import kernel_alignment, weight_averaging
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 

@@ -42,8 +42,14 @@ from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperpara
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import LABELS, rows_of
-from polyfed.functional.class_prototypes import class_means
-from polyfed.functional.class_targets import merge, prototype_distance, soft_cross_entropy, to_dense, update_rows
+from polyfed.functional.class_prototypes import (
+    class_means,
+    merge,
+    prototype_distance,
+    soft_cross_entropy,
+    to_dense,
+    update_rows,
+)
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks.mutual_learning import MutualLearning
 

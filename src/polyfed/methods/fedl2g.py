@@ -42,7 +42,7 @@ from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.functional.class_targets import merge
+from polyfed.functional.class_prototypes import merge
 from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
 from polyfed.functional.losses import task_loss

@@ -28,8 +28,7 @@ from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.modules import copy_parameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
-from polyfed.functional.averaging import layer_wise_mean, normalized_mean
-from polyfed.functional.effective_steps import normalizer
+from polyfed.functional.averaging import layer_wise_mean, normalized_mean, normalizer
 from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg

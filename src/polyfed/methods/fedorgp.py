@@ -27,8 +27,8 @@ from torch import Tensor
 
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional import prototype_network
-from polyfed.functional.class_targets import align, most_similar
+from polyfed.functional import server_prototypes
+from polyfed.functional.class_prototypes import align, most_similar
 from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
 
 
@@ -43,8 +43,8 @@ class FedORGP(TrainedPrototypes):
     gamma: Annotated[float, Field(ge=0)] = 10.0  # weight of orthogonality to other classes; 0: off
 
     # server ------------------------------------------------------------------------------------------------
-    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> prototype_network.Loss:
-        return functools.partial(prototype_network.orthogonality, gamma=self.gamma)
+    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
+        return functools.partial(server_prototypes.orthogonality, gamma=self.gamma)
 
     # client ------------------------------------------------------------------------------------------------
     def distance(self, z: Tensor, batch: Batch, context: Context) -> Tensor:

@@ -32,8 +32,8 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_targets import merge, update_rows
-from polyfed.functional.sphere_spreading import spread
+from polyfed.functional.class_prototypes import merge, update_rows
+from polyfed.functional.server_prototypes import spread
 from polyfed.methods.building_blocks import prototypes
 from polyfed.validation.effect import ActsWith
 

@@ -33,8 +33,7 @@ from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.functional.class_prototypes import class_means
-from polyfed.functional.entanglement import entangle, soft_header_sgd_step
+from polyfed.functional.class_prototypes import class_means, entangle, soft_header_sgd_step
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
 

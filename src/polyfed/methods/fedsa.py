@@ -40,10 +40,10 @@ from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperpar
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.functional.class_targets import merge, prototype_distance, update_rows
+from polyfed.functional.class_prototypes import merge, prototype_distance, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
-from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
+from polyfed.functional.server_prototypes import draw_anchors, margin_contrastive_loss, mean_nearest_distance
 from polyfed.methods.building_blocks import prototypes
 
 

@@ -32,8 +32,8 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
+from polyfed.functional.class_prototypes import merge, to_dense, update_rows
 from polyfed.functional.class_structure import Measure, batch_class_means, structure_loss
-from polyfed.functional.class_targets import merge, to_dense, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional import prototype_network
-from polyfed.functional.class_targets import merge
+from polyfed.functional import server_prototypes
+from polyfed.functional.class_prototypes import merge
 from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
 
 
@@ -44,9 +44,9 @@ class FedTGP(TrainedPrototypes):
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
 
-    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> prototype_network.Loss:
+    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
         """Own prototypes must be nearer than others by the margin that the mean means have."""
         _, centers = merge(means, labels, torch.ones(len(labels)))
-        delta = prototype_network.margin(centers, self.margin)
+        delta = server_prototypes.margin(centers, self.margin)
         server.log["margin"] = delta
-        return functools.partial(prototype_network.margin_loss, margin=delta)
+        return functools.partial(server_prototypes.margin_loss, margin=delta)

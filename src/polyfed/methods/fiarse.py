@@ -37,7 +37,7 @@ from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import as_sent
-from polyfed.functional import magnitudes, masks
+from polyfed.functional import masks
 from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.functional.tied_tensors import call_with
@@ -107,7 +107,7 @@ class FIARSE(Method):
         w = get_group(server.state, "model")
         found: dict[str, Tensor] = {}
         for names in self._groups(_network(server)):
-            theta = magnitudes.magnitude_threshold([w[name] for name in names], float(share))
+            theta = masks.magnitude_threshold([w[name] for name in names], float(share))
             found |= {name: w[name].abs() < theta for name in names}
         return found
 
@@ -148,9 +148,7 @@ class FIARSE(Method):
             return task_loss(model(batch.x), batch.y, batch.w)
         thresholds = context["thresholds"]
         weights = {
-            name: magnitudes.keep_large(p, thresholds[name])
-            for name, p in model.named_parameters()
-            if name in thresholds
+            name: masks.keep_large(p, thresholds[name]) for name, p in model.named_parameters() if name in thresholds
         }
         return task_loss(call_with(model, weights, (batch.x,)), batch.y, batch.w)
 

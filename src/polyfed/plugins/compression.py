@@ -23,8 +23,8 @@ from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers, has_upload, iter_tensors, sent_nbytes
 from polyfed.errors import ConfigError, RunError
-from polyfed.functional.quantization import Precision
-from polyfed.functional.sparsification import (
+from polyfed.functional.compression import (
+    Precision,
     densify,
     dequantize,
     index_nbytes,

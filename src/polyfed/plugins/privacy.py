@@ -36,8 +36,8 @@ from polyfed.engine.plugin import Plugin, RoundRefused, Setup, find
 from polyfed.engine.round_state import Records, Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers, endings, has_upload
 from polyfed.errors import ConfigError
-from polyfed.functional.drift import Normals, clip_and_noise
-from polyfed.functional.secure_noise import KeyedGaussian
+from polyfed.functional.clipping import Normals, clip_and_noise
+from polyfed.functional.noise import KeyedGaussian
 
 
 class UploadPrivacy(Plugin):

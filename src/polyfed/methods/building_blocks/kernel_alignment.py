@@ -30,9 +30,9 @@ from polyfed.core.public_passes import public_outputs
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext
 from polyfed.errors import RunError
-from polyfed.functional.kernel_factor import MeanKernelFactor
-from polyfed.functional.kernel_similarity import Similarity, kernel_features
-from polyfed.functional.quantization import Precision, dequantize_columns, quantize_columns
+from polyfed.functional.compression import Precision, dequantize_columns, quantize_columns
+from polyfed.functional.kernel_similarity import Similarity, nystroem_features
+from polyfed.functional.kernels import MeanKernelFactor
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.hyperparameters import hyperparameters
 
@@ -344,7 +344,7 @@ class MeanKernel:
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""
         draws = server.generator("landmarks", client_id)
-        return kernel_features(self.similarity, a_LD, width=self.width, landmarks=LANDMARKS, generator=draws)
+        return a_LD if self.similarity == "linear" else nystroem_features(a_LD, self.width, LANDMARKS, draws)
 
     def _checked(self, server: Server, client_id: int, packed: Group) -> Group:
         rows = len(dequantize_columns(packed))

@@ -35,8 +35,7 @@ from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, rows_of
-from polyfed.functional.class_prototypes import class_means
-from polyfed.functional.class_targets import nearest_prototype_scores, prototype_distance, to_dense
+from polyfed.functional.class_prototypes import class_means, nearest_prototype_scores, prototype_distance, to_dense
 from polyfed.functional.losses import cross_entropy
 from polyfed.profiling import timed
 

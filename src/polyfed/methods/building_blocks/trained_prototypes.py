@@ -14,7 +14,7 @@ from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
-from polyfed.functional import prototype_network
+from polyfed.functional import server_prototypes
 from polyfed.methods.building_blocks import prototypes
 
 
@@ -34,7 +34,7 @@ class TrainedPrototypes(prototypes.PrototypeMethod):
         """Draw the network; its hidden layer is as wide as the representations."""
         features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("prototypes")
-        server.state["network"] = prototype_network.init_network(server.classes, features, features, draws)
+        server.state["network"] = server_prototypes.init_network(server.classes, features, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         """The "labels" and "prototypes" of all classes that ever came; nothing before there are any."""
@@ -45,7 +45,7 @@ class TrainedPrototypes(prototypes.PrototypeMethod):
         sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
-        network, server.log["prototype_loss"] = prototype_network.train_network(
+        network, server.log["prototype_loss"] = server_prototypes.train_network(
             get_group(server.state, "network"),
             sent.rows,
             sent.labels,
@@ -57,10 +57,10 @@ class TrainedPrototypes(prototypes.PrototypeMethod):
         )
         before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
         labels = torch.cat([*before, sent.labels]).unique()
-        rows = prototype_network.prototypes(network)[labels.long()]
+        rows = server_prototypes.prototypes(network)[labels.long()]
         server.state |= {"network": network, "labels": labels, "prototypes": rows}
 
-    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> prototype_network.Loss:
+    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
         """The loss that the prototype network is fitted with.
 
         Args:

@@ -1,13 +1,15 @@
-"""Semantic anchors against PyTorch's layers and NumPy."""
+"""Semantic anchors against PyTorch's layers and NumPy, directions on the sphere against a loop over pairs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
+from polyfed.functional.server_prototypes import draw_anchors, margin_contrastive_loss, mean_nearest_distance, spread
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -35,8 +37,6 @@ def test_the_gap_against_numpy() -> None:
     nearest = [min(np.linalg.norm(x[a] - x[b]) for b in range(4) if a != b) for a in range(4)]
     assert float(mean_nearest_distance(rows)) == pytest.approx(np.mean(nearest), rel=1e-6)
     assert float(mean_nearest_distance(torch.ones(2, 3))) == 0
-    with pytest.raises(ValueError, match=r"expected at least two rows \(S, D\), got \(1, 3\)"):
-        mean_nearest_distance(rows[:1])
 
 
 def test_the_contrast_against_numpy() -> None:
@@ -47,16 +47,6 @@ def test_the_contrast_against_numpy() -> None:
     d[np.arange(6), y.numpy()] += 0.7
     losses = d[np.arange(6), y.numpy()] + np.log(np.exp(-d).sum(1))
     assert float(found) == pytest.approx((losses * w.numpy()).sum() / w.numpy().sum(), rel=1e-6)
-
-
-def test_the_margin_asks_for_more() -> None:
-    """A row at its own anchor still loses while others are nearer than the margin."""
-    anchors, y = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([0])
-    losses = [
-        float(margin_contrastive_loss(anchors[:1], y, torch.ones(1), anchors, torch.tensor(m))) for m in (0.0, 3.0, 6.0)
-    ]
-    assert losses == sorted(losses)
-    assert losses[1] == pytest.approx(np.log(2))
 
 
 def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
@@ -71,8 +61,32 @@ def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
     torch.testing.assert_close(found[1], torch.func.grad(loss)(at[1]))
 
 
-def test_small_distances_of_many_rows_far_from_zero_are_kept() -> None:
-    rows = 1000 + 0.1 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    exact = rows.double()
-    gaps = (exact[:, None] - exact[None]).norm(dim=2).fill_diagonal_(torch.inf)
-    assert float(mean_nearest_distance(rows)) == pytest.approx(float(gaps.min(dim=1).values.mean()), rel=1e-5)
+def by_hand(rows: Any, steps: int) -> Any:
+    """Pair by pair, in NumPy."""
+    p = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    v, lr = np.zeros_like(p), 0.1
+    for step in range(steps):
+        force = np.zeros_like(p)
+        for i in range(len(p)):
+            for j in range(len(p)):
+                if i != j:
+                    gap = p[i] - p[j]
+                    force[i] += gap / (gap @ gap)
+        v = 0.9 * v + lr * force
+        p = p + v
+        p = p / np.linalg.norm(p, axis=1, keepdims=True)
+        lr *= 0.95 if step % 10 == 0 else 1
+    return p
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 25])
+def test_against_a_loop_over_pairs(steps: int) -> None:
+    rows = draw(5, 4)
+    np.testing.assert_allclose(spread(rows, steps).numpy(), by_hand(rows.double().numpy(), steps), atol=1e-6)
+
+
+def test_one_row_equal_rows_and_rows_of_zeros() -> None:
+    one = draw(1, 3)
+    torch.testing.assert_close(spread(one, 50), one / one.norm())
+    for rows in (torch.ones(3, 4), torch.cat([torch.zeros(1, 4), draw(2, 4)])):
+        assert spread(rows, 50).isfinite().all()

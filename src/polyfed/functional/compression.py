@@ -1,0 +1,207 @@
+"""Tensors that travel in fewer bytes: half precision, 8-bit integers with a scale for each row or column, or their
+largest entries alone.
+
+    precision   members of a packed matrix                         bytes of (L, R)
+    float32     values float32 (L, R)                              4 L R
+    float16     values float16 (L, R), scale float32 ()            2 L R + 4
+    int8        values int8 (L, R), scale float32 (R,)             L R + 4 R
+
+The matrix is scale * values. Rounding is to the nearest: in float16 an entry is off by at most 2^-11 of itself, or
+2^-25 of the largest entry if that is more; in int8 by at most 1/254 of the largest entry of its column.
+
+Shapes: L rows, R columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.centering import nonzero
+from polyfed.functional.masks import pack_bits, unpack_bits
+
+Precision = Literal["float32", "float16", "int8"]
+
+_STEPS = 127  # int8 on either side of 0; -128 is not used
+
+
+@torch.no_grad()
+def quantize_columns(matrix_LR: Tensor, precision: Precision) -> dict[str, Tensor]:
+    """The members of the table above, new tensors on the matrix's device.
+
+    float16 is divided by max|matrix| first, so that nothing overflows; int8 by each column's largest entry.
+
+    Raises:
+        ValueError: not a matrix of finite numbers with rows and columns.
+
+    >>> quantize_columns(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
+    {'values': tensor([[   1,    0],
+            [-127,    0]], dtype=torch.int8), 'scale': tensor([1., 0.])}
+    """
+    if matrix_LR.dim() != 2 or matrix_LR.numel() == 0 or not matrix_LR.is_floating_point():
+        found = f"{matrix_LR.dtype} of shape {tuple(matrix_LR.shape)}"
+        raise ValueError(f"expected a matrix of floats with rows and columns, got {found}")
+    wide = matrix_LR.to(torch.float32, copy=True)
+    if not bool(wide.isfinite().all()):
+        raise ValueError("expected finite float32 numbers to pack, got inf or nan")
+    if precision == "float32":
+        return {"values": wide}
+    if precision == "float16":
+        scale = wide.abs().amax()
+        return {"values": (wide / nonzero(scale)).to(torch.float16), "scale": scale}
+    scale_R = wide.abs().amax(dim=0) / _STEPS
+    return {"values": (wide / nonzero(scale_R)).round().clamp(-_STEPS, _STEPS).to(torch.int8), "scale": scale_R}
+
+
+@torch.no_grad()
+def dequantize_columns(group: Mapping[str, Tensor]) -> Tensor:
+    """What ``quantize_columns`` made, as float32 (L, R); its precision is read off its types.
+
+    Raises:
+        ValueError: what ``quantize_columns`` does not make: other names, types or shapes, inf or nan, a negative scale.
+    """
+    tensors = all(isinstance(member, Tensor) for member in group.values())
+    if not tensors or "values" not in group or not set(group) <= {"values", "scale"}:
+        raise ValueError(f"expected a packed matrix of tensors 'values' and 'scale', got {_listed(group)}")
+    values_LR = group["values"]
+    scaled = "scale" in group
+    named = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
+    precision = named.get(values_LR.dtype)
+    if precision is None or values_LR.dim() != 2 or values_LR.numel() == 0:
+        raise ValueError(
+            f"expected 'values' as a matrix of float32, float16 or int8, got {values_LR.dtype} of shape "
+            f"{tuple(values_LR.shape)}"
+        )
+    if scaled != (precision != "float32"):
+        raise ValueError(f"expected {'no' if scaled else 'a'} 'scale' beside 'values' of {precision}")
+    matrix_LR = values_LR.to(torch.float32, copy=True)
+    if scaled:
+        scale = group["scale"]
+        shape = () if precision == "float16" else (values_LR.shape[1],)
+        if scale.dtype != torch.float32 or scale.shape != shape:
+            raise ValueError(
+                f"expected 'scale' of {precision} as float32 of shape {shape}, got {scale.dtype} of shape "
+                f"{tuple(scale.shape)}"
+            )
+        if bool((scale < 0).any()):
+            raise ValueError(f"expected 'scale' of at least 0, got {float(scale.min())}")
+        matrix_LR *= scale
+    if not bool(matrix_LR.isfinite().all()):
+        raise ValueError("expected a packed matrix of finite numbers, got inf or nan")
+    return matrix_LR
+
+
+def _listed(group: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(group)) or "nothing"
+
+
+_WIDTH = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number
+_PLACE = torch.int32  # of a place, where that takes fewer bytes than a bit for every entry
+
+
+def top_k_count(numel: int, share: float) -> int:
+    """How many entries of a tensor with `numel` the largest `share` are: at least one.
+
+    >>> top_k_count(25, 0.1), top_k_count(3, 0.1)
+    (3, 1)
+    """
+    return min(numel, max(1, math.ceil(share * numel - 1e-9)))  # 0.07 * 100 is 7.000000000000001
+
+
+def quantized_nbytes(shape: tuple[int, ...], precision: Precision) -> int:
+    """Bytes of what `quantize` gives: with int8 a scale for every row, with float16 one.
+
+    >>> quantized_nbytes((10, 64), "int8"), quantized_nbytes((64,), "int8"), quantized_nbytes((10, 64), "float16")
+    (680, 68, 1284)
+    """
+    scales = {"float32": 0, "float16": 1, "int8": shape[0] if len(shape) > 1 else 1}[precision]
+    return _WIDTH[precision] * math.prod(shape) + 4 * scales
+
+
+def index_nbytes(numel: int, count: int) -> int:
+    """Bytes that tell which `count` of `numel` entries are meant: int32 each, or a bit for every entry.
+
+    >>> index_nbytes(6400, 640), index_nbytes(6400, 64)
+    (800, 256)
+    """
+    return min(_PLACE.itemsize * count, -(-numel // 8))
+
+
+@torch.no_grad()
+def quantize(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Values in the tensor's shape, and their scale, float32: see `quantize_columns`.
+
+    float16: one scale (0-d), the largest magnitude. int8: one for every row, an index of the first of two or more
+    dimensions, or for the whole vector: its largest magnitude / 127; so the error is at most half of it.
+
+    Args:
+        tensor: floats, finite, with entries. precision: "float16" or "int8".
+
+    >>> quantize(torch.tensor([[127.0, -3.0], [0.0, 254.0]]), "int8")
+    (tensor([[127,  -3],
+            [  0, 127]], dtype=torch.int8), tensor([1., 2.]))
+    """
+    made = quantize_columns(_rows(tensor).T, precision)
+    return made["values"].T.reshape(tensor.shape).contiguous(), made["scale"]
+
+
+@torch.no_grad()
+def dequantize(values: Tensor, scale: Tensor) -> Tensor:
+    """What `quantize` made, as float32 in its shape.
+
+    Raises:
+        ValueError: what `quantize` does not make.
+    """
+    if not values.dim() or not values.numel():
+        raise ValueError(f"expected quantized values with entries, got shape {tuple(values.shape)}")
+    return dequantize_columns({"values": _rows(values).T, "scale": scale}).T.reshape(values.shape).contiguous()
+
+
+@torch.no_grad()
+def top_k_sparsify(tensor: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The `top_k_count` entries of largest magnitude, (k,) in the tensor's order; and their places, for `densify`.
+
+    The places are (k,) int32, or (ceil(n / 8),) uint8, a bit for every entry, where that takes fewer bytes.
+
+    >>> top_k_sparsify(torch.tensor([[0.5, -3.0], [2.0, 1.0]]), 0.5)
+    (tensor([-3.,  2.]), tensor([6], dtype=torch.uint8))
+    """
+    flat = tensor.flatten()
+    count = top_k_count(len(flat), share)
+    places = flat.abs().topk(count, sorted=False).indices.sort().values
+    if index_nbytes(len(flat), count) == _PLACE.itemsize * count:
+        return flat[places], places.to(_PLACE)
+    mask = torch.zeros(len(flat), dtype=torch.bool)
+    mask[places] = True
+    return flat[places], pack_bits(mask)
+
+
+@torch.no_grad()
+def densify(values: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this shape with `values` (k,) at their places, and zeros elsewhere.
+
+    Raises:
+        ValueError: the places are none of a tensor of this shape, or not as many as the values.
+    """
+    numel = math.prod(shape)
+    bits = places.dtype == torch.uint8
+    if places.dim() != 1 or (not bits and places.dtype != _PLACE) or (bits and len(places) != -(-numel // 8)):
+        given = f"{places.dtype} of shape {tuple(places.shape)}"
+        raise ValueError(f"expected places among {numel} entries as {_PLACE} or as bits, got {given}")
+    found = unpack_bits(places, (numel,)).nonzero().flatten() if bits else places.long()
+    if values.shape != found.shape:
+        raise ValueError(f"expected as many values as places, got {tuple(values.shape)} and {len(found)}")
+    if len(found) and (int(found.min()) < 0 or int(found.max()) >= numel):
+        raise ValueError(f"expected places from 0 to {numel - 1}, got {int(found.min())} to {int(found.max())}")
+    whole = torch.zeros(numel, dtype=values.dtype)
+    whole[found] = values
+    return whole.reshape(shape)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """As a matrix: a vector is one row."""
+    return tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)

@@ -1,0 +1,227 @@
+"""Fewer bytes: what they weigh, how far off they are, what of the outside is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.functional.compression import (
+    densify,
+    dequantize,
+    dequantize_columns,
+    index_nbytes,
+    quantize,
+    quantize_columns,
+    quantized_nbytes,
+    top_k_count,
+    top_k_sparsify,
+)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def wide_range(rows=200, columns=17, seed=0):
+    """Both signs, columns of very different sizes, one of zeros."""
+    matrix = draw(rows, columns, seed=seed) * torch.logspace(-6, 3, columns)
+    matrix[:, 4] = 0
+    return matrix
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_members_and_error_bounds(scale):
+    matrix = scale * wide_range()
+    exact = matrix.double().numpy()
+
+    group = quantize_columns(matrix, "float32")
+    assert list(group) == ["values"]
+    assert torch.equal(dequantize_columns(group), matrix)
+    assert group["values"].data_ptr() != matrix.data_ptr()
+    assert dequantize_columns(group).data_ptr() != group["values"].data_ptr()
+
+    group = quantize_columns(matrix, "float16")
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in group.items()} == {
+        "values": (torch.float16, (200, 17)),
+        "scale": (torch.float32, ()),
+    }
+    off = np.abs(dequantize_columns(group).double().numpy() - exact)
+    assert (off <= (1 + 1e-3) * np.maximum(np.abs(exact) * 2.0**-11, np.abs(exact).max() * 2.0**-25)).all()
+    assert off.max() > 0
+
+    group = quantize_columns(matrix, "int8")
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in group.items()} == {
+        "values": (torch.int8, (200, 17)),
+        "scale": (torch.float32, (17,)),
+    }
+    off = np.abs(dequantize_columns(group).double().numpy() - exact)
+    assert (off <= (1 + 1e-4) * np.abs(exact).max(0) / 254).all()
+    assert dequantize_columns(group)[:, 4].eq(0).all()
+    assert group["values"].abs().amax(0).tolist() == [127] * 4 + [0] + [127] * 12
+    assert dequantize_columns(group).dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_signs_zeros_and_extremes(precision):
+    matrix = torch.tensor([[-3.0, 0.0, 3e38], [1.0, 0.0, -3e38], [3.0, -0.0, 0.0]])
+    back = dequantize_columns(quantize_columns(matrix, precision))
+    torch.testing.assert_close(back, matrix, rtol=0.02, atol=0 if precision != "float16" else 2e31)
+    assert torch.equal(dequantize_columns(quantize_columns(-matrix, precision)), -back)
+    assert dequantize_columns(quantize_columns(torch.zeros(3, 2), precision)).eq(0).all()
+    tiny = torch.full((2, 2), 1e-45)
+    assert dequantize_columns(quantize_columns(tiny, precision)).isfinite().all()
+
+
+def test_rounding_is_to_the_nearest():
+    group = quantize_columns(torch.tensor([[127.0], [2.4], [2.6], [-2.4], [-2.6]]), "int8")
+    assert group["values"].flatten().tolist() == [127, 2, 3, -2, -3]
+
+
+def test_unusable_matrices():
+    for bad in (torch.ones(3), torch.ones(2, 2, 2), torch.ones(0, 3), torch.ones(2, 2, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="matrix of floats with rows and columns"):
+            quantize_columns(bad, "int8")
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite"):
+            quantize_columns(torch.tensor([[1.0, value]]), "float16")
+    with pytest.raises(ValueError, match="finite float32"):
+        quantize_columns(torch.tensor([[1e300]], dtype=torch.float64), "float32")
+
+
+F16, I8 = torch.ones(3, 2, dtype=torch.float16), torch.ones(3, 2, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("group", "line"),
+    [
+        ({}, "tensors 'values' and 'scale', got nothing"),
+        ({"scale": torch.ones(2)}, "got 'scale'"),
+        ({"values": I8, "scale": torch.ones(2), "x": I8}, "got 'scale', 'values', 'x'"),
+        ({"values": [[1.0]]}, "expected a packed matrix of tensors"),
+        ({"values": torch.ones(3)}, r"float32 of shape \(3,\)"),
+        ({"values": torch.ones(3, 0)}, r"shape \(3, 0\)"),
+        ({"values": torch.ones(3, 2, dtype=torch.float64)}, "got torch.float64"),
+        ({"values": torch.ones(3, 2), "scale": torch.ones(())}, "expected no 'scale' beside 'values' of float32"),
+        ({"values": F16}, "expected a 'scale' beside 'values' of float16"),
+        ({"values": I8}, "expected a 'scale' beside 'values' of int8"),
+        (
+            {"values": F16, "scale": torch.ones(2)},
+            r"float16 as float32 of shape \(\), got torch.float32 of shape \(2,\)",
+        ),
+        ({"values": I8, "scale": torch.ones(3)}, r"shape \(2,\), got torch.float32 of shape \(3,\)"),
+        ({"values": I8, "scale": torch.ones(2, dtype=torch.float64)}, "got torch.float64"),
+        ({"values": I8, "scale": torch.tensor([1.0, -1.0])}, "at least 0, got -1.0"),
+        ({"values": I8, "scale": torch.tensor([1.0, float("nan")])}, "inf or nan"),
+        ({"values": 4 * F16, "scale": torch.tensor(3e38)}, "inf or nan"),
+        ({"values": F16 / 0, "scale": torch.tensor(1.0)}, "inf or nan"),
+        ({"values": torch.ones(3, 2) / 0}, "inf or nan"),
+    ],
+)
+def test_what_comes_from_outside_is_checked(group, line):
+    with pytest.raises(ValueError, match=line) as error:
+        dequantize_columns(group)
+    assert "\n" not in str(error.value)
+
+
+SHAPES = [(7,), (1,), (3, 5), (2, 3, 2, 2), (4, 1)]
+
+
+def drawn(shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_has_a_scale_per_row_and_errs_by_half_a_step(shape: tuple[int, ...]) -> None:
+    x = drawn(shape, 3.0)
+    values, scale = quantize(x, "int8")
+    assert (values.dtype, tuple(values.shape)) == (torch.int8, shape)
+    rows = x.double().numpy().reshape((shape[0], -1) if len(shape) > 1 else (1, -1))
+    steps = np.abs(rows).max(axis=1) / 127
+    np.testing.assert_allclose(scale.numpy(), steps, rtol=1e-6)
+    levels = np.rint(rows / np.float32(steps)[:, None])
+    assert np.abs(values.numpy().reshape(rows.shape) - levels).max() <= 1  # a tie may go either way
+    error = np.abs(dequantize(values, scale).double().numpy().reshape(rows.shape) - rows)
+    assert (error <= 0.5 * steps[:, None] * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e9])  # float16 alone ends at 65504, and at 6e-8
+def test_float16_is_taken_of_a_share_of_the_largest(shape: tuple[int, ...], size: float) -> None:
+    x = drawn(shape, size)
+    values, scale = quantize(x, "float16")
+    largest = np.abs(x.numpy()).max()
+    np.testing.assert_array_equal(values.numpy(), (x.numpy() / largest).astype(np.float16))
+    assert scale.item() == largest
+    np.testing.assert_allclose(dequantize(values, scale).numpy(), x.numpy(), rtol=1e-3, atol=1e-7 * size)
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_of_quantized(shape: tuple[int, ...], precision: str) -> None:
+    values, scale = quantize(drawn(shape), precision)  # type: ignore[arg-type]
+    assert values.nbytes + scale.nbytes == quantized_nbytes(shape, precision)  # type: ignore[arg-type]
+    assert quantized_nbytes(shape, "float32") == 4 * math.prod(shape)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.03, 0.1, 0.5, 0.97, 1.0])
+def test_the_largest_of_both_signs_go_up(share: float) -> None:
+    x = drawn((9, 41))
+    values, places = top_k_sparsify(x, share)
+    flat = x.numpy().ravel()
+    count = max(1, math.ceil(share * flat.size))
+    largest = np.sort(np.argsort(-np.abs(flat), kind="stable")[:count])
+    np.testing.assert_array_equal(values.numpy(), flat[largest])
+    assert (values < 0).any() or count < 5
+    whole = densify(values, places, (9, 41)).numpy().ravel()
+    np.testing.assert_array_equal(whole.nonzero()[0], largest)
+    np.testing.assert_array_equal(whole[largest], flat[largest])
+    assert top_k_count(flat.size, share) == count
+    assert places.nbytes == index_nbytes(flat.size, count) == min(4 * count, 47)
+    assert places.dtype == (torch.int32 if count < 12 else torch.uint8)
+
+
+def test_a_share_is_not_rounded_up_by_how_numbers_are_stored() -> None:
+    assert [top_k_count(100, share) for share in (0.07, 0.29, 0.071, 1e-9, 1.0)] == [7, 29, 8, 1, 100]
+
+
+BYTES = torch.tensor([6], dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("values", "places", "what"),
+    [
+        (torch.ones(2), torch.tensor([0, 4], dtype=torch.int32), "places from 0 to 3, got 0 to 4"),
+        (torch.ones(2), torch.tensor([-1, 2], dtype=torch.int32), "places from 0 to 3, got -1 to 2"),
+        (torch.ones(2), torch.tensor([0, 1]), "as torch.int32 or as bits, got torch.int64"),
+        (torch.ones(3), BYTES, r"as many values as places, got \(3,\) and 2"),
+        (torch.ones(2, 1), BYTES, "as many values as places"),
+        (torch.ones(2), torch.tensor([6, 0], dtype=torch.uint8), "places among 4 entries"),
+        (torch.ones(2), torch.tensor([[0, 1]], dtype=torch.int32), "places among 4 entries"),
+    ],
+)
+def test_places_that_are_none(values: Tensor, places: Tensor, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        densify(values, places, (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        (torch.ones(2, 3, dtype=torch.int8), torch.ones(3)),  # a scale per column
+        (torch.ones(2, 3, dtype=torch.int8), torch.ones(())),
+        (torch.ones(2, 3, dtype=torch.int8), torch.tensor([1.0, math.nan])),
+        (torch.ones(2, 3, dtype=torch.int8), torch.tensor([1.0, -1.0])),
+        (torch.ones(3, dtype=torch.float16), torch.ones(1)),
+        (torch.ones(3), torch.ones(())),
+        (torch.ones((), dtype=torch.int8), torch.ones(1)),
+        (torch.ones(0, dtype=torch.int8), torch.ones(1)),
+        (torch.ones(3, dtype=torch.int64), torch.ones(1)),
+    ],
+)
+def test_what_was_not_quantized_is_not_restored(values: Tensor, scale: Tensor) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        dequantize(values, scale)

@@ -56,7 +56,7 @@ def test_two_stages_and_unchanged_clients_cost_one_pass(method: object, monkeypa
     """All six in round 1, the three that trained in rounds 2 and 3; though the header, and so every score, changed."""
     count, records = passes(method, monkeypatch)
     assert count == 6 + 3 + 3
-    monkeypatch.setattr("polyfed.engine.executors.client_scoring.only_head_differs", never)
+    monkeypatch.setattr("polyfed.engine.executors.client_work.only_head_differs", never)
     plain, same = passes(method, monkeypatch)
     assert plain > 0
     assert records == same
@@ -66,7 +66,7 @@ def test_a_body_that_was_received_is_another(monkeypatch: pytest.MonkeyPatch) ->
     """FedAvg: as received all six change in every round; none of these passes is remembered."""
     count, records = passes(FedAvg(), monkeypatch, client_fraction=1.0)
     assert count == 6 * 3  # the personal ones
-    monkeypatch.setattr("polyfed.engine.executors.client_scoring.only_head_differs", never)
+    monkeypatch.setattr("polyfed.engine.executors.client_work.only_head_differs", never)
     assert passes(FedAvg(), monkeypatch, client_fraction=1.0) == (count, records)
 
 

@@ -18,8 +18,8 @@ from polyfed.core.message import Message, clone, shallow_copy
 from polyfed.core.method import Batch, Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.executors.jobs import JobResult
-from polyfed.engine.executors.working_copy import working_copy
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.models.split import SequentialSplit, SplitModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.engine.executors.working_copy import working_copy
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL

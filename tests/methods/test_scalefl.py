@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
-from polyfed.engine.executors.working_copy import working_copy
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods import HeteroFL, ScaleFL

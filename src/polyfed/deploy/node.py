@@ -41,10 +41,8 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.executors.base import run_job
-from polyfed.engine.executors.client_scoring import score_parts
+from polyfed.engine.executors.client_work import run_job, score_parts, working_copy
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.executors.working_copy import working_copy
 from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded

@@ -33,8 +33,8 @@ from polyfed.deploy.placeholders import (
 )
 from polyfed.deploy.protocol import ClientHello
 from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.client_work import has_weights
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.federation import Run
 from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.plugin import decoded

@@ -23,8 +23,8 @@ from polyfed.core.server import Server
 from polyfed.core.settings import EACH_GROUP, Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.client_work import has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
-from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score, ScoreCache
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text

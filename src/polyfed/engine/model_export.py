@@ -18,7 +18,7 @@ from polyfed.core.server import Server
 from polyfed.data.table_columns import TableColumns, own_means
 from polyfed.data.text import TextConfig
 from polyfed.data.transforms import Prepare
-from polyfed.engine.executors.working_copy import has_weights, working_copy
+from polyfed.engine.executors.client_work import has_weights, working_copy
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError

@@ -22,7 +22,8 @@ from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Method, Phase, TrainingResult
 from polyfed.core.model_factory import ModelFactory
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.base import Serial, run_job
+from polyfed.engine.executors.base import Serial
+from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train
@@ -275,8 +276,9 @@ class MeasuringExecutor(Serial):
         cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome
 
-    def _train(self, client: Client, job: TrainJob, method: Method, model_factory: ModelFactory) -> TrainingResult:
+    def _train(self, work: ClientWork) -> TrainingResult:
         """Train on a few batches, and measure what training and scoring cost."""
+        client, job, method, model_factory = work.client, work.job, work.method, work.model_factory
         began = time.perf_counter()
         cost = self.costs[job.round, client.id]
         for phase in self._phases(client, job.exchange):

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from polyfed.core.randomness import generator, numpy_generator
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.executors.working_copy import working_copy
 from polyfed.engine.operation_counter import training_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round_state import Round

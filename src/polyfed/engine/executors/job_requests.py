@@ -20,8 +20,8 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
-from polyfed.engine.executors.base import WorkerContext, run_job, run_public_pass
-from polyfed.engine.executors.client_scoring import score_parts
+from polyfed.engine.executors.base import WorkerContext, run_public_pass
+from polyfed.engine.executors.client_work import run_job, score_parts
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
 from polyfed.engine.executors.shared_buffer import TensorBuffer
 from polyfed.engine.scoring import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache

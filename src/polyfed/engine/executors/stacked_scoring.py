@@ -18,10 +18,9 @@ from polyfed.core.message import freeze
 from polyfed.core.method import Method, NotVectorizable, predictors, uses_default_predict
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import WorkerContext
-from polyfed.engine.executors.client_scoring import counts_others
+from polyfed.engine.executors.client_work import client_weights, counts_others, working_copy
 from polyfed.engine.executors.jobs import EvalJob, Scores, placed
 from polyfed.engine.executors.stack_parts import Tensors, attributes_kept, begins, own_tensors, put_row, weights_on
-from polyfed.engine.executors.working_copy import client_weights, working_copy
 from polyfed.engine.scoring import CHUNK, Score, evaluate_model, predict_samples
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, move_together

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.method import NotVectorizable, Phase, TrainingResult
+from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors.base import (
-    Serial,
-    WorkerContext,
-    at_stage,
-    finish_job,
-    make_upload,
-    own_layers,
-    receive,
-    run_job,
-)
+from polyfed.engine.executors.base import Serial, WorkerContext
+from polyfed.engine.executors.client_work import ClientWork, client_weights, fetch, run_job
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
-from polyfed.engine.executors.made_upload import fetch
 from polyfed.engine.executors.stack_parts import (
     SignatureCache,
     Tensors,
@@ -39,7 +29,6 @@ from polyfed.engine.executors.stack_parts import (
 )
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
-from polyfed.engine.executors.working_copy import client_weights, working_copy
 from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once
@@ -172,70 +161,67 @@ class VectorizedExecutor:
         if trains and jobs[0].client.privacy.max_grad_norm:
             raise NotVectorizable("gradients are bounded row by row")
         before = [client_weights(job.client, variant, model_factory) for job in jobs]
-        clients = []
-        operations = []
+        works: list[ClientWork] = []
         stacked: Tensors = {}
         with copy_once():  # of what all are sent
-            for place, (job, weights) in enumerate(zip(jobs, weights_on(before, model_factory.device), strict=True)):
-                client = working_copy(job.client, variant, model_factory, weights)
-                with own_layers(client, job):
-                    operations.append(receive(client, job, method, model_factory))
-                clients.append(client)
+            loaded = weights_on(before, model_factory.device)
+            for place, job in enumerate(jobs):
+                work = ClientWork(job, method, model_factory, before[place], loaded[place])
+                with work.own_layers():
+                    work.receive()
+                works.append(work)
                 put_row(stacked, place, len(jobs), own_tensors(template))
         if trains:
-            trained, nonfinite = self._trained(jobs, clients, stacked, kind)
+            nonfinite = self._train(works, stacked, kind)
+            if dropout_layers(template):
+                self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
         else:
-            trained = [TrainingResult()] * len(jobs)
             _, nonfinite = numbers_and_nonfinite([], stacked)
-        if trains and dropout_layers(template):
-            self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
-        made = []
-        for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
-            client.bound = model_factory.load(network, variant, {name: t[place] for name, t in stacked.items()}).train()
-            after = model_factory.state(network, variant)
-            with own_layers(client, job):
-                judged = trained[place], nonfinite[place]
-                whole = make_upload(client, job, *judged, method, after, before[place], operations[place])
-                with at_stage(client, job, "uploading"):
-                    made.append(whole.copied())
+        for place, work in enumerate(works):
+            own = {name: tensor[place] for name, tensor in stacked.items()}
+            work.client.bound = model_factory.load(network, variant, own).train()
+            with work.own_layers():
+                work.make_upload(lambda _, place=place: nonfinite[place])  # type: ignore[misc]
+                with work.stage("uploading"):
+                    work.keep_copies()
         outcomes = []
         with copy_once():
-            leaving = [made[place].leaving(client, trained[place]) for place, client in enumerate(clients)]
+            leaving = [work.leaving() for work in works]
             if not store.on_device:
-                leaving += [list(each.after.values()) for each in made]
+                leaving += [list(work.after.values()) for work in works]
             fetch(tensor for tensors in leaving for tensor in tensors)
-            for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
-                if client.plugins:  # which see the client at work
-                    model_factory.load(network, variant, made[place].after)
-                fresh = functools.partial(store.allocate, network, variant)
-                with own_layers(client, job):
-                    result = trained[place]
-                    outcomes.append(finish_job(client, job, result, made[place], method, fresh))
+            for work in works:
+                if work.client.plugins:  # which see the client at work
+                    model_factory.load(network, variant, work.after)
+                with work.own_layers():
+                    outcomes.append(work.finish(functools.partial(store.allocate, network, variant)))
         return outcomes
 
-    def _trained(
-        self, jobs: Sequence[TrainJob], clients: Sequence[Client], stacked: Tensors, kind: Hashable
-    ) -> tuple[list[TrainingResult], list[str | None]]:
-        """See `StackedClients.train`; the networks' tensors (K, ...) are trained in place.
+    def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:
+        """Train as one, the networks' tensors (K, ...) in place; the first that is not finite, client by client.
 
         Raises:
             NotVectorizable: they cannot train as one.
             RunError: the method failed.
         """
-        method = self._context.method
-        exchange = jobs[0].exchange
-        phases = method.phases(clients[0].training) if exchange.phases is None else exchange.phases
-        template = self._context.model_factory.module(jobs[0].client.architecture, jobs[0].variant)
-        passes = self._context.model_factory.training
+        method, model_factory = self._context.method, self._context.model_factory
+        job, clients = works[0].job, [work.client for work in works]
+        phases = method.phases(clients[0].training) if job.exchange.phases is None else job.exchange.phases
+        template = model_factory.module(job.client.architecture, job.variant)
+        numbers = [client.id for client in clients]
+        seed = derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers)  # layers draw as one
         try:
             _check_data(clients, phases)
-            stack = StackedClients(clients, stacked, method, template, self._known, kind, passes)
-            with _common_layers(clients, jobs[0]), attributes_kept(template):
-                return stack.train(phases)
+            stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
+            with seeded_global_rng(seed), attributes_kept(template):
+                trained, nonfinite = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
+            raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", job.round) from error
+        for work, one in zip(works, trained, strict=True):
+            work.trained = one
+        return nonfinite
 
 
 def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:
@@ -244,13 +230,6 @@ def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepa
         prepares.append(client.prepare)
     inputs = tuple((own.x.shape[1:], own.x.dtype) for own in samples)
     return client.architecture, variant, prepares.index(client.prepare), inputs
-
-
-def _common_layers(clients: Sequence[Client], job: TrainJob) -> AbstractContextManager[None]:
-    """As `own_layers`, for clients whose layers draw as one."""
-    first = clients[0]
-    numbers = [client.id for client in clients]
-    return seeded_global_rng(derive_seed(first.seed, "layers", job.exchange.name, job.round, *numbers))
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:

@@ -1,0 +1,343 @@
+"""The client's side of a job, the same in every process: load, receive, train, upload; and how a client is scored.
+
+All of it is done on a working copy: a client that is refused, or whose method fails, is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import (
+    Message,
+    clone,
+    contiguous,
+    first_nonfinite,
+    freeze,
+    shallow_copy,
+    tensors_of,
+    with_tensors,
+)
+from polyfed.core.method import Method, TrainingResult, scalar_metrics, scalar_sums, uses_default_predict
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.engine.executors.jobs import EvalJob, JobResult, TrainJob, placed
+from polyfed.engine.local_training import train
+from polyfed.engine.operation_counter import OperationCounter, training_operations
+from polyfed.engine.scoring import Score, ScoreCache, evaluate_model
+from polyfed.engine.uploads import Rejected, sent_nbytes
+from polyfed.engine.weight_store import WeightRow
+from polyfed.functional.device_copies import copy_in_place, copy_once, move_together
+from polyfed.models.split import SplitModel
+from polyfed.profiling import timed
+
+_CPU = torch.device("cpu")
+
+
+@timed("messages")
+def run_job(
+    job: TrainJob,
+    method: Method,
+    model_factory: ModelFactory,
+    fresh: Callable[[], WeightRow],
+    training: Callable[[ClientWork], TrainingResult] | None = None,
+) -> JobResult:
+    """Load the client's network, receive, train, upload.
+
+    Args:
+        fresh: gives the row for the client's new weights, if there are any. training: another way to train.
+
+    Raises:
+        RunError: the method failed; says for which client, in which round and at which stage.
+    """
+    work = ClientWork(job, method, model_factory)
+    with work.own_layers():
+        work.receive()
+        work.train(training)
+        work.make_upload()
+        return work.finish(fresh)
+
+
+class ClientWork:
+    """One job under way, step by step.
+
+    Args:
+        before: the client's weights, where they are known. loaded: the same on the network's device.
+
+    Attributes:
+        client: the working copy; the template of its network holds its weights.
+        trained: what came of its training. after: the network's tensors after that.
+        message: what the method uploads; None: nothing. refused: why nothing of the job counts.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        method: Method,
+        model_factory: ModelFactory,
+        before: Mapping[str, Tensor] | None = None,
+        loaded: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.job, self.method, self.model_factory = job, method, model_factory
+        self._before = client_weights(job.client, job.variant, model_factory) if before is None else before
+        self.client = working_copy(job.client, job.variant, model_factory, loaded or self._before)
+        self.client.round, self.client.exchange = job.round, job.exchange.name
+        self.trained = TrainingResult()
+        self.after: Mapping[str, Tensor] = {}
+        self.message: Message | None = None
+        self.refused: str | None = None
+        self._score: Score | None = None
+        self._operations = 0
+        self._unchanged: Tensor | None = None  # without training, whether the weights are those from before
+
+    def own_layers(self) -> AbstractContextManager[None]:
+        """Within the block global random generators are the client's own, for what its layers draw in this job."""
+        job = self.job
+        return seeded_global_rng(derive_seed(self.client.seed, "layers", job.exchange.name, job.round, self.client.id))
+
+    @timed("messages")
+    def receive(self) -> None:
+        """Take in the message; count operations, also those of the training to come, where they are counted.
+
+        Raises:
+            RunError: the method failed, as for `run_job`.
+        """
+        client, method = self.client, self.method
+        with self.stage("receiving"), self._counting() as done:
+            client.context = method.receive(client, freeze(self.job.message))
+        if done is None:
+            return
+        self._operations = done.count
+        exchange = self.job.exchange
+        if exchange.trains:
+            with self.stage("training"):
+                phases = method.phases(client.training) if exchange.phases is None else exchange.phases
+                block = self.model_factory.training
+                self._operations += training_operations(client, method, client.context, phases, block)
+
+    def train(self, training: Callable[[ClientWork], TrainingResult] | None = None) -> None:
+        """Train, where the exchange does.
+
+        Raises:
+            RunError: the method failed, as for `run_job`.
+        """
+        if self.job.exchange.trains:
+            with self.stage("training"):
+                self.trained = (training or _train)(self)
+
+    @timed("messages")
+    def make_upload(self, nonfinite: Callable[[Mapping[str, Tensor]], str | None] | None = None) -> None:
+        """Judge the training, score the client, make its upload; its new weights are in the template.
+
+        Args:
+            nonfinite: gives the name of the first weight that is NaN or infinite, where that is known already.
+
+        Raises:
+            RunError: the method failed, as for `run_job`.
+        """
+        client, job = self.client, self.job
+        self.after = self.model_factory.state(client.architecture, job.variant)
+        self.refused = self._fault(nonfinite or _first_nonfinite_weight)
+        if self.refused is None and job.scores and len(client.data.test):
+            with self.stage("scoring"):
+                self._score = evaluate_model(client, self.method, client.data.test, job.from_scores)
+        if self.refused is None and job.uploads:  # a model of NaN sends nothing: its upload could be anything
+            with self.stage("uploading"), self._counting() as done:
+                self.message = self.method.upload(client, self.trained)
+            self._operations += 0 if done is None else done.count
+        if not job.exchange.trains:  # asked later, so that nobody waits for a device now
+            there = move_together([self._before[name] for name in self.after], [t.device for t in self.after.values()])
+            same = [(one == other).all() for one, other in zip(there, self.after.values(), strict=True)]
+            self._unchanged = torch.stack(same).all()
+
+    @timed("messages")
+    def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
+        """What was made leaves the device, and plugins encode the upload. fresh: see `run_job`.
+
+        Raises:
+            RunError: the method failed, as for `run_job`.
+        """
+        client, job = self.client, self.job
+        message, refused = freeze({}), self.refused
+        with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
+            with self.stage("uploading"):
+                fetch(self.leaving())
+                if self.message is not None:
+                    message, refused = self._encoded(clone(self.message))
+            is_same = refused is not None or not job.uploads or self._is_unchanged()
+            weights = job.client.weights if is_same else fresh().write(self.after)
+            sums = {} if refused else scalar_metrics(self.trained.sums)
+            state = contiguous(client.state)
+        return JobResult(
+            client.id,
+            message,
+            weights,
+            state,
+            self.trained,
+            sent_nbytes(self.method, message),
+            sums,
+            None if refused else self._score,
+            refused,
+            operations=self._operations,
+        )
+
+    @contextlib.contextmanager
+    def stage(self, stage: str) -> Iterator[None]:
+        """Errors within the block name client, round and stage."""
+        try:
+            yield
+        except Exception as error:
+            raise placed(error, self.client, stage, self.job.round) from error
+
+    def keep_copies(self) -> None:
+        """Hold what was made in tensors of its own, as the network is about to be another client's."""
+        tensors = tensors_of(self.message or {})
+        copies = copy_in_place([*tensors, *self.after.values()])
+        self.after = dict(zip(self.after, copies[len(tensors) :], strict=True))
+        self.message = None if self.message is None else with_tensors(self.message, copies)
+
+    def leaving(self) -> list[Tensor]:
+        """What goes to main memory beside the weights: message, state, and what the record needs."""
+        unchanged = [] if self._unchanged is None else [self._unchanged]
+        sums = scalar_sums(self.trained.sums).values()
+        return [*tensors_of(self.message or {}), *tensors_of(self.client.state), *sums, *unchanged]
+
+    def _fault(self, nonfinite: Callable[[Mapping[str, Tensor]], str | None]) -> str | None:
+        """Why the client's work counts for nothing, if it does."""
+        if self.job.exchange.trains and self.trained.steps == 0:
+            return "no training step: too few samples for a batch of this model"
+        if not math.isfinite(self.trained.loss):
+            return f"the training loss is {self.trained.loss}"
+        name = nonfinite(self.after)
+        return None if name is None else f"the model is not finite ('{name}')"
+
+    def _encoded(self, made: Message) -> tuple[Message, str | None]:
+        """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
+        upload = freeze(made)
+        name = first_nonfinite(upload)
+        if name is not None:
+            return upload, f"the upload is not finite ('{name}')"
+        try:
+            for plugin in self.client.plugins:
+                changed = plugin.encode(upload, self.client, self.method, self.job.message)
+                if changed is not upload:
+                    upload = freeze(changed)
+        except Rejected as problem:
+            return freeze({}), str(problem)
+        return upload, None
+
+    def _is_unchanged(self) -> bool:
+        return self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
+
+    def _counting(self) -> AbstractContextManager[OperationCounter | None]:
+        return OperationCounter() if self.job.counted else contextlib.nullcontext()
+
+
+def _train(work: ClientWork) -> TrainingResult:
+    client, phases = work.client, work.job.exchange.phases
+    return train(client, work.method, client.context, phases=phases, step=work.model_factory.training)
+
+
+def _first_nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
+    return first_nonfinite({"model": weights})
+
+
+def fetch(tensors: Iterable[Tensor]) -> None:
+    """Bring tensors to main memory in one copy for each type, for the block `copy_once` around this call."""
+    needed = list(tensors)
+    move_together(needed, [_CPU] * len(needed))
+
+
+# working copies ---------------------------------------------------------------------------------------------------
+
+
+def working_copy(
+    client: Client, variant: str, model_factory: ModelFactory, weights: Mapping[str, Tensor] | None = None
+) -> Client:
+    """A working copy of the client with its weights in the template; the client itself stays as it is.
+
+    weights: `client_weights`, where they are known.
+    """
+    worker = copy.copy(client)
+    worker.state = shallow_copy(client.state)
+    weights = client_weights(client, variant, model_factory) if weights is None else weights
+    worker.bound = model_factory.load(client.architecture, variant, weights).train()
+    return worker
+
+
+def has_weights(client: Client, variant: str, model_factory: ModelFactory) -> bool:
+    """Whether the client has weights of its own, and of its present network."""
+    weights = client.weights
+    if weights is None:
+        return False
+    if isinstance(weights, WeightRow) and (weights.architecture, weights.variant) == (client.architecture, variant):
+        return True
+    template = model_factory.state(client.architecture, variant)
+    return all(name in weights and weights[name].shape == tensor.shape for name, tensor in template.items())
+
+
+def client_weights(client: Client, variant: str, model_factory: ModelFactory) -> Mapping[str, Tensor]:
+    """The client's weights, or those it starts from (again, if its network is now another one)."""
+    if client.weights is None or not has_weights(client, variant, model_factory):
+        return model_factory.starting_state(client.architecture, variant, client.id, client.given)
+    held = client.weights.views if isinstance(client.weights, WeightRow) else client.weights
+    return {name: held[name] for name in model_factory.state(client.architecture, variant)}
+
+
+# scoring ----------------------------------------------------------------------------------------------------------
+
+
+@timed("score")
+def score_parts(asked: EvalJob, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> dict[str, Score]:
+    """The scores of all the parts asked for, by the same working copy of the client.
+
+    Raises:
+        RunError: the method failed; says for which client and in which round.
+    """
+    before = client_weights(asked.client, asked.variant, model_factory)
+    client = working_copy(asked.client, asked.variant, model_factory, before)
+    client.round = asked.round
+    try:
+        if asked.message is not None:
+            method.receive(client, freeze(asked.message))
+        same = asked.message is None or only_head_differs(client, asked.variant, method, model_factory, before)
+        body = asked.variant if same else None
+        scores = {}
+        for part in asked.parts:
+            samples = getattr(client.data, part)
+            scores[part] = memory.score(client, method, samples, part in asked.shared, counts_others(part), body)
+        return scores
+    except Exception as error:
+        raise placed(error, client, "scoring", asked.round) from error
+
+
+def only_head_differs(
+    client: Client, variant: str, method: Method, model_factory: ModelFactory, before: Mapping[str, Tensor]
+) -> bool:
+    """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
+    model = method.personal_model(client.model)
+    if not isinstance(model, SplitModel) or not uses_default_predict(method):  # nobody asks
+        return False
+    head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
+    tensors = model_factory.state(client.architecture, variant)
+    after = {name: tensor for name, tensor in tensors.items() if id(tensor) not in head}
+    names = list(after)  # of a network that is another, the first tensor mostly differs
+    return all(_equal(before, after, some) for some in (names[:1], names[1:]))
+
+
+def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Sequence[str]) -> bool:
+    tensors = [found[name] for found in (before, after) for name in names]
+    here = move_together(tensors, [_CPU] * len(tensors))
+    return all(map(torch.equal, here[: len(names)], here[len(names) :]))
+
+
+def counts_others(part: str) -> bool:
+    """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
+    return part == "test"

@@ -1,9 +1,8 @@
-"""What the server got in a finished run, heard again: the last rounds are run once more, and every message is kept.
+"""What an honest-but-curious server got in a finished run: the last rounds run once more, with every message kept.
 
 A run is a function of its recipe, so that its messages need not be stored. They are made again from a copy of the run
-folder, from the checkpoint before the rounds that are asked for where there still is one, else from the start; the run
-folder stays as it is. What the clients then send is what they sent: bytes and losses of these rounds are compared with
-the records.
+folder, from the checkpoint before the rounds wanted where there still is one, else from the start; the run folder stays
+as it is. Bytes and losses of these rounds are compared with the records.
 """
 
 from __future__ import annotations
@@ -17,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message
+from polyfed.core.inference import map_batches
+from polyfed.core.message import Group, Message, members, nbytes
 from polyfed.core.randomness import derive_seed
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
@@ -34,9 +37,9 @@ _MAIN = "train"  # name of a method's one or main exchange
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What went down to one client and up again.
+    """The messages down to one client and up again.
 
-    job: the engine's, with the client as it was before. down: what it was sent. traveled: what left it.
+    job: the engine's, with the client as it was before. down: the broadcast. traveled: the upload as it left.
     up: the same as the method's server half reads it, without compression.
     """
 
@@ -47,40 +50,42 @@ class Transcript:
 
 
 class RecordingExecutor:
-    """An executor that keeps what it carries out, of every client in one round.
+    """An executor that stands before another one and keeps the messages of every client in one round.
 
     Args:
-        read: (what traveled, what came down) -> what the server reads.
+        read: (what traveled, what was sent down) -> what the server reads.
         rounds: client -> the round to keep.
 
     Attributes:
-        heard: (client, exchange) -> transcript.
+        transcripts: (client, exchange) -> transcript.
     """
 
     def __init__(self, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
         self.inner: Any = None
         self.workers = 1
-        self.heard: dict[tuple[int, str], Transcript] = {}
+        self.transcripts: dict[tuple[int, str], Transcript] = {}
         self._read, self._rounds = read, rounds
 
-    def listen(self, inner: Any) -> RecordingExecutor:
-        """Listen to an executor, in whose place it stands."""
+    def wrap(self, inner: Any) -> RecordingExecutor:
+        """Stand before an executor."""
         self.inner, self.workers = inner, inner.workers
         return self
 
     def run(self, jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
-        """As the inner one; what counts is kept."""
+        """As the inner one; messages that count are kept."""
         outcomes: list[Any] = self.inner.run(jobs, done)
         for job, outcome in zip(jobs, outcomes, strict=True):
             if outcome.counts and job.round == self._rounds.get(job.client.id):
                 up = self._read(outcome.message, job.message)
                 before = dataclasses.replace(job, client=copy.copy(job.client))
-                self.heard[job.client.id, job.exchange.name] = Transcript(before, job.message, outcome.message, up)
+                self.transcripts[job.client.id, job.exchange.name] = Transcript(
+                    before, job.message, outcome.message, up
+                )
         return outcomes
 
-    def score(self, asked: Sequence[Any]) -> list[Any]:
+    def score(self, jobs: Sequence[Any]) -> list[Any]:
         """As the inner one."""
-        scores: list[Any] = self.inner.score(asked)
+        scores: list[Any] = self.inner.score(jobs)
         return scores
 
     def close(self) -> None:
@@ -90,7 +95,7 @@ class RecordingExecutor:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A run's last rounds, heard again. equal: whether losses came out as recorded, bit for bit."""
+    """A run's last rounds, run again. equal: whether losses are those recorded, bit for bit."""
 
     record: RunRecord
     recipe: Recipe
@@ -98,15 +103,15 @@ class Replay:
     wire: RecordingExecutor
     equal: bool
 
-    def transcript(self, client: int, exchange: str = _MAIN) -> Transcript:
-        """The last one of a client that the server heard.
+    def transcript(self, client: int) -> Transcript:
+        """The last one of a client, of the method's one or main exchange.
 
         Raises:
             ConfigError: it took part in no such exchange.
         """
-        found = self.wire.heard.get((client, exchange))
+        found = self.wire.transcripts.get((client, _MAIN))
         if found is None:
-            raise ConfigError(f"client {client} of {self.record.path} took part in no exchange '{exchange}'")
+            raise ConfigError(f"client {client} of {self.record.path} took part in no exchange '{_MAIN}'")
         return found
 
     def client(self, number: int) -> Client:
@@ -117,17 +122,17 @@ class Replay:
     def rerun_with(
         self, transcript: Transcript, data: LabeledSamples, purpose: str, number: int, **training: Any
     ) -> Message | None:
-        """What a stranger with these training samples would have sent up in the client's place.
+        """The upload of a stranger with these training samples in the client's place.
 
-        It is told what the client was told, has no weights or state of its own and other random streams, and is no
-        client of the run: what the engine does with a job, `[privacy]` and `[compression]` included, is done with it.
+        It receives the client's broadcast, has no weights or state of its own and other random streams, and is no
+        client of the run. The engine treats its job as any other, `[privacy]` and `[compression]` included.
 
         Args:
             transcript: of the client. data: its training samples. purpose, number: of its random streams.
             training: settings in place of the run's.
 
         Returns:
-            What the server reads of it; None where it was refused.
+            As the server reads it; None where it was refused.
         """
         client = copy.copy(transcript.job.client)
         client.seed = derive_seed(client.seed, purpose, number)
@@ -156,8 +161,8 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     """Run the rounds in which these clients sent last, and all after them, once more.
 
     Raises:
-        ConfigError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it does
-            not come out as recorded.
+        ConfigError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it
+            differs from the records.
     """
     if not record.finished:
         raise ConfigError(f"expected the folder of a finished run, got {record.path}, which holds no result.json")
@@ -176,7 +181,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
         wire = RecordingExecutor(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
-        federation = build_federation(recipe, out=begun, wrap_executor=wire.listen)
+        federation = build_federation(recipe, out=begun, wrap_executor=wire.wrap)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
     return Replay(record, recipe, federation, wire, equal)
@@ -215,3 +220,120 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
                 )
         equal &= old.train_loss == new.train_loss
     return equal
+
+
+# what is in the messages ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MessageEntry:
+    """One entry of a message. shape: of a tensor that stands alone; empty for a group. tensors: how many it is.
+
+    numbers: in all its tensors. type: the tensors' own, of several joined by "+". bytes: of all of them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensors: int
+    numbers: int
+    type: str
+    bytes: int
+
+    def __str__(self) -> str:
+        many = f"{self.tensors} tensors of {self.numbers}" if self.tensors > 1 else "x".join(map(str, self.shape))
+        return f"{self.name} ({many or '1'} {self.type})"
+
+
+def list_entries(message: Message) -> list[MessageEntry]:
+    """The entries of a message, in its order."""
+    found = []
+    for name, value in message.items():
+        tensors = [value] if isinstance(value, Tensor) else list(value.values())
+        types = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors)
+        shape = tuple(tensors[0].shape) if len(tensors) == 1 else ()
+        numbers = sum(t.numel() for t in tensors)
+        found.append(MessageEntry(name, shape, len(tensors), numbers, "+".join(types), nbytes({name: value})))
+    return found
+
+
+def plaintext_facts(message: Message, client: Client) -> dict[str, str]:
+    """Facts about a client's training data that its upload states in whole numbers: fact -> the entry that states it.
+
+    Compared with the data: an entry counts where it is the very set of classes, the counts of these, or the number of
+    samples.
+    """
+    classes, counts = client.data.train.y.unique(return_counts=True)
+    found: dict[str, str] = {}
+    for name, value in message.items():
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
+            continue
+        sent = value.long()
+        if value.dim() == 0:
+            if int(sent) == client.n:
+                found.setdefault("number of samples", name)
+        elif torch.equal(sent.unique(), classes):
+            found.setdefault("which classes", name)
+        elif sent.shape == counts.shape and torch.equal(sent, counts):
+            found.setdefault("samples per class", name)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class ExposedModel:
+    """A whole network that went up, as the server sees it.
+
+    group: name of the entry. architecture, variant: which network.
+    """
+
+    group: str
+    architecture: str
+    variant: str
+
+    def load(self, replay: Replay, message: Message) -> nn.Module:
+        """The network with the message's weights, in eval mode; shared, so use it before asking for another.
+
+        BatchNorm's statistics, where they are not sent, are those of a new network.
+        """
+        server = replay.federation.server
+        start: Group = server.initial_state(self.architecture, self.variant)
+        sent = members(message, self.group)
+        weights = {**start, **{name: t for name, t in sent.items() if name in start}}
+        model: nn.Module = server.model(self.architecture, weights, self.variant)
+        return model
+
+    def logits(self, replay: Replay, message: Message, x: Tensor, client: Client) -> Tensor:
+        """Outputs (N, C) for stored inputs `x` (N, ...), on the CPU."""
+        network = self.load(replay, message)
+        return map_batches(network, network, x, client.prepare).cpu()
+
+    def was_broadcast(self, replay: Replay, transcript: Transcript) -> bool:
+        """Whether its weights were sent down before, so that the server knows where they started."""
+        return self.covers(replay, members(transcript.down, self.group))
+
+    def covers(self, replay: Replay, sent: Group) -> bool:
+        """Whether all parameters are among these tensors."""
+        network = replay.federation.server.model(self.architecture, {}, self.variant)
+        parameters = dict(network.named_parameters())
+        return all(name in sent and sent[name].shape == p.shape for name, p in parameters.items())
+
+
+def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | None:
+    """The network that a client's upload holds all parameters of; None where it holds none whole."""
+    client, server = transcript.job.client, replay.federation.server
+    kinds = [(client.architecture, transcript.job.variant)]
+    if server.auxiliary_model:
+        kinds.append((server.auxiliary_model, ""))
+    for architecture, variant in kinds:
+        for name, value in transcript.up.items():
+            found = ExposedModel(name, architecture, variant)
+            if not isinstance(value, Tensor) and found.covers(replay, value):
+                return found
+    return None
+
+
+def describe(transcript: Transcript) -> dict[str, Any]:
+    """Both directions of a transcript, as JSON takes them."""
+    return {
+        way: {"bytes": nbytes(message), "entries": [vars(entry) for entry in list_entries(message)]}
+        for way, message in (("up", transcript.traveled), ("down", transcript.down))
+    }

@@ -32,10 +32,6 @@ def attack(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
-    lr: Annotated[float, typer.Option(metavar="NUMBER", help="Its learning rate.")] = 0.1,
-    tv_weights: Annotated[
-        str, typer.Option(metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's.")
-    ] = "0,1",
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the attack that the folder holds.")] = False,
@@ -45,15 +41,15 @@ def attack(
     """Reconstruct a client's images from what it sent.
 
     For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedSA, FedSAF, FedTGP,
-    FedORGP). The attacker knows the client's network. Prints the table, and writes it (json), the images and the curves
-    (png, svg). Needs the run's data, to compare with.
+    FedORGP). The attacker knows the client's network. Prints the table, and writes it (json) and the images (png, svg).
+    Needs the run's data, to compare with.
 
     \b
     polyfed audit attack runs/fedin --noise 0,0.4,0.8,1.2
     polyfed audit attack runs/fedgh --client 3 --images 2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import attacks
-    from polyfed.attacks.reconstruction_plots import to_text
+    from polyfed.attacks.reconstruction import to_text
 
     found, files = attacks.attack(
         run,
@@ -62,8 +58,6 @@ def attack(
         noise=None if noise is None else parse_decimals(noise, "--noise"),
         sources=None if sources is None else parse_names(sources, "--sources", "s_in,s_out"),
         steps=steps,
-        lr=lr,
-        tv_weights=parse_decimals(tv_weights, "--tv-weights"),
         seed=seed,
         device=device,
         out=out,
@@ -88,9 +82,6 @@ def leakage(
             autocompletion=completion.one_of("others", "holdout"),
         ),
     ] = "others",
-    rows: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="Members, and others, asked for per client [all].")
-    ] = None,
     clients: Annotated[int | None, typer.Option(metavar="NUMBER", help="The first so many clients [all].")] = None,
     images: Annotated[int, typer.Option(metavar="NUMBER", help="Images to make again; 0: none.")] = 4,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam for each.")] = 300,
@@ -110,13 +101,12 @@ def leakage(
     polyfed audit leakage runs/leakage --shadows 32 --out leakage
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import attacks
-    from polyfed.attacks.attack_tables import to_text
+    from polyfed.attacks.audit import to_text
 
     found, files = attacks.leakage(
         runs,
         shadows=shadows,
         shadow_data=shadow_data,  # type: ignore[arg-type]  # which checks it
-        rows=rows,
         clients=clients,
         images=images,
         steps=steps,

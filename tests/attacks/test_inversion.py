@@ -1,4 +1,4 @@
-"""The reconstruction itself, on functions of which the answer is known."""
+"""Features and gradients inverted, of functions whose answer is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.attacks.feature_inversion import reconstruct
+from polyfed.attacks.inversion import invert_features, invert_gradients
 from polyfed.functional.image_quality import psnr, total_variation
 from polyfed.functional.noise import add_noise
 
@@ -36,7 +36,7 @@ def smooth(count: int) -> Tensor:
 
 def attacked(s: Tensor, seed: int = 7, **options: object) -> Tensor:
     given = {"steps": 150, "lr": 0.1, "tv": torch.zeros(len(s)), **options}
-    return reconstruct(EXTRACTOR, s, drawn(len(s), *SHAPE, seed=seed), **given)[0]  # type: ignore[arg-type]
+    return invert_features(EXTRACTOR, s, drawn(len(s), *SHAPE, seed=seed), **given)[0]  # type: ignore[arg-type]
 
 
 EXTRACTOR = orthogonal()
@@ -67,20 +67,12 @@ def test_the_prior_smooths_and_repairs_noise() -> None:
     assert float(psnr(prior, x).mean()) > float(psnr(plain, x).mean()) + 1
 
 
-def test_each_row_has_its_own_weight_of_the_prior() -> None:
-    s = EXTRACTOR(smooth(2))
-    mixed = attacked(s, tv=torch.tensor([0.0, 0.5]))
-    assert torch.allclose(mixed[:1], attacked(s)[:1], atol=1e-4)
-    assert torch.allclose(mixed[1:], attacked(s, tv=torch.full((2,), 0.5))[1:], atol=1e-4)
-    assert not torch.allclose(mixed[1:], attacked(s)[1:], atol=1e-2)
-
-
 def test_a_row_is_attacked_alike_whatever_is_beside_it() -> None:
-    s, start, tv = EXTRACTOR(smooth(3)), drawn(3, *SHAPE), torch.full((3,), 0.1)
-    together = reconstruct(EXTRACTOR, s, start, steps=40, lr=0.05, tv=tv)
+    s, start, tv = EXTRACTOR(smooth(3)), drawn(3, *SHAPE), torch.tensor([0.0, 0.1, 0.5])
+    together = invert_features(EXTRACTOR, s, start, steps=40, lr=0.05, tv=tv)
     for row in range(3):
         k = slice(row, row + 1)
-        alone = reconstruct(EXTRACTOR, s[k], start[k], steps=40, lr=0.05, tv=tv[k])
+        alone = invert_features(EXTRACTOR, s[k], start[k], steps=40, lr=0.05, tv=tv[k])
         assert torch.allclose(alone[0], together[0][k], atol=1e-5)
         assert torch.allclose(alone[1], together[1][k], atol=1e-6)
 
@@ -88,34 +80,25 @@ def test_a_row_is_attacked_alike_whatever_is_beside_it() -> None:
 def test_the_first_step_goes_against_the_gradient_in_both_directions() -> None:
     start = torch.tensor([[[[2.0, -3.0]]]])
     s = torch.tensor([[1.0, 1.0]])  # f = identity: the gradient is (x - s) times something positive: +, -
-    x, _ = reconstruct(lambda x: x.flatten(1), s, start, steps=1, lr=0.1, tv=torch.zeros(1))
+    x, _ = invert_features(lambda x: x.flatten(1), s, start, steps=1, lr=0.1, tv=torch.zeros(1))
     assert torch.allclose(x, torch.tensor([[[[1.9, -2.9]]]]), atol=1e-5)  # Adam's first step is lr sign(gradient)
 
 
 def test_the_loss_is_what_it_says() -> None:
-    start, s, tv = drawn(2, *SHAPE), drawn(2, 36, seed=1), torch.tensor([0.0, 0.3])
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def watch(step: int, x: Tensor, losses: Tensor) -> None:
-        seen[step] = (x.clone(), losses.clone())
-
-    x, last = reconstruct(EXTRACTOR, s, start, steps=4, lr=0.1, tv=tv, pixel=0.25, watched=(0, 3, 4), watch=watch)
-    assert list(seen) == [0, 3, 4]
-    assert torch.equal(seen[0][0], start)
-    assert torch.equal(seen[4][0], x)
-    assert torch.equal(seen[4][1], last)
-    for images, losses in seen.values():
+    s, tv = drawn(2, 36, seed=1), torch.tensor([0.0, 0.3])
+    for steps in (0, 3):
+        x, losses = invert_features(EXTRACTOR, s, drawn(2, *SHAPE), steps=steps, lr=0.1, tv=tv, pixel=0.25)
         for row in range(2):
-            off = ((images[row].flatten() @ EXTRACTOR[1].weight.T - s[row]) ** 2).mean() / (s[row] ** 2).mean()
-            steep = (images[row] * 0.25).diff(dim=1).abs().mean() + (images[row] * 0.25).diff(dim=2).abs().mean()
+            off = ((x[row].flatten() @ EXTRACTOR[1].weight.T - s[row]) ** 2).mean() / (s[row] ** 2).mean()
+            steep = (x[row] * 0.25).diff(dim=1).abs().mean() + (x[row] * 0.25).diff(dim=2).abs().mean()
             assert float(losses[row]) == pytest.approx(float(off + tv[row] * steep), rel=1e-4)
 
 
 def test_the_scale_of_the_features_does_not_matter() -> None:
     s, tv = EXTRACTOR(smooth(2)), torch.full((2,), 0.2)
     start = drawn(2, *SHAPE)
-    one = reconstruct(EXTRACTOR, s, start, steps=50, lr=0.05, tv=tv)[0]
-    other = reconstruct(lambda x: 100 * EXTRACTOR(x), 100 * s, start, steps=50, lr=0.05, tv=tv)[0]
+    one = invert_features(EXTRACTOR, s, start, steps=50, lr=0.05, tv=tv)[0]
+    other = invert_features(lambda x: 100 * EXTRACTOR(x), 100 * s, start, steps=50, lr=0.05, tv=tv)[0]
     assert torch.allclose(one, other, atol=1e-3)
 
 
@@ -123,19 +106,41 @@ def test_nothing_given_is_changed_and_every_hyperparameter_bites() -> None:
     s, start = EXTRACTOR(smooth(2)), drawn(2, *SHAPE)
     kept = s.clone(), start.clone()
     base = {"steps": 20, "lr": 0.05, "tv": torch.zeros(2)}
-    x = reconstruct(EXTRACTOR, s, start, **base)[0]  # type: ignore[arg-type]
-    assert torch.equal(x, reconstruct(EXTRACTOR, s, start, **base)[0])  # type: ignore[arg-type]
+    x = invert_features(EXTRACTOR, s, start, **base)[0]  # type: ignore[arg-type]
+    assert torch.equal(x, invert_features(EXTRACTOR, s, start, **base)[0])  # type: ignore[arg-type]
     assert torch.equal(s, kept[0])
     assert torch.equal(start, kept[1])
     for change in ({"steps": 21}, {"lr": 0.06}, {"tv": torch.ones(2)}):
-        assert not torch.equal(x, reconstruct(EXTRACTOR, s, start, **{**base, **change})[0])  # type: ignore[arg-type]
+        assert not torch.equal(x, invert_features(EXTRACTOR, s, start, **{**base, **change})[0])  # type: ignore[arg-type]
     prior = {**base, "tv": torch.ones(2)}
-    wide = reconstruct(EXTRACTOR, s, start, **prior, pixel=2.0)[0]  # type: ignore[arg-type]
-    assert not torch.equal(wide, reconstruct(EXTRACTOR, s, start, **prior)[0])  # type: ignore[arg-type]
+    wide = invert_features(EXTRACTOR, s, start, **prior, pixel=2.0)[0]  # type: ignore[arg-type]
+    assert not torch.equal(wide, invert_features(EXTRACTOR, s, start, **prior)[0])  # type: ignore[arg-type]
 
 
 def test_features_that_are_all_zero_are_a_target_too() -> None:
-    x, loss = reconstruct(nn.Flatten(), torch.zeros(1, 36), drawn(1, *SHAPE), steps=200, lr=0.05, tv=torch.zeros(1))
+    x, loss = invert_features(nn.Flatten(), torch.zeros(1, 36), drawn(1, *SHAPE), steps=200, lr=0.05, tv=torch.zeros(1))
     assert bool(torch.isfinite(x).all())
     assert bool(torch.isfinite(loss).all())
     assert float(x.abs().max()) < 0.1
+
+
+def test_an_image_comes_out_of_its_gradient() -> None:
+    """The gradient of a linear layer is the image, up to its length; of many images it is their sum."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(128, 4))
+    x, y = torch.rand(1, 1, 4, 4), torch.tensor([2])
+    loss = nn.functional.cross_entropy(network(x), y)
+    grads = torch.autograd.grad(loss, tuple(network.parameters()))
+    change = {name: -0.1 * g for (name, _), g in zip(network.named_parameters(), grads, strict=True)}
+    ends = {"low": torch.zeros(1, 1, 1), "high": torch.ones(1, 1, 1)}
+    start = torch.full((1, 1, 4, 4), 0.5)
+    made, apart = invert_gradients(network, change, y, start, steps=80, lr=0.1, tv=0.0, **ends)
+    assert float((made - x).square().mean()) < 0.1 * float((start - x).square().mean())
+    assert 0 <= apart < 0.01
+    opposite = {name: -t for name, t in change.items()}
+    _, apart = invert_gradients(network, opposite, y, start, steps=20, lr=0.1, tv=0.0, **ends)
+    assert apart > 0.5, "the sign counts"
+    smooth, _ = invert_gradients(network, change, y, start, steps=20, lr=0.1, tv=100.0, **ends)
+    assert float(smooth.std()) < float(made.std()), "the prior bites"
+    with pytest.raises(ValueError, match="expected a change"):
+        invert_gradients(network, {}, y, start, steps=1, lr=0.1, tv=0.0, **ends)

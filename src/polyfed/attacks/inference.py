@@ -1,0 +1,322 @@
+"""What the server can infer of a client's rows from what it sent: which rows it trained on, and which classes it has.
+
+**Membership.** Tested are rows of two kinds: the client's training samples, all of which it trains on in every round
+("members"), and test samples that nobody trained on; with a common test set as many of each class as the client's own
+shares ask for. The attacker has these rows with their classes, as in the papers, and does not know which are which.
+
+* loss threshold (Yeom et al., CSF 2018): the loss of the uploaded network, or of the client's own ("holder");
+* LiRA (Carlini et al., S&P 2022): shadow models do the client's last round from the client's broadcast, on other rows.
+  Offline these are rows that the attacker has (`--shadow-data`), as many of each class as the client has where they
+  are there twice; online random halves of the tested rows, so that each is in half of the shadow models. Only the last
+  round can be attacked so: what earlier rounds left of a row came down to shadow models, too.
+
+**Classes.** Where they are not stated, a score per client and class, the higher the likelier that the client has
+training samples of it:
+
+* the head's step: with cross entropy, the bias of a class that occurs grows by 1 - p, that of one that does not shrinks
+  by p (Zhao et al., arXiv:2001.02610; Wainakh et al., PoPETs 2022); without a bias the sum of its weights' step;
+* the kernel: the alignment (CKA) of an uploaded representation of common inputs with the indicator of a class among
+  them, over the mean of all clients'; the server knows the classes of hold-out rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.attacks.replay import ExposedModel, Replay, Transcript, plaintext_facts
+from polyfed.core.client import Client
+from polyfed.core.message import get_group
+from polyfed.core.modules import head_names
+from polyfed.core.randomness import generator
+from polyfed.data.samples import LabeledSamples
+from polyfed.experiments.prediction import ClientModel
+from polyfed.functional.compression import dequantize_columns
+from polyfed.functional.kernels import cka
+from polyfed.functional.membership_scores import (
+    Interval,
+    auc,
+    balanced_accuracy,
+    likelihood_ratio,
+    logit_of_true_class,
+    loss_scores,
+    roc,
+    tpr_at_fpr,
+)
+from polyfed.models.split import SplitModel
+
+ShadowData = Literal["others", "holdout"]
+
+FPRS = (0.01, 0.001)
+_POINTS = 200  # of a curve in the records, at most
+SERVER, HOLDER = "server", "holder of the network"
+_STATED = "which classes"  # the fact of `plaintext_facts`
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipScores:
+    """One attacker's scores of some rows.
+
+    by: "server" or "holder of the network". how: "loss", "LiRA offline", "LiRA online" or "distance to the pairs sent".
+    scores: (N,), the higher the likelier a member. member: (N,) bool, the truth.
+    """
+
+    by: str
+    how: str
+    scores: Tensor
+    member: Tensor
+
+    def summary(self) -> dict[str, Any]:
+        """How good it is, as JSON takes it; a rate for which there are too few rows is None."""
+        rates = {f"{fpr:g}": tpr_at_fpr(self.scores, self.member, fpr) for fpr in FPRS}
+        return {
+            "members": int(self.member.sum()),
+            "others": int((~self.member).sum()),
+            "auc": auc(self.scores, self.member)._asdict(),
+            "balanced_accuracy": balanced_accuracy(self.scores, self.member),
+            "tpr_at_fpr": {fpr: None if found is None else found._asdict() for fpr, found in rates.items()},
+        }
+
+    def curve(self) -> dict[str, list[float]]:
+        """Its ROC curve in at most `_POINTS` points, denser where few others are called members."""
+        alarms, hits = roc(self.scores, self.member)
+        last = len(alarms) - 1
+        places = {round(last ** (k / (_POINTS - 1))) for k in range(_POINTS)} if last > _POINTS else {*range(last + 1)}
+        kept = sorted({0, last, *places})
+        return {"fpr": alarms[kept].tolist(), "tpr": hits[kept].tolist()}
+
+
+def pool(guesses: Sequence[MembershipScores]) -> MembershipScores:
+    """The rows of several clients, guessed in the same way, as one."""
+    first = guesses[0]
+    return MembershipScores(
+        first.by, first.how, torch.cat([g.scores for g in guesses]), torch.cat([g.member for g in guesses])
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipSamples:
+    """The tested rows. samples: members first. member: (N,) bool."""
+
+    samples: LabeledSamples
+    member: Tensor
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def membership_samples(client: Client, shared_test: bool, seed: int) -> MembershipSamples | None:
+    """A client's training samples and test samples; None where one of the two is missing.
+
+    Args:
+        client: with its data. shared_test: its test samples are everybody's. seed: of the draw.
+    """
+    draws = generator(seed, "candidates", client.id)
+    train, test = client.data.train, client.data.test
+    if shared_test and len(test):
+        test = test.select(_alike(test.y, train.y, draws))
+    if not len(train) or not len(test):
+        return None
+    samples = LabeledSamples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
+    return MembershipSamples(samples, torch.arange(len(samples)) < len(train))
+
+
+def _alike(pool: Tensor, like: Tensor, draws: torch.Generator) -> Tensor:
+    """Places in `pool` (M,), classes, of as many rows as have the class shares of `like`; at most as many as these."""
+    classes, wanted = like.unique(return_counts=True)
+    there = torch.stack([(pool == label).sum() for label in classes])
+    share = min(1.0, float((there / wanted).min()))
+    if share == 0:  # a class is missing: those that are there
+        share = 1.0
+    counts = [min(int(n), math.ceil(share * int(w))) for n, w in zip(there, wanted, strict=True)]
+    picked = [_of_class(pool, int(label), count, draws) for label, count in zip(classes, counts, strict=True)]
+    return torch.cat(picked)
+
+
+def _of_class(y: Tensor, label: int, count: int, draws: torch.Generator) -> Tensor:
+    places = (y == label).nonzero().flatten()
+    return places[torch.randperm(len(places), generator=draws)[:count]]
+
+
+def client_model_loss_attack(model: ClientModel, rows: MembershipSamples) -> MembershipScores:
+    """The loss threshold of whoever gets hold of the client's own network as the run left it, in any way."""
+    return MembershipScores(HOLDER, "loss", loss_scores(model.scores(rows.samples.x), rows.samples.y), rows.member)
+
+
+def loss_attack(
+    replay: Replay, transcript: Transcript, network: ExposedModel, rows: MembershipSamples
+) -> MembershipScores:
+    """The loss threshold of the server, on a network that went up."""
+    logits = network.logits(replay, transcript.up, rows.samples.x, transcript.job.client)
+    return MembershipScores(SERVER, "loss", loss_scores(logits, rows.samples.y), rows.member)
+
+
+def lira(
+    replay: Replay,
+    transcript: Transcript,
+    network: ExposedModel,
+    rows: MembershipSamples,
+    shadows: int,
+    data: ShadowData,
+    seed: int,
+) -> list[MembershipScores]:
+    """The server's LiRA, offline (where there are rows for it) and online; [] where too few shadow models came out."""
+    client = transcript.job.client
+    samples = rows.samples
+    target = logit_of_true_class(network.logits(replay, transcript.up, samples.x, client), samples.y)
+    pool = shadow_pool(replay, client.id, data)
+    found = []
+    for how in ("offline", "online"):
+        if how == "offline" and not len(pool):
+            continue
+        scores = []
+        inside = []
+        for number in range(shadows):
+            part = _half(len(rows), number, seed, client.id)
+            own = samples.select(part.nonzero().flatten()) if how == "online" else _shadow_rows(pool, client, number)
+            message = replay.rerun_with(transcript, own, f"shadow {how} {seed}", number)
+            if message is not None:
+                scores.append(logit_of_true_class(network.logits(replay, message, samples.x, client), samples.y))
+                inside.append(part if how == "online" else torch.zeros_like(part))
+        if len(scores) == shadows:
+            ratio = likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
+            found.append(MembershipScores(SERVER, f"LiRA {how}", ratio, rows.member))
+    return found
+
+
+def shadow_pool(replay: Replay, client: int, data: ShadowData) -> LabeledSamples:
+    """Rows that the attacker has: the other clients' training samples, or those held out for the server."""
+    if data == "holdout":
+        public = replay.federation.server.public
+        if public is not None and public.origin == "holdout":
+            held: LabeledSamples = public.samples
+            return held
+        return replay.client(client).data.train.head(0)
+    others = [each.data.train for each in replay.federation.clients if each.id != client]
+    if not others:
+        return replay.client(client).data.train.head(0)
+    return LabeledSamples(torch.cat([o.x for o in others]), torch.cat([o.y for o in others]))
+
+
+def _shadow_rows(pool: LabeledSamples, client: Client, number: int) -> LabeledSamples:
+    """As many rows of each class as the client has, but at most half of those there; some where that leaves none."""
+    draws = generator(client.seed, "shadow rows", client.id, number)
+    classes, counts = client.data.train.y.unique(return_counts=True)
+    picked = [
+        _of_class(pool.y, label, min(count, math.ceil(int((pool.y == label).sum()) / 2)), draws)
+        for label, count in zip(classes.tolist(), counts.tolist(), strict=True)
+    ]
+    places = torch.cat(picked)
+    if not len(places):
+        places = torch.randperm(len(pool), generator=draws)[: max(1, len(pool) // 2)]
+    return pool.select(places)
+
+
+def _half(count: int, number: int, seed: int, client: int) -> Tensor:
+    """(N,) bool: the rows that a shadow model has; every second one has those that the one before it lacks."""
+    order = torch.randperm(count, generator=generator(seed, "halves", client, number // 2))
+    half = torch.zeros(count, dtype=torch.bool)
+    half[order[: count // 2]] = True
+    return half if number % 2 == 0 else ~half
+
+
+# classes --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LabelInference:
+    """What the server learns of the clients' classes. how: the way; "" where there is none. why_not: then the reason.
+
+    auc: over pairs of client and class; None where nothing is learnt, or all clients have all classes.
+    """
+
+    how: str
+    auc: Interval | None
+    why_not: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "how": self.how or None,
+            "auc": None if self.auc is None else self.auc._asdict(),
+            "why_not": self.why_not or None,
+        }
+
+
+def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> LabelInference:
+    """In the best way that the messages offer: stated, the head's step, the kernel."""
+    if not any(transcript.up for transcript in transcripts.values()):
+        return LabelInference("", None, "nothing goes up")
+    clients = {number: replay.client(number) for number in transcripts}
+    held = [client.data.train.y.bincount(minlength=client.classes)[: client.classes] > 0 for client in clients.values()]
+    member = torch.stack(held).flatten()
+    if bool(member.all()):
+        return LabelInference("", None, "every client has every class")
+    if all(_STATED in plaintext_facts(transcript.up, clients[number]) for number, transcript in transcripts.items()):
+        return LabelInference("stated", Interval(1.0, 1.0, 1.0))
+    for how, scores in (("head's step", _by_head(replay, transcripts)), ("kernel", _by_kernel(replay, transcripts))):
+        if scores is not None:
+            return LabelInference(how, auc(scores.flatten(), member))
+    return LabelInference(
+        "", None, "neither stated, nor the step of a head, nor a kernel of rows whose classes are known"
+    )
+
+
+def _by_head(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
+    """(K, C) steps of the head's biases, each client's over its largest; None where no head went both ways."""
+    rows = [_head_step(replay, transcript) for transcript in transcripts.values()]
+    found = [row / row.abs().max().clamp(min=1e-12) for row in rows if row is not None]
+    return torch.stack(found) if len(found) == len(rows) else None
+
+
+def _head_step(replay: Replay, transcript: Transcript) -> Tensor | None:
+    client, server = transcript.job.client, replay.federation.server
+    network = server.model(client.architecture, {}, transcript.job.variant)
+    if not isinstance(network, SplitModel):
+        return None
+    inner = {within: own for own, within in head_names(network).items()}
+    for name, sent in transcript.up.items():
+        down = transcript.down.get(name)
+        if isinstance(sent, Tensor) or down is None or isinstance(down, Tensor):
+            continue
+        for within in ("bias", "weight"):
+            for key in (inner.get(within, ""), within):
+                if key in sent and key in down and len(sent[key]) == client.classes:
+                    step = sent[key].float() - down[key].float()
+                    return step if step.dim() == 1 else step.flatten(1).sum(dim=1)
+    return None
+
+
+def _by_kernel(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
+    """(K, C) alignments with each class of the common inputs, over the clients' mean; None where there are none."""
+    labels = _known_classes(replay)
+    if labels is None or not all("kernel" in transcript.up for transcript in transcripts.values()):
+        return None
+    classes = next(iter(transcripts.values())).job.client.classes
+    rows = []
+    for transcript in transcripts.values():
+        a_LD = dequantize_columns(get_group(transcript.up, "kernel"))
+        if len(a_LD) != len(labels):
+            return None
+        indicators = ((labels == label).float().unsqueeze(1) for label in range(classes))
+        rows.append(torch.stack([cka(a_LD, indicator) for indicator in indicators]))
+    aligned = torch.stack(rows)
+    return aligned - aligned.mean(dim=0)
+
+
+def _known_classes(replay: Replay) -> Tensor | None:
+    """(L,) the classes of the common inputs, which the server knows where they are hold-out rows."""
+    server = replay.federation.server
+    rad = server.state.get("rad")
+    public = server.public
+    if not isinstance(rad, Tensor) or public is None or public.origin != "holdout":
+        return None
+    known = {x.contiguous().numpy().tobytes(): int(y) for x, y in zip(public.samples.x, public.samples.y, strict=True)}
+    found = [known.get(x.contiguous().numpy().tobytes()) for x in rad]
+    labels = [label for label in found if label is not None]
+    return torch.tensor(labels) if len(labels) == len(found) else None

@@ -1,0 +1,588 @@
+"""`polyfed audit attack RUN`: a client's images, reconstructed from what it sent last in a finished run.
+
+FedIN's figure 10; the class means of other methods likewise. The method's own `upload` makes the message again, from
+the personal model of the run folder and the client's part of the recipe's data, and what the run does to uploads on
+their way is done again: it is what the client sent in that round, with the same rows and, at the run's own level, the
+same noise. The attacker knows the client's network, its weights and its BatchNorm statistics (white box).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from polyfed.attacks.inversion import invert_features
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import Message, clone, get_group, get_tensor
+from polyfed.core.method import Exposed, Method, TrainingResult
+from polyfed.core.modules import as_split_model
+from polyfed.core.randomness import generator
+from polyfed.data.samples import LabeledSamples
+from polyfed.data.transforms import Prepare
+from polyfed.errors import ConfigError, RunError
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.functional.image_quality import psnr, ssim
+from polyfed.functional.noise import add_noise
+from polyfed.plugins.compression import UploadCompression, restore_upload
+from polyfed.plugins.privacy import UploadPrivacy
+from polyfed.registry import METHODS, suggest
+from polyfed.report.plot_style import canvas
+from polyfed.report.run_records import RunRecord, format_setting, load_runs
+from polyfed.report.text_tables import Column, finite, mean_of, render_text, wrapped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Kind = Literal["features", "prototypes"]
+LR = 0.1  # of the attacker's Adam
+_LEVEL = 0.8  # of noise where a run adds none: that of the paper that inverts features, FedIN+Noise
+_CHUNK = 500  # rows per pass
+_ATTACKER = "white box: knows the client's network, its weights and its BatchNorm statistics; knows none of its images"
+_AGAINST: dict[Kind, str] = {
+    "features": "the image itself",
+    "prototypes": "the mean of the client's images of the class",
+}
+_CELL = 0.95  # inches, of one image in the grid
+_TEXT_ROW = 0.2  # inches, of the line of numbers below it
+_LETTERS = 14  # of a class's name, in a line as wide as an image
+_NAMES = 1.45  # inches, left of the images
+_ACROSS = 8  # images across; the rest are in attack.json alone
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A part of the upload. name: "s_in", "s_out" or "prototypes". function: network inputs to it, row by row.
+
+    values: noise level -> what was sent, (N, ...), one row per target.
+    """
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    values: dict[float, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class AttackTarget:
+    """What an attacker gets of one client, and what it is scored against.
+
+    Attributes:
+        run: the run's records. model: the client's, which the attacker is given. kind: of the upload.
+        round: the last one in which the client took part.
+        rows: how many rows the upload has; the first N of them are attacked (of prototypes, the rarest classes').
+        noise_of_run: the level that the run itself added to the upload.
+        sent: what is attacked.
+        behind: for every target the private images (n, C, H, W) in [0, 1] that it was made of; one for features.
+        labels: the class of each target.
+        guess: (C, H, W), the mean of all the client's training images.
+        mean, std: (C, 1, 1), from the network's units to brightness: x std + mean.
+    """
+
+    run: RunRecord
+    model: ClientModel
+    kind: Kind
+    round: int
+    rows: int
+    noise_of_run: float
+    sent: tuple[Target, ...]
+    behind: tuple[Tensor, ...]
+    labels: tuple[int, ...]
+    guess: Tensor
+    mean: Tensor
+    std: Tensor
+
+    @property
+    def targets(self) -> Tensor:
+        """(N, C, H, W): the private images, or the mean images of the classes."""
+        return torch.stack([group.mean(dim=0) for group in self.behind])
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the targets' classes; their numbers where they have no names."""
+        names = self.model.form.class_names
+        return tuple(names[label] if label < len(names) else str(label) for label in self.labels)
+
+    def first(self, count: int) -> AttackTarget:
+        """The same with the first `count` targets alone; all where there are no more."""
+        sent = tuple(Target(s.name, s.function, {at: v[:count] for at, v in s.values.items()}) for s in self.sent)
+        return dataclasses.replace(self, sent=sent, behind=self.behind[:count], labels=self.labels[:count])
+
+    def to_images(self, x: Tensor) -> Tensor:
+        """Network inputs (..., C, H, W) as images in [0, 1]."""
+        return (x * self.std + self.mean).clamp(0, 1)
+
+
+def describe_transforms(run: RunRecord) -> str:
+    """What a run does to uploads on their way: "clip 1, noise 0.5"; "" where nothing."""
+    settings = [*run.recipe.privacy.items(), *run.recipe.compression.items()]
+    return ", ".join(f"{key} {format_setting(value)}" for key, value in settings)
+
+
+def collect_target(
+    folder: str | Path,
+    client: int,
+    images: int,
+    noise: Sequence[float] | None,
+    sources: Sequence[str] | None,
+    device: str,
+    trust: bool = False,
+) -> AttackTarget:
+    """What a client of a finished run sent last.
+
+    Args:
+        folder: the run's. client: number. images: N, how many images, or prototypes, are attacked.
+        noise: levels, with which the method would send; where it has no noise of its own, as much is added. None:
+            without noise, and the run's own level, or that of the paper where the run has none.
+        sources: tensors of the upload, of prototypes "prototypes"; None: the first. device: of the network.
+        trust: whether code that the folder names may be imported.
+
+    Raises:
+        ConfigError: no finished run, no such client, a method that sends neither, images that are not there.
+    """
+    model = load_model(folder, client, device, trust)
+    exposed = exposed_by(model.method)
+    network = as_split_model(model.network).requires_grad_(False)
+    record = load_runs(folder)[0]
+    at = _last_round(record, client)
+    recipe = Recipe.of_run(folder, trust)
+    train, classes = _images(recipe, record, client)
+    own = Client(model.architecture, train=train, prepare=model.prepare)
+    own.id = client
+    own.seed = recipe.run.seed
+    own.round = at
+    own.classes = classes
+    own.training, own.bound = recipe.training, network
+    own.privacy = recipe.privacy
+    own.plugins = [UploadPrivacy(recipe.privacy), UploadCompression(recipe.compression)]
+    functions = exposed.functions(own)
+    names = _sources(sources, list(functions))
+    levels = list(dict.fromkeys(noise if noise is not None else (0.0, exposed.noise or _LEVEL)))
+    if exposed.kind == "features":
+        values, groups, rows = _features(own, exposed, functions, levels, images)
+    else:
+        values, groups, rows = _prototypes(own, model.method, exposed, levels, images)
+    sent = tuple(
+        Target(name, functions[name], {at: parts[name].to(model.device) for at, parts in values.items()})
+        for name in names
+    )
+    pictures = train.x.float() / 255
+    assert isinstance(model.prepare, Prepare)
+    return AttackTarget(
+        record, model, exposed.kind, at, rows, exposed.noise, sent,
+        behind=tuple(pictures[g].to(model.device) for g in groups),
+        labels=tuple(int(train.y[g[0]]) for g in groups),
+        guess=pictures.mean(dim=0).to(model.device),
+        mean=torch.tensor(model.prepare.mean, device=model.device).view(-1, 1, 1),
+        std=torch.tensor(model.prepare.std, device=model.device).view(-1, 1, 1),
+    )  # fmt: skip
+
+
+def exposed_by(method: Method) -> Exposed:
+    """What the method uploads of single inputs.
+
+    Raises:
+        ConfigError: neither features nor prototypes, or not with these settings.
+    """
+    if method.exposed is not None:
+        return method.exposed
+    known = {kind: ", ".join(_names(kind)) for kind in get_args(Kind)}
+    usual = METHODS[method.name]().exposed if method.name in METHODS else None
+    silent = "" if usual is None else ", which sends none with these settings"
+    raise ConfigError(
+        f"expected a run of a method that uploads features ({known['features']}) or prototypes "
+        f"({known['prototypes']}), got {method.name}{silent}"
+    )
+
+
+def _names(kind: str) -> list[str]:
+    """The methods that upload this."""
+    found = {name: method().exposed for name, method in METHODS.items()}
+    return [name for name, exposed in found.items() if exposed is not None and exposed.kind == kind]
+
+
+def _sources(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    for name in wanted or ():
+        if name not in known:
+            raise ConfigError(
+                f"--sources: expected what this run uploads ({', '.join(known)}), got '{name}'{suggest(name, known)}"
+            )
+    return list(dict.fromkeys(wanted or known[:1]))
+
+
+def _last_round(record: RunRecord, client: int) -> int:
+    """The last round in which the client worked, and was not refused."""
+    upto = record.result.models_of_round or len(record.rounds)  # whose network is at hand
+    for line in reversed(record.rounds[:upto]):
+        refused = {upload.client for upload in line.refused}
+        if client in line.clients and client not in refused:
+            return line.round
+    raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
+
+
+def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[LabeledSamples, int]:
+    """The client's training samples, partitioned again as in the recipe, and the number of classes."""
+    data = DataCache().federated(recipe)
+    train = data.clients[client].train if client < len(data.clients) else None
+    counted = {row.id: row.samples for row in record.result.clients_table or ()}
+    if data.source.is_regression:
+        raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
+    if train is None or counted.get(client, len(train)) != len(train):
+        found = "none" if train is None else f"{len(train)}"
+        raise ConfigError(
+            f"expected the data of the run, in which client {client} had {counted.get(client, 'some')} training "
+            f"images, got '{recipe.data.dataset}' that gives it {found}"
+        )
+    if train.x.dtype != torch.uint8 or train.x.dim() != 4:
+        raise ConfigError(
+            f"expected a run on images of bytes (N, C, H, W), got inputs of shape {tuple(train.x.shape)} and type "
+            f"{train.x.dtype}"
+        )
+    return train, data.classes
+
+
+# what is sent -----------------------------------------------------------------------------------------------------
+
+
+def _features(
+    client: Client,
+    exposed: Exposed,
+    functions: Mapping[str, Callable[[Tensor], Tensor]],
+    levels: Sequence[float],
+    images: int,
+) -> tuple[dict[float, dict[str, Tensor]], list[Tensor], int]:
+    """The first `images` rows of the features sent per level, the row behind each, and how many there are."""
+    with_noise = exposed.with_noise
+    assert with_noise is not None
+    first = next(iter(functions))
+    plain = get_tensor(get_group(clone(with_noise(0.0).upload(client, TrainingResult())), exposed.entry), first)
+    _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
+    rows = _rows_behind(plain[:images].float(), functions[first], client)
+    values = {}
+    for level in levels:
+        sent = get_group(_as_read(client, with_noise(level)), exposed.entry)
+        values[level] = {part: get_tensor(sent, part)[:images].float() for part in functions}
+    return values, [row.view(1) for row in rows], len(plain)
+
+
+def _as_read(client: Client, method: Method) -> Message:
+    """The client's upload as the server reads it: after `[privacy]` and `[compression]`, where the run has them.
+
+    What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
+    `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
+    """
+    message: Message = clone(method.upload(client, TrainingResult()))
+    received = {name: message[name] for name in method.card.delta_entries if name in message}
+    for plugin in client.plugins:
+        message = plugin.encode(message, client, method, received)
+    for plugin in client.plugins:
+        if isinstance(plugin, UploadCompression):
+            message = restore_upload(plugin.settings, message, received)
+    return message
+
+
+def _rows_behind(sent: Tensor, function: Callable[[Tensor], Tensor], client: Client) -> Tensor:
+    """The client's training row behind each row sent: the one whose own is nearest (as float16 it is not equal)."""
+    place = next(client.model.parameters(), sent).device
+    distances = []
+    with torch.no_grad():
+        for x in client.data.train.x.split(_CHUNK):
+            own = function(client.prepare(x.to(place))).flatten(1).cpu()
+            distances.append(torch.cdist(sent.flatten(1), own, compute_mode="donot_use_mm_for_euclid_dist"))
+    return torch.cat(distances, dim=1).argmin(dim=1)
+
+
+def _prototypes(
+    client: Client, method: Method, exposed: Exposed, levels: Sequence[float], images: int
+) -> tuple[dict[float, dict[str, Tensor]], list[Tensor], int]:
+    """The prototypes of the `images` rarest classes per level, the rows behind each, and how many prototypes there are.
+
+    Sigma of the noise is that of the whole upload, as for features.
+    """
+    message = _as_read(client, method)
+    sent = get_tensor(message, exposed.entry).float()
+    labels = get_tensor(message, "labels")
+    _enough(images, len(labels), f"client {client.id} sends prototypes of {len(labels)} classes")
+    y = client.data.train.y
+    groups = [(y == label).nonzero().flatten() for label in labels.tolist()]
+    rarest = sorted(range(len(groups)), key=lambda number: len(groups[number]))[:images]
+    z = torch.randn(sent.shape, generator=client.generator("attack"))
+    values = {at: {"prototypes": (add_noise(sent, at, z) if at else sent)[rarest]} for at in levels}
+    return values, [groups[number] for number in rarest], len(labels)
+
+
+def _enough(images: int, there: int, why: str) -> None:
+    if images > there:
+        raise ConfigError(f"--images: expected at most {there}, as {why}, got {images}")
+
+
+# the attack -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """How the attacker proceeds. steps: of Adam. tv: weights of the total variation, a reconstruction for each."""
+
+    steps: int
+    tv: tuple[float, ...] = (0.0, 1.0)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"--steps: expected at least 1, got {self.steps}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed: expected at least 0, got {self.seed}")
+
+
+class ImageQuality(dict[str, list[float]]):
+    """How near images are to the private ones: name of a measure -> a number per target.
+
+    psnr [dB], ssim: against the targets. best_psnr, best_ssim: against the nearest of the private images behind each
+    target (for features there is one, and they are the same numbers).
+    """
+
+    @classmethod
+    def of(cls, images: Tensor, target: AttackTarget, nearest: Tensor) -> ImageQuality:
+        """Of images (N, C, H, W), and the private ones nearest to them."""
+        pairs = {"": target.targets, "best_": nearest}
+        measures = {"psnr": psnr, "ssim": ssim}
+        return cls({f"{b}{m}": of(images, other).tolist() for b, other in pairs.items() for m, of in measures.items()})
+
+    def mean(self, name: str) -> float | None:
+        """The mean over targets; None where it is infinite."""
+        return finite(sum(self[name]) / len(self[name]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means and single numbers, as JSON takes them."""
+        singles = {name: [finite(one) for one in values] for name, values in self.items()}
+        return {**{name: self.mean(name) for name in self}, "per_image": singles}
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """One reconstruction of all targets.
+
+    source: the part of the upload it was made from. tv: weight of the prior. noise: level on the upload. images:
+    (N, C, H, W) in [0, 1]. nearest: (N, C, H, W), of the private images behind each target the nearest, by PSNR.
+    loss: (N,) after the last step.
+    """
+
+    source: str
+    tv: float
+    noise: float
+    images: Tensor
+    nearest: Tensor
+    score: ImageQuality
+    loss: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult:
+    """All reconstructions. guess: the score of the mean of all the client's training images, which needs no upload."""
+
+    target: AttackTarget
+    config: AttackConfig
+    trials: tuple[Reconstruction, ...]
+    guess: ImageQuality
+
+    @property
+    def against(self) -> str:
+        """The targets, in words."""
+        return _AGAINST[self.target.kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`attack.json`, without anything that differs between two equal attacks."""
+        target, run = self.target, self.target.run
+        return {
+            "method": run.method,
+            "label": run.result.label,
+            "hyperparameters": run.result.hyperparameters,
+            "dataset": run.result.dataset,
+            "run_seed": run.seed,
+            "client": target.model.client,
+            "architecture": target.model.architecture,
+            "round": target.round,
+            "kind": target.kind,
+            "sent": target.rows,
+            "noise_of_run": target.noise_of_run,
+            "on_the_way": describe_transforms(run) or None,
+            "attacker": _ATTACKER,
+            "against": self.against,
+            **dataclasses.asdict(self.config),
+            "targets": [
+                {"class": label, "class_name": name, "images": len(group)}
+                for label, name, group in zip(target.labels, target.class_names, target.behind, strict=True)
+            ],
+            "guess": self.guess.to_dict(),
+            "results": [
+                {
+                    "from": trial.source,
+                    "tv": trial.tv,
+                    "noise": trial.noise,
+                    **trial.score.to_dict(),
+                    "loss": list(trial.loss),
+                }
+                for trial in self.trials
+            ],
+        }
+
+
+def run_attack(target: AttackTarget, config: AttackConfig) -> AttackResult:
+    """Attack what a client sent; nothing is written.
+
+    Raises:
+        RunError: the loss is not finite.
+    """
+    trials = [trial for sent in target.sent for trial in _trials(target, sent, config)]
+    guess = target.guess.expand_as(target.targets)
+    return AttackResult(target, config, tuple(trials), ImageQuality.of(guess, target, nearest_of(guess, target.behind)))
+
+
+def _trials(target: AttackTarget, sent: Target, config: AttackConfig) -> list[Reconstruction]:
+    """All reconstructions from one part of the upload, side by side: (tv, noise) in order, N targets each."""
+    kinds = list(itertools.product(config.tv, sent.values))
+    count = len(target.behind)
+    x, losses = invert_features(
+        sent.function,
+        torch.cat([sent.values[level] for _, level in kinds]),
+        _start(target, config.seed).repeat(len(kinds), 1, 1, 1),
+        steps=config.steps,
+        lr=LR,
+        tv=torch.tensor([weight for weight, _ in kinds], device=target.guess.device).repeat_interleave(count),
+        pixel=target.std,
+    )
+    if not bool(torch.isfinite(losses).all()):
+        raise RunError(f"the loss is not finite after {config.steps} steps")
+    trials = []
+    for (weight, level), made, loss in zip(kinds, x.split(count), losses.split(count), strict=True):
+        images = target.to_images(made)
+        nearest = nearest_of(images, target.behind)
+        score = ImageQuality.of(images, target, nearest)
+        trials.append(Reconstruction(sent.name, weight, level, images, nearest, score, tuple(loss.tolist())))
+    return trials
+
+
+def _start(target: AttackTarget, seed: int) -> Tensor:
+    """(N, C, H, W) standard normal noise, each target's of its own stream."""
+    shape = tuple(target.guess.shape)
+    draws = [generator(seed, "attack", target.model.client, number) for number in range(len(target.behind))]
+    return torch.stack([torch.randn(shape, generator=each) for each in draws]).to(target.guess.device)
+
+
+def nearest_of(images: Tensor, behind: Sequence[Tensor]) -> Tensor:
+    """For images (N, C, H, W) the nearest, by PSNR, of the private ones behind each."""
+    groups = zip(images, behind, strict=True)
+    return torch.stack([group[int(psnr(one.expand_as(group), group).argmax())] for one, group in groups])
+
+
+# the figure and the table ---------------------------------------------------------------------------------------------
+
+
+def reconstruction_grid(result: AttackResult) -> Figure:
+    """The private images, and below them a row of images for each reconstruction."""
+    target, features = result.target, result.target.kind == "features"
+    shown = min(len(target.behind), _ACROSS)
+    trials = result.trials
+    counts = [f" ({len(group)})" for group in target.behind]
+    classes = [f"{name}{'' if features else count}" for name, count in zip(target.class_names, counts, strict=True)]
+    captions = ["\n".join(textwrap.wrap(name, _LETTERS)) for name in classes]
+    rows = [("original" if features else "mean image\nof the class", target.targets, captions)]
+    if not features:
+        best = _captions(trials[0].score, "best_")
+        rows.append(("its image nearest\nto the first below", trials[0].nearest, best))
+    rows += [(_name(trial, result), trial.images, _captions(trial.score)) for trial in trials]
+    title = f"What {_who(target.run)} uploads, turned back into images"
+    left_out = f" The first {shown} of {len(target.behind)}." if shown < len(target.behind) else ""
+    about = f"{_about(result)} Numbers: PSNR [dB] and SSIM, against {result.against}.{left_out}"
+    about += "" if features else " In brackets: the images behind a mean."
+    height = len(rows) * (_CELL + _TEXT_ROW) + _TEXT_ROW * (1 + max(name.count("\n") for name in captions[:shown]))
+    width = max(_NAMES + shown * (_CELL + 0.08), 4.6)
+    figure, axes = canvas(title, about, height, len(rows), shown, width=width)
+    for line, (name, images, texts) in zip(axes, rows, strict=True):
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8.5, labelpad=6)
+        for cell, image, text in zip(line, images, texts, strict=False):
+            pixels = image.detach().cpu() if len(image) == 3 else image.detach().cpu().mean(dim=0).expand(3, -1, -1)
+            cell.imshow(pixels.permute(1, 2, 0).numpy(), interpolation="nearest")
+            cell.set_xlabel(text, fontsize=8, labelpad=1.5, parse_math=False)
+            cell.set_xticks([])
+            cell.set_yticks([])
+            for spine in cell.spines.values():
+                spine.set_linewidth(0.5)
+    return figure
+
+
+def _captions(score: ImageQuality, which: str = "") -> list[str]:
+    pairs = zip(score[f"{which}psnr"], score[f"{which}ssim"], strict=True)
+    return [f"{psnr:.1f}, {round(ssim, 2) + 0.0:.2f}" for psnr, ssim in pairs]  # never "-0.00"
+
+
+def _name(trial: Reconstruction, result: AttackResult) -> str:
+    """A row's: the part of the upload, the noise, the prior."""
+    plain = "as sent" if describe_transforms(result.target.run) else "unprotected"
+    level = plain if trial.noise == 0 else f"noise {trial.noise:g}"
+    source = f"{trial.source}, " if len(result.target.sent) > 1 else ""
+    prior = f"\ntotal variation {trial.tv:g}" if trial.tv else ""
+    return f"{source}{level}{prior}"
+
+
+def to_text(result: AttackResult, width: int = 100) -> str:
+    """Who was attacked and how, the table, and what its numbers are against."""
+    classes = result.target.kind == "prototypes"
+    rows: list[tuple[Sequence[str], float | None, ImageQuality]] = [
+        ((trial.source, f"{trial.tv:g}", f"{trial.noise:g}"), mean_of(trial.loss), trial.score)
+        for trial in result.trials
+    ]
+    rows.append((("guess", "", ""), None, result.guess))
+    columns = [
+        Column(head, [row[0][n] for row in rows], words=n == 0) for n, head in enumerate(("from", "tv", "noise"))
+    ]
+    numbers: list[tuple[str, str, int]] = [("PSNR [dB]", "psnr", 2), ("SSIM", "ssim", 3)]
+    numbers += [("best\nPSNR", "best_psnr", 2), ("best\nSSIM", "best_ssim", 3)] if classes else []
+    for heading, key, digits in numbers:
+        columns.append(Column(heading, [decimals(row[2].mean(key), digits) for row in rows]))
+    columns.append(Column("loss", ["" if row[1] is None else f"{row[1]:.2g}" for row in rows]))
+    count = len(result.target.behind)
+    noun = ("class" if count == 1 else "classes") if classes else ("image" if count == 1 else "images")
+    notes = [
+        f"PSNR, SSIM: means over {count} {noun}, against {result.against}.",
+        *(["best: against the training image of that class that comes nearest, by PSNR."] if classes else []),
+        "guess: the mean of all the client's training images, made without anything that was sent.",
+    ]
+    return "\n".join(
+        [wrapped(_about(result), width), "", render_text(columns, width), "", *(wrapped(n, width) for n in notes)]
+    )
+
+
+def decimals(value: float | None, digits: int) -> str:
+    """A number with so many digits; "-" where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _about(result: AttackResult) -> str:
+    """One paragraph: method, data, noise, seeds, the attacker."""
+    target, config, run = result.target, result.config, result.target.run
+    features = target.kind == "features"
+    own = f"; the run's own noise: {target.noise_of_run:g}" if features else ""
+    transforms = describe_transforms(run)
+    on_the_way = f"; on their way {transforms}" if transforms else ""
+    noisy = any(trial.noise for trial in result.trials)
+    added = "; the noise is the attack's, the method sends none" if noisy and not features else ""
+    return (
+        f"{_who(run)} on {run.result.dataset}, run seed {run.seed}{own}{on_the_way}{added}. Client "
+        f"{target.model.client} ({target.model.architecture}), its upload of round {target.round}: "
+        f"{len(target.behind)} of {target.rows} {'pairs' if features else 'prototypes'}. White box: the attacker knows "
+        f"the client's network. Adam, {config.steps} steps, lr {LR:g}, seed {config.seed}."
+    )
+
+
+def _who(run: RunRecord) -> str:
+    """The run's name, and its method's where that is another."""
+    return run.name if run.name == run.method else f"{run.name} ({run.method})"

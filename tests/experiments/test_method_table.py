@@ -82,9 +82,9 @@ class Mine(Method):
     # on two lines
     above: Annotated[int, Field(ge=0)] = 2
     long: tuple[
-        int,  # not this
+        int,  # on two
         str,
-    ] = (1, "#")  # at its end
+    ] = (1, "#")  # of its lines
 
 
 def test_comments_are_found_where_they_stand():
@@ -92,7 +92,7 @@ def test_comments_are_found_where_they_stand():
         "plain": (1, ""),
         "beside": (0.5, "said beside it"),
         "above": (2, "said above it, on two lines"),
-        "long": ((1, "#"), "not this at its end"),
+        "long": ((1, "#"), "on two of its lines"),
     }
 
 
@@ -100,13 +100,6 @@ def test_a_class_without_source_is_listed_all_the_same():
     space: dict = {}
     exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
     assert method_table.list_hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
-
-
-def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():
-    text = method_table.to_text(method_table.describe(), 60)
-    assert "    header_lr = 0.01  # eta_theta;" in text
-    assert "    local_weight = 1.0  # for" in text
-    assert all(len(line) <= 60 for line in text.split("\nP  ")[0].splitlines())
 
 
 # ---- which of them fit ----

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +12,6 @@ from polyfed.cli import completion
 from polyfed.cli.options import AsJson
 from polyfed.cli.output import print_json, print_text, terminal_width
 from polyfed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from polyfed.experiments.recipe_reference import Section
 
 
 def recipe(
@@ -46,23 +42,17 @@ def recipe(
         raise ConfigError("expected NAME and --json, --markdown or --json-schema, got several of them")
     if markdown:
         print_text(recipe_reference.to_markdown().rstrip("\n"))
-    elif json_schema:
-        from polyfed.experiments.recipe_schema import to_schema
-
-        print_json(to_schema())
-    else:
-        found = recipe_reference.sections() if name is None else [recipe_reference.find(name, [os.getcwd()])]
-        _print_sections(found, json)
-
-
-def _print_sections(sections: Sequence[Section], as_json: bool) -> None:
+        return
+    if json_schema:
+        print_json(recipe_reference.to_schema())
+        return
     from polyfed.cli.listing import of_section
-    from polyfed.experiments.recipe_reference import as_rows
 
-    if as_json:
-        print_json({section.name: as_rows(section) for section in sections})
+    found = recipe_reference.sections() if name is None else [recipe_reference.find(name, [os.getcwd()])]
+    if json:
+        print_json({section.name: [dataclasses.asdict(key) for key in section.keys] for section in found})
     else:
-        print_text("\n\n".join(of_section(section, terminal_width()) for section in sections))
+        print_text("\n\n".join(of_section(section, terminal_width()) for section in found))
 
 
 def methods(
@@ -77,7 +67,7 @@ def methods(
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
 ) -> None:
-    """List the methods and their hyperparameters; or one of them.
+    """List the methods; or one of them, with its hyperparameters.
 
     Which of them fit a recipe: polyfed check RECIPE --methods all.
 
@@ -86,33 +76,19 @@ def methods(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     if markdown and (json or name is not None):
         raise ConfigError("expected --markdown alone, got it together with --json or the name of a method")
-    if name is not None:
-        _print_method(name, json)
-    else:
-        _print_methods(json, markdown)
-
-
-def _print_method(name: str, as_json: bool) -> None:
-    from polyfed.cli.listing import of_method
-    from polyfed.experiments import method_table
-
-    page = method_table.page(name, [os.getcwd()])
-    if as_json:
-        print_json(page)
-    else:
-        print_text(of_method(page, terminal_width()))
-
-
-def _print_methods(as_json: bool, markdown: bool) -> None:
+    from polyfed.cli.listing import of_method, of_methods
     from polyfed.experiments import method_table
 
     if markdown:
         print_text(method_table.to_markdown().rstrip("\n"))
-    elif as_json:
-        print_json(method_table.describe())
+        return
+    found = method_table.describe() if name is None else method_table.page(name, [os.getcwd()])
+    if json:
+        print_json(found)
+    elif isinstance(found, list):
+        print_text(of_methods(found, terminal_width()))
     else:
-        columns = shutil.get_terminal_size((100, 24)).columns
-        print_text(method_table.to_text(method_table.describe(), max(40, columns)))
+        print_text(of_method(found, terminal_width()))
 
 
 def models(

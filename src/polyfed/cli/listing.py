@@ -16,7 +16,7 @@ from rich.table import Table
 from polyfed.experiments.method_table import format_value, symbols_in
 from polyfed.experiments.recipe_reference import Section
 
-__all__ = ["of_dataset", "of_datasets", "of_method", "of_model", "of_models", "of_section"]
+__all__ = ["of_dataset", "of_datasets", "of_method", "of_methods", "of_model", "of_models", "of_section"]
 
 _INDENT = "  "
 
@@ -81,6 +81,14 @@ def of_datasets(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     for row in rows:
         table.add_row(row["name"], {True: "yes", False: "no", None: "-"}[row["here"]], row["about"])
     return _rendered(table, width)
+
+
+def of_methods(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """One row per method: name, paper, and what may differ between clients."""
+    table = _table([("method", "left"), ("paper", "left"), ("may differ between clients", "left")])
+    for row in rows:
+        table.add_row(row["name"], row["paper"], row["differs"])
+    return "\n".join([_rendered(table, width), "", "polyfed methods NAME: messages, hyperparameters, deviations"])
 
 
 def of_method(row: Mapping[str, Any], width: int) -> str:

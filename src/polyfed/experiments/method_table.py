@@ -9,14 +9,12 @@ import ast
 import dataclasses
 import functools
 import inspect
-import io
 import itertools
 import re
 import textwrap
-import tokenize
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +23,7 @@ from pydantic import BaseModel
 from polyfed.registry import METHODS
 from polyfed.validation.hyperparameters import flat_hints
 
-__all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown", "to_text"]
+__all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown"]
 
 _SYMBOLS = (
     (
@@ -156,59 +154,29 @@ def _needs(needs: Any) -> list[str]:
 
 @functools.cache
 def _comments(kind: type[Any]) -> dict[str, str]:
-    """Name of a class's field -> the comment at the end of its lines, or else those on the lines above it."""
+    """Name of a class's field -> the comments at the end of its lines, or else those on the lines right above it.
+
+    A comment, as it keeps 130 fields of methods to a line each; pydantic's own way takes two or more.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
         return {}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    definition = ast.parse(source).body[0]
+    lines = [re.split(r"(?:^|\s)# ", line) for line in source.splitlines()]
+    (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
-    last = definition.lineno  # line of the statement before
     for node in definition.body:
-        end = node.end_lineno or node.lineno
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            beside = [comments[line] for line in range(node.lineno, end + 1) if line in comments]
-            found[node.target.id] = " ".join(beside or _above(node.lineno, last, comments))
-        last = end
+            comments = [line[1] for line in lines[node.lineno - 1 : node.end_lineno] if len(line) > 1]
+            above = itertools.takewhile(
+                lambda line: not line[0].strip() and len(line) > 1, lines[node.lineno - 2 :: -1]
+            )
+            found[node.target.id] = " ".join(comments or [line[1] for line in above][::-1])
     return found
 
 
-def _above(line: int, last: int, comments: Mapping[int, str]) -> list[str]:
-    """The comments right above a line, as far as line `last`; one before an empty line is another's."""
-    first = line
-    while first - 1 > last and first - 1 in comments:
-        first -= 1
-    return [comments[number] for number in range(first, line)]
-
-
 # showing ----------------------------------------------------------------------------------------------------------
-
-
-def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
-    """Format the rows of `describe` for a terminal: a paragraph per method, a line per hyperparameter."""
-    lines = []
-    for row in rows:
-        lines += [f"{row['name']}: {row['paper']}"]
-        for head, value in (
-            ("may differ", row["differs"]),
-            ("down", row["down"]),
-            ("up", row["up"]),
-            ("state", row["states"]),
-            ("stage", row["scored"]),
-            ("needs", ", ".join(row["needs"]) or "nothing"),
-        ):
-            lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
-        for name, default in row["hyperparameters"].items():
-            head = f"{name} = {format_value(default)}"
-            about = f"  # {row['about'][name]}" if row["about"][name] else ""
-            lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
-        lines.append("")
-    for symbol, meaning in _SYMBOLS:
-        lines += textwrap.wrap(f"{symbol:<11} {meaning}", width, subsequent_indent=" " * 12)
-    return "\n".join(lines)
 
 
 def symbols_in(text: str) -> list[tuple[str, str]]:
@@ -219,24 +187,16 @@ def symbols_in(text: str) -> list[tuple[str, str]]:
 
 def to_markdown() -> str:
     """The page docs/methods/README.md."""
-    heads = [
-        "method",
-        "paper",
-        "may differ between clients",
-        "download",
-        "upload",
-        "state between rounds",
-        "evaluation stage",
-        "hyperparameters",
+    lines = [
+        "| method | paper | may differ between clients | download | upload | state between rounds | evaluation stage "
+        "| hyperparameters |",
+        f"|{' --- |' * 8}",
     ]
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for row in describe():
         own = ", ".join(f"`{name}` {format_value(default)}" for name, default in row["hyperparameters"].items())
-        cells = [
-            f"[{row['name']}]({row['name']}.md)",
-            *(row[key] for key in ("paper", "differs", "down", "up", "states")),
-        ]
-        lines.append("| " + " | ".join(_cell(cell) for cell in (*cells, f"`{row['scored']}`", own or "none")) + " |")
+        cells = [row[key] for key in ("paper", "differs", "down", "up", "states")]
+        cells = [f"[{row['name']}]({row['name']}.md)", *cells, f"`{row['scored']}`", own or "none"]
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
     symbols = "\n".join(f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS)
     return (
         "# Methods\n\n"

@@ -1,20 +1,21 @@
 """Every key of a recipe: its type, its default and what it means, read off the classes that check recipes.
 
-What is said of a key is said once: as the description of its field, and of a method's hyperparameter as the comment
-beside it. `polyfed recipe`, the page docs/reference/recipe.md and the schema for editors are made of what is here.
+What a key means is stated once: as the description of its field, and of a method's hyperparameter as the comment
+beside it. `polyfed recipe`, the page docs/reference/recipe.md and the JSON Schema for editors are made of it.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
 from polyfed.config.recipe import Recipe
@@ -22,15 +23,11 @@ from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
 from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import format_value, kind_of, list_hyperparameters
 from polyfed.own_methods import method_class, with_hyperparameters
-from polyfed.plugins.settings import Profile
-from polyfed.registry import suggest
+from polyfed.plugins.settings import BUILT_IN, Profile
+from polyfed.registry import METHODS, suggest
 from polyfed.validation.hyperparameters import flat_hints
 
-__all__ = ["Key", "Section", "find", "sections", "to_markdown"]
-
-_METHOD = "method."  # before a method's name: its hyperparameters
-_REQUIRED = "required"
-_TABLE = "NAME"  # the table's own name
+__all__ = ["Key", "Section", "find", "of_method", "sections", "to_markdown", "to_schema"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,12 @@ class Key:
         type: the values that it takes, in words.
         default: as a recipe has it; "required" where there is none, "none" where the key is left out.
         meaning: what it does.
-        hint: its type in Python.
     """
 
     name: str
     type: str
     default: str
     meaning: str
-    hint: Any
 
 
 @dataclass(frozen=True)
@@ -61,30 +56,27 @@ class Section:
     keys: tuple[Key, ...]
 
 
-# what there is --------------------------------------------------------------------------------------------------
-
-
-def sections() -> list[Section]:
-    """All sections, in the order of a recipe."""
-    further: dict[str, type[BaseModel]] = {"method": MethodChoice, "plugins": PluginChoice}
-    found = []
-    for name in Recipe.model_fields:
-        kind = SECTIONS.get(name) or further.get(name)
-        if kind is not None:
-            found.append(Section(name, _summary(kind), _keys(kind)))
-        if name == "devices":
-            found.append(Section("devices.custom.NAME", _summary(Profile), _keys(Profile)))
-        if name == "method":
-            found.append(Section("methods.NAME", _VARIANT, _keys(MethodChoice, given_by_its_name=True)))
-    return [*found, Section("presets.NAME", _PRESET, (Key("note", "text", "none", _NOTE, str),))]
-
-
 _VARIANT = (
     "the hyperparameters of a method that is asked for by name (--method NAME), or a variant, whose name says whose it "
     "is; every other key is a hyperparameter"
 )
 _PRESET = "settings that --preset NAME lays over the recipe, in sections of the same names: [presets.NAME.training]"
-_NOTE = "what the preset scales down; shown wherever results are"
+_NOTE = Key("note", "text", "none", "what the preset scales down; shown wherever results are")
+
+
+def sections() -> list[Section]:
+    """All sections, in the order of a recipe."""
+    kinds: dict[str, type[BaseModel]] = {**SECTIONS, "method": MethodChoice, "plugins": PluginChoice}
+    found = []
+    for name in Recipe.model_fields:
+        if name in kinds:
+            found.append(Section(name, _summary(kinds[name]), _keys(kinds[name])))
+        if name == "devices":
+            found.append(Section("devices.custom.NAME", _summary(Profile), _keys(Profile)))
+        if name == "method":
+            own, *others = _keys(MethodChoice)
+            found.append(Section("methods.NAME", _VARIANT, (dataclasses.replace(own, default="NAME"), *others)))
+    return [*found, Section("presets.NAME", _PRESET, (_NOTE,))]
 
 
 def of_method(name: str, beside: Sequence[str] = ()) -> Section:
@@ -99,8 +91,7 @@ def of_method(name: str, beside: Sequence[str] = ()) -> Section:
     kind = with_hyperparameters(name, method_class(name, beside))
     hints = flat_hints(kind)
     keys = tuple(
-        Key(one.name, _without_none(kind_of(hints[one.name])), _written(one.default), one.about, hints[one.name])
-        for one in list_hyperparameters(kind)
+        Key(one.name, _type(hints[one.name]), _written(one.default), one.about) for one in list_hyperparameters(kind)
     )
     return Section("method", f"the hyperparameters of {name}; also keys of [methods.NAME]", keys)
 
@@ -117,12 +108,9 @@ def find(name: str, beside: Sequence[str] = ()) -> Section:
     known = {section.name: section for section in sections()}
     if name in known:
         return known[name]
-    own = {key.name for key in known["method"].keys}
-    if name.startswith(_METHOD) and name.removeprefix(_METHOD) not in own:
-        method, _, key = name.removeprefix(_METHOD).partition(".")
-        if ":" in name:
-            method = name.removeprefix(_METHOD)
-            key = ""
+    place, _, rest = name.partition(".")
+    if place == "method" and rest not in [key.name for key in known["method"].keys]:
+        method, _, key = (rest, "", "") if ":" in rest else rest.partition(".")
         section = of_method(method, beside)
         if not key:
             return section
@@ -131,10 +119,10 @@ def find(name: str, beside: Sequence[str] = ()) -> Section:
         if place not in known:
             raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
         section = known[place]
-    keys = [one for one in section.keys if one.name == key]
+    keys = tuple(one for one in section.keys if one.name == key)
     if not keys:
         raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
-    return dataclasses.replace(section, keys=tuple(keys))
+    return dataclasses.replace(section, keys=keys)
 
 
 def _summary(kind: type[BaseModel]) -> str:
@@ -143,17 +131,20 @@ def _summary(kind: type[BaseModel]) -> str:
     return re.sub(r"^``\[+[\w.]+\]+``: ", "", first).replace("`", "").rstrip(".")
 
 
-def _keys(kind: type[BaseModel], given_by_its_name: bool = False) -> tuple[Key, ...]:
-    """The keys of a class of settings. given_by_its_name: the table's own name stands for the key `name`."""
+def _keys(kind: type[BaseModel]) -> tuple[Key, ...]:
+    """The keys of a class of settings."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for name, field in kind.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        words = _REQUIRED if default in (PydanticUndefined, "") else _written(default)
-        if given_by_its_name and name == "name":
-            words = _TABLE
-        found.append(Key(name, _without_none(kind_of(hints[name])), words, field.description or "", hints[name]))
+        words = "required" if default in (PydanticUndefined, "") else _written(default)
+        found.append(Key(name, _type(hints[name]), words, field.description or ""))
     return tuple(found)
+
+
+def _type(hint: Any) -> str:
+    """A type in words; TOML has no none: the key is left out."""
+    return kind_of(hint).removesuffix(" or none")
 
 
 def _written(default: Any) -> str:
@@ -163,19 +154,7 @@ def _written(default: Any) -> str:
     return format_value(default)
 
 
-def _without_none(words: str) -> str:
-    """A type in words; TOML has no none: the key is left out."""
-    return words.removesuffix(" or none")
-
-
-# the page -------------------------------------------------------------------------------------------------------
-
-
-def to_markdown() -> str:
-    """docs/reference/recipe.md."""
-    tables = "\n".join(_table_of(section) for section in sections())
-    return f"{_INTRODUCTION}\n{tables}"
-
+# the page -----------------------------------------------------------------------------------------------------------
 
 _INTRODUCTION = """# Recipe keys
 
@@ -202,29 +181,77 @@ and name it in the first line of a recipe beside it:
 """
 
 
-def _table_of(section: Section) -> str:
-    """A section's heading and table."""
-    brackets = f"[[{section.name}]]" if section.name == "plugins" else f"[{section.name}]"
-    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-    rows += [
-        f"| `{key.name}` | {_cell(key.type)} | {_cell(_code(key.default))} | {_cell(key.meaning)} |"
-        for key in section.keys
-    ]
-    return "\n".join([f"## `{brackets}`", "", f"{_sentence(section.about)}", "", *rows, ""])
-
-
-def _code(default: str) -> str:
-    return default if default in (_REQUIRED, "none", _TABLE) else f"`{default}`"
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
+def to_markdown() -> str:
+    """docs/reference/recipe.md."""
+    lines = [_INTRODUCTION]
+    for section in sections():
+        brackets = f"[[{section.name}]]" if section.name == "plugins" else f"[{section.name}]"
+        about = f"{section.about[:1].upper()}{section.about[1:]}."
+        lines += [f"## `{brackets}`", "", about, "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        for key in section.keys:
+            default = key.default if key.default in ("required", "none", "NAME") else f"`{key.default}`"
+            lines.append(f"| `{key.name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.meaning)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _cell(words: str) -> str:
     return words.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
-def as_rows(section: Section) -> list[Mapping[str, str]]:
-    """A section's keys for machines."""
-    return [{name: getattr(key, name) for name in ("name", "type", "default", "meaning")} for key in section.keys]
+# the schema ---------------------------------------------------------------------------------------------------------
+
+Schema = dict[str, Any]
+
+
+def to_schema() -> Schema:
+    """The JSON Schema of a recipe: pydantic's, with the hyperparameters of each method where its name stands.
+
+    What only the whole recipe decides (keys that need one another, names of data sets and networks) is left to
+    `polyfed check`.
+    """
+    schema = Recipe.model_json_schema(ref_template="#/definitions/{model}")
+    named: Schema = schema.pop("$defs")
+    schema["definitions"] = named
+    choice = named["MethodChoice"]
+    common = choice["properties"]
+    choice["allOf"] = [
+        {"if": {"properties": {"name": {"const": name}}, "required": ["name"]}, "then": _reference(f"method {name}")}
+        for name in METHODS
+    ]
+    for name, kind in METHODS.items():
+        own = TypeAdapter(kind).json_schema(ref_template="#/definitions/{model}")
+        named.update(own.pop("$defs", {}))
+        for one in list_hyperparameters(kind):
+            *tables, key = one.name.split(".")
+            place = own["properties"]
+            for table in tables:
+                place = named[place[table]["$ref"].rpartition("/")[2]]["properties"]
+            place[key]["description"] = one.about
+        named[f"method {name}"] = {**own, "properties": {**common, **own["properties"]}}
+    named["variant"] = _partial(choice)
+    own_name = {"if": {"required": ["name"]}, "then": _reference("variant")}
+    tables = schema["properties"]
+    tables["methods"] |= {
+        "description": _VARIANT,
+        "properties": {name: {**own_name, "else": _reference(f"method {name}")} for name in METHODS},
+        "additionalProperties": _reference("variant"),
+    }
+    partial = {name: _partial(named["Profile"]) for name in BUILT_IN}
+    named["Devices"]["properties"]["custom"]["properties"] = partial
+    laid_over = {name: _partial(named[kind.__name__]) for name, kind in SECTIONS.items()}
+    laid_over |= {name: tables[name] for name in ("methods", "plugins")} | {"method": _reference("variant")}
+    note = {"type": "string", "description": _NOTE.meaning}
+    preset = {"type": "object", "properties": {"note": note, **laid_over}, "additionalProperties": False}
+    tables["presets"] = {"type": "object", "description": _PRESET, "additionalProperties": preset}
+    # draft 7 is the newest that editors of TOML know; [method] may be left to --method
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "required": ["data", "models"]}
+
+
+def _partial(table: Schema) -> Schema:
+    """A table that something else completes."""
+    return {key: copy.deepcopy(rule) for key, rule in table.items() if key != "required"}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": f"#/definitions/{name}"}

@@ -10,7 +10,7 @@ import torch
 
 from polyfed.methods import FedRolex
 from polyfed.methods.building_blocks.channel_groups import channel_plan
-from polyfed.methods.building_blocks.width_slicing import RATES
+from polyfed.methods.heterofl import RATES
 from polyfed.models import build
 from tests.helpers.slices import rounds, watched
 from tests.helpers.toys import clients, federation, net

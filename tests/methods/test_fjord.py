@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import FjORD
-from polyfed.methods.building_blocks.width_slicing import forward_at_width, num_widths
+from polyfed.methods.fjord import forward_at_width, num_widths
 from tests.helpers.slices import order_of, prefix, rounds, watched
 from tests.helpers.toys import CLASSES, batch, clients, federation, net, samples
 

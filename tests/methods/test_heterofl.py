@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
-from polyfed.methods.building_blocks.width_slicing import client_level, level_rate
+from polyfed.methods.heterofl import client_level
 from tests.helpers.slices import NARROW, order_of, prefix, rounds, small, watched
 from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
@@ -113,7 +113,6 @@ def test_dynamic_rates_are_drawn_anew_by_their_shares():
     assert 0.7 < letters.count("a") / 1000 < 0.8
     assert letters.count("a") + letters.count("c") == 1000
     assert len({tuple(d) for d in drawn.values()}) == 4
-    assert level_rate("") == 1.0
 
 
 def test_every_client_is_scored_with_the_sub_model_of_its_rate():

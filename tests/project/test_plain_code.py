@@ -22,7 +22,9 @@ TWO_BLOCKS = {
     "fedet": {"ensemble_distillation", "weight_averaging"},
     "fedhenn": {"kernel_alignment", "weight_averaging"},
     "fedin": {"feature_pairs", "weight_averaging"},
-    "scalefl": {"early_exits", "width_slicing"},
+    "fjord": {"channel_groups", "static_batchnorm"},
+    "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},
+    "scalefl": {"channel_groups", "early_exits", "static_batchnorm", "weight_averaging"},
 }
 
 

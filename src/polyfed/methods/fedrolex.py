@@ -31,14 +31,14 @@ from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import rolling_channels
-from polyfed.methods.building_blocks import width_slicing
+from polyfed.methods.heterofl import HeteroFL
 
 
 @hyperparameters
-class FedRolex(width_slicing.WidthSlicing):
+class FedRolex(HeteroFL):
     """Sub-models of one network, whose channels change from round to round."""
 
-    card = replace(width_slicing.WidthSlicing.card, name="fedrolex", paper="Alam et al., NeurIPS 2022")
+    card = replace(HeteroFL.card, name="fedrolex", paper="Alam et al., NeurIPS 2022")
 
     step: Annotated[int, Field(ge=0)] = 1  # channels by which the window moves per round; 0: HeteroFL
 

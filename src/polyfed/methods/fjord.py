@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -27,26 +28,28 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Exchange, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.channel_slices import first_channels
+from polyfed.functional.channel_slices import ChannelPlan, Kept, first_channels, slice_channels
 from polyfed.functional.losses import cross_entropy, kl_divergence
-from polyfed.methods.building_blocks import width_slicing
+from polyfed.functional.tied_tensors import call_with
+from polyfed.methods.building_blocks import static_batchnorm
+from polyfed.methods.building_blocks.channel_groups import channel_plan
+from polyfed.methods.heterofl import SubModels, cut
 
 
 @hyperparameters
-class FjORD(width_slicing.SlicedMethod):
+class FjORD(SubModels):
     """Ordered dropout: nested widths of one network."""
 
     card = replace(
-        width_slicing.SlicedMethod.card,
+        SubModels.card,
         name="fjord",
         paper="Horváth et al., NeurIPS 2021",
         differs="width: sub-models of one network",
         down="P(p_i) + S(p_i), plus P(p_i) for statistics",
         up="P(p_i), plus S(p_i) + 1 for statistics",
         states="server: w, BatchNorm's statistics by width",
-        ignores_initial_weights=True,
     )
 
     num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
@@ -54,9 +57,9 @@ class FjORD(width_slicing.SlicedMethod):
     statistics: Literal["all", "selected"] = "all"  # clients that report BatchNorm statistics
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return width_slicing.level_exchanges(self.statistics)
+        return static_batchnorm.exchanges(self.statistics)
 
-    # server ------------------------------------------------------------------------------------------------
+    # which network -----------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
         """Level of a client: p_i n, from 1 to n."""
         everybody = server.all_client_ids
@@ -67,35 +70,76 @@ class FjORD(width_slicing.SlicedMethod):
 
     def build(self, model: Any, variant: str) -> nn.Module:
         level = int(variant or self.num_widths)
-        return width_slicing.make_slimmable(model, [k / self.num_widths for k in range(1, level + 1)])
+        return make_slimmable(model, [k / self.num_widths for k in range(1, level + 1)])
 
-    def _kept(self, server: Server, client_id: int) -> dict[int, Tensor]:
-        largest = self._level(server, client_id) / self.num_widths
-        return width_slicing.kept_channels(server, lambda size: first_channels(size, largest))
+    def channels(self, server: Server, client_id: int) -> Kept:
+        p_i = self._level(server, client_id) / self.num_widths
+        return channel_plan(static_batchnorm.network(server)).kept(lambda size: first_channels(size, p_i))
 
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return width_slicing.submodel_message(server, self.variant(server, client_id), self._kept(server, client_id))
-
+    # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        variants = {i: self.variant(server, i) for i in uploads}
-        kept = {i: self._kept(server, i) for i in uploads}
-        width_slicing.average(server, uploads, variants, kept, "samples")
+        self.average(server, uploads, "samples")
 
     # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        return width_slicing.receive(client, message, masked=False)
-
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return {"width": int(torch.randint(width_slicing.num_widths(client.model), (), generator=generator))}
+        return {"width": int(torch.randint(num_widths(client.model), (), generator=generator))}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         width = context["width"]
-        is_widest = width == width_slicing.num_widths(model) - 1
+        is_widest = width == num_widths(model) - 1
         if is_widest or not self.distill:
-            return cross_entropy(width_slicing.forward_at_width(model, width, batch.x), batch.y, batch.w)
+            return cross_entropy(forward_at_width(model, width, batch.x), batch.y, batch.w)
         widest_logits = model(batch.x)
-        narrow_logits = width_slicing.forward_at_width(model, width, batch.x)
+        narrow_logits = forward_at_width(model, width, batch.x)
         return cross_entropy(widest_logits, batch.y, batch.w) + kl_divergence(narrow_logits, widest_logits, batch.w)
 
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return width_slicing.upload(client, masked=False)
+
+# a network of several widths ------------------------------------------------------------------------------------------
+
+
+class _Widths(NamedTuple):
+    """A network's plan, and which channels each of its widths has, the narrowest first."""
+
+    plan: ChannelPlan
+    kept: Sequence[Kept]
+
+
+def make_slimmable(model: nn.Module, rates: Sequence[float]) -> nn.Module:
+    """The network cut in place to the last of the rates, that can also be run at the others (`forward_at_width`).
+
+    Args:
+        rates: ascending shares of every group's channels.
+
+    Raises:
+        ConfigError: the network cannot be cut.
+    """
+    plan = channel_plan(model)
+    kept = [plan.kept(partial(first_channels, rate=rate)) for rate in rates]
+    cut(model, rates[-1], "all")
+    model.widths = _Widths(channel_plan(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
+    return model
+
+
+def num_widths(model: nn.Module) -> int:
+    """At how many widths a `make_slimmable` network can be run."""
+    return len(_widths(model).kept)
+
+
+def forward_at_width(model: nn.Module, place: int, x: Tensor) -> Tensor:
+    """What a `make_slimmable` network gives at one of its widths, counted from the narrowest, 0.
+
+    The gradient reaches the parameters that the width has.
+    """
+    if place == num_widths(model) - 1:
+        whole: Tensor = model(x)
+        return whole
+    widths = _widths(model)
+    weights = slice_channels(widths.plan, dict(model.named_parameters()), widths.kept[place])
+    outcome: Tensor = call_with(model, weights, (x,))
+    return outcome
+
+
+def _widths(model: nn.Module) -> _Widths:
+    found: Any = model.widths
+    assert isinstance(found, _Widths)
+    return found

@@ -30,12 +30,15 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Exchange, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.channel_slices import Kept, first_channels
 from polyfed.functional.losses import multi_exit_loss
-from polyfed.methods.building_blocks import width_slicing
+from polyfed.methods.building_blocks import static_batchnorm
+from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.early_exits import add_early_exits
+from polyfed.methods.building_blocks.weight_averaging import Weighting
+from polyfed.methods.heterofl import SubModels, cut
 
 
 class Level(NamedTuple):
@@ -63,18 +66,17 @@ def _checked(text: str) -> str:
 
 
 @hyperparameters
-class ScaleFL(width_slicing.SlicedMethod):
+class ScaleFL(SubModels):
     """Narrower and shallower sub-models of one network with early exits."""
 
     card = replace(
-        width_slicing.SlicedMethod.card,
+        SubModels.card,
         name="scalefl",
         paper="Ilhan et al., CVPR 2023",
         differs="width and depth: sub-models of one network",
         down="P(l) + S(l), plus P(l) for statistics",
         up="P(l), plus S(l) + 1 for statistics",
         states="server: w with its exits, clients' levels, BatchNorm's statistics by level",
-        ignores_initial_weights=True,
     )
 
     levels: Annotated[str, AfterValidator(_checked)] = (
@@ -84,15 +86,15 @@ class ScaleFL(width_slicing.SlicedMethod):
     temperature: Annotated[float, Field(gt=0)] = 3.0  # T of the distillation
     distill_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
     # clients that report BatchNorm statistics; "running": running statistics, averaged
-    statistics: width_slicing.Statistics = "all"
-    weighting: width_slicing.Weighting = "uniform"  # weights of the mean; "samples": by training samples
+    statistics: static_batchnorm.Statistics = "all"
+    weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def planned(self) -> str:
         return "when early exits begin to learn from the last one" if 0 < self.distill_from < 1 else ""
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return width_slicing.level_exchanges(self.statistics)
+        return static_batchnorm.exchanges(self.statistics)
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
@@ -105,7 +107,7 @@ class ScaleFL(width_slicing.SlicedMethod):
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
         whole = add_early_exits(model, [level.depth for level in _levels(self.levels)])
-        width_slicing.build(whole, width, self.statistics)
+        cut(whole, width, self.statistics)
         return whole.truncated(depth)
 
     def personal_model(self, module: Any) -> nn.Module:
@@ -120,25 +122,18 @@ class ScaleFL(width_slicing.SlicedMethod):
         order = torch.randperm(clients, generator=server.generator("levels"))
         server.state["levels"] = levels - order * levels // clients  # the whole network is never without a client
 
-    def _kept(self, server: Server, client_id: int) -> Kept:
+    def channels(self, server: Server, client_id: int) -> Kept:
         width = self._level(self.variant(server, client_id)).width
-        return width_slicing.kept_channels(server, lambda size: first_channels(size, width))
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return width_slicing.submodel_message(server, self.variant(server, client_id), self._kept(server, client_id))
+        return channel_plan(static_batchnorm.network(server)).kept(lambda size: first_channels(size, width))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        variants = {i: self.variant(server, i) for i in uploads}
-        width_slicing.average(server, uploads, variants, {i: self._kept(server, i) for i in uploads}, self.weighting)
+        self.average(server, uploads, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         distils = client.round > self.distill_from * client.training.rounds
-        return {**width_slicing.receive(client, message, masked=False), "distils": distils}
+        return {**super().receive(client, message), "distils": distils}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gamma = self.gamma if context["distils"] else 0.0
         return multi_exit_loss(model(batch.x), batch.y, batch.w, gamma, self.temperature)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return width_slicing.upload(client, masked=False)

@@ -1,17 +1,30 @@
-"""BatchNorm that keeps no running statistics in training; somebody takes them afterwards, in a pass over data.
+"""Running statistics of BatchNorm that are not kept in training, but taken afterwards, in an exchange of their own.
 
 Sub-models of different widths see different activations, so that statistics kept in training would be nobody's
-(HeteroFL, section 3). Such a layer normalizes by the batch in training and by its buffers in eval mode.
+(HeteroFL, section 3). Such a layer normalizes by the batch in training and by its buffers in eval mode. After the mean
+of the weights the server sends the new sub-models out; clients report the statistics on their data, and the server
+averages them, weighted by batches, for each variant of the network apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Prepare
-from polyfed.core.modules import batchnorm_layers, static_statistics
+from polyfed.core.client import Client, Prepare
+from polyfed.core.message import Message, get_group, get_tensor
+from polyfed.core.method import Exchange
+from polyfed.core.modules import batchnorm_layers, copy_network, load_state, static_statistics
+from polyfed.core.server import Server
+from polyfed.core.upload_forms import Members, UploadContext, alike
+from polyfed.functional.channel_slices import ChannelPlan, Kept, SlicedModel, partial_mean, slice_channels
 from polyfed.functional.modes import eval_mode
+
+STATISTICS = "statistics"  # the exchange in which they are reported
+Statistics = Literal["all", "selected", "running"]  # who reports them; "running": kept in training and averaged
 
 
 def disable_running_stats(module: nn.Module) -> None:
@@ -20,10 +33,84 @@ def disable_running_stats(module: nn.Module) -> None:
         layer.track_running_stats = False
 
 
-def init_stats(module: nn.Module) -> dict[str, Tensor]:
-    """The same of a new network, on the CPU: means 0, variances 1."""
-    of = static_statistics(module)
-    return {name: torch.full(t.shape, float(name.endswith("running_var")), dtype=t.dtype) for name, t in of.items()}
+def exchanges(statistics: Statistics) -> Sequence[Exchange]:
+    """Training, and the exchange in which statistics are reported."""
+    if statistics == "running":
+        return (Exchange(),)
+    return Exchange(), Exchange(STATISTICS, who=statistics, trains=False)
+
+
+# server -----------------------------------------------------------------------------------------------------------
+
+
+def network(server: Server, variant: str = "") -> nn.Module:
+    """The one architecture's network, whole or a variant, for its names and shapes: its weights are anybody's."""
+    return server.model(server.architectures[0], {}, variant)
+
+
+def known(server: Server, plan: ChannelPlan, variant: str, kept: Kept) -> Message:
+    """The latest statistics of a variant, cut to some channels, as an entry of a message; none before any came."""
+    key = _key(variant)
+    return {STATISTICS: slice_channels(plan, get_group(server.state, key), kept)} if key in server.state else {}
+
+
+def average(
+    server: Server,
+    plan: ChannelPlan,
+    uploads: Mapping[int, Message],
+    variants: Mapping[int, str],
+    kept: Mapping[int, Kept],
+) -> None:
+    """Average what clients report, variant by variant, channel by channel.
+
+    Args:
+        plan: of the whole network. uploads: some are empty, of clients without any batch.
+        variants, kept: client number -> its variant, its channels.
+    """
+    reports = {i: message for i, message in uploads.items() if message}
+    for variant in sorted({variants[i] for i in reports}):
+        members = [i for i in reports if variants[i] == variant]
+        parts = [SlicedModel(get_group(reports[i], STATISTICS), kept[i]) for i in members]
+        batches = [float(get_tensor(reports[i], "batches")) for i in members]
+        key = _key(variant)
+        before = get_group(server.state, key) if key in server.state else _initial(server, variant)
+        server.state[key] = partial_mean(plan, before, parts, batches)
+
+
+def _key(variant: str) -> str:
+    return f"{STATISTICS} {variant}"
+
+
+def _initial(server: Server, variant: str) -> dict[str, Tensor]:
+    """Means 0 and variances 1, as wide as in the whole network, of the layers that the variant has."""
+    held = static_statistics(network(server, variant))
+    whole = static_statistics(network(server))
+    return {
+        name: torch.full(t.shape, float(name.endswith("running_var")), dtype=t.dtype)
+        for name, t in whole.items()
+        if name in held
+    }
+
+
+def reported(known: UploadContext, name: str) -> Members:
+    """Form of a report: the statistics of the sub-model that was sent."""
+    sent = known.sent.get("average", {})
+    sizes = {} if isinstance(sent, Tensor) else sent
+    held = static_statistics(network(known.server, known.method.variant(known.server, known.client_id)))
+    return alike({key: sizes.get(key, t) for key, t in held.items()})
+
+
+# client -----------------------------------------------------------------------------------------------------------
+
+
+def report(client: Client) -> Message:
+    """The statistics of the sub-model in the client's context on its training data, and of how many batches."""
+    if "average" not in client.context:
+        return {}
+    model = copy_network(client.model)
+    load_state(model, client.context["average"])
+    statistics, batches = estimate_stats(model, client.data.train.x, client.prepare, client.training.batch_size)
+    return {STATISTICS: statistics, "batches": torch.tensor(batches)} if batches else {}
 
 
 def estimate_stats(module: nn.Module, x: Tensor, prepare: Prepare, size: int) -> tuple[dict[str, Tensor], int]:

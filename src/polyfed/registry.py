@@ -351,7 +351,7 @@ PARTITIONS = Registry(
         "iid": "polyfed.data.partition:iid",
         "dirichlet": "polyfed.data.partition:dirichlet",
         "quantity": "polyfed.data.partition:quantity",
-        "by_class": "polyfed.data.class_partition:by_class",
+        "by_class": "polyfed.data.partition:by_class",
         "by_group": "polyfed.data.partition:by_group",
     },
 )

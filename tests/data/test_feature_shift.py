@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from polyfed.data.datasets import DatasetSource, from_tensors
-from polyfed.data.feature_shift import FeatureShift, add_noise, rotate, tint
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.transforms import FeatureShift, add_noise, rotate, tint
 from polyfed.errors import ConfigError
 from tests.helpers.small_data import federate, purposes
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyfed.data.class_partition import by_class
 from polyfed.data.partition import (
     Partition,
     balanced_counts,
+    by_class,
     class_shares,
     dirichlet,
     iid,

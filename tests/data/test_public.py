@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from polyfed.config.recipe import Recipe
+from polyfed.data.dataset import public_inputs
 from polyfed.data.datasets import DatasetSource, from_tensors
-from polyfed.data.public import public_inputs
 from polyfed.data.transforms import convert_channels
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation

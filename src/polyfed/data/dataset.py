@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyfed.data.column_schema import column_values
 from polyfed.data.options import SourceOptions
+from polyfed.data.partition import check_integer
 from polyfed.data.samples import (
     ONE_LABEL,
     LabeledSamples,
@@ -27,7 +28,7 @@ from polyfed.data.samples import (
 )
 from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import Vocabulary
-from polyfed.data.transforms import Prepare
+from polyfed.data.transforms import Prepare, convert_channels, resize
 from polyfed.errors import ConfigError, first_line
 
 
@@ -190,6 +191,7 @@ def with_declared(
     return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
 
 
+_USUAL_PUBLIC = 5000  # rows; FedHeNN's number of alignment inputs
 _HINTS = {
     "train_splits": "; it has no splits to choose from",
     **dict.fromkeys(("vocab_size", "max_length", "word_vectors", "tokens"), "; text_column names a column of texts"),
@@ -331,3 +333,38 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
     except (TypeError, ValueError) as error:
         came = f"{type(value).__name__}: {first_line(error)}"
         raise ConfigError(f"expected numbers in the {what} side of '{name}', got {came}") from error
+
+
+def public_inputs(
+    other: DatasetSource, task: DatasetSource, rows: int | None, rng: np.random.Generator
+) -> LabeledSamples:
+    """Training inputs of `other` as images like the task's, in the order of their file.
+
+    Args:
+        other: whose inputs. Its labels mean other classes and are not handed out: all are 0.
+        task: whose channels, height and width the images get, bilinear.
+        rows: how many, drawn without replacement; None for 5000, or all where there are fewer.
+        rng: of the draw.
+
+    Returns:
+        `LabeledSamples` of uint8 images (rows, C, H, W).
+
+    Raises:
+        ConfigError: either set has no uint8 images, or fewer rows than were asked for.
+    """
+    for source in (task, other):
+        x = source.train.x
+        if x.dtype != torch.uint8 or x.dim() != 4:
+            raise ConfigError(
+                f"data.public_dataset expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of "
+                f"{x.dtype}"
+            )
+    count = min(_USUAL_PUBLIC, len(other.train)) if rows is None else check_integer("public_samples", rows, 1)
+    if count > len(other.train):
+        raise ConfigError(
+            f"expected public_samples of at most the {len(other.train)} training rows of '{other.name}', got {count}"
+        )
+    drawn = np.sort(rng.choice(len(other.train), count, replace=False))
+    channels, height, width = task.train.x.shape[1:]
+    chosen = other.train.select(torch.from_numpy(drawn))
+    return resize(LabeledSamples(convert_channels(chosen.x, channels), torch.zeros_like(chosen.y)), (height, width))

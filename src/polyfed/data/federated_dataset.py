@@ -13,26 +13,49 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfed.data import flwr_partitioners
 from polyfed.data.dataset import DatasetSource
-from polyfed.data.feature_shift import FeatureShift
 from polyfed.data.options import PartitionOptions
-from polyfed.data.partition import Rows, check_integer
-from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
-from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group, values_of
+from polyfed.data.partition import (
+    Partition,
+    Rows,
+    by_class,
+    by_group,
+    cap_rows,
+    check_integer,
+    class_shares,
+    dirichlet,
+    draw_balanced,
+    groups_like,
+    hash_groups,
+    iid,
+    partition_like,
+    quantity,
+    split_rows,
+)
 from polyfed.data.samples import ClientData, LabeledSamples, target_scale
 from polyfed.data.table_columns import fill_missing, own_means
+from polyfed.data.transforms import FeatureShift
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text, one_line
-from polyfed.registry import suggest
+from polyfed.registry import PARTITIONS, suggest
+
+Generators = Callable[[str], np.random.Generator]  # purpose -> generator
 
 TESTS = ("local", "global")
-_TOLD = 5  # groups that are named
+_NAMED = 5  # groups in a message
+_SETTINGS: tuple[tuple[Any, dict[str, str]], ...] = (  # parameter -> option, of our own partitions; others get none
+    (iid, {}),
+    (dirichlet, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
+    (quantity, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
+    (by_class, {"classes_per_client": "classes_per_client", "class_assignment": "class_assignment"}),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +94,9 @@ class FederatedDataset:
         """What is odd about the data set, and which values of few rows are nobody's."""
         if not self.left_out:
             return self.source.remarks
-        told = ", ".join(map(one_line, self.left_out[:_TOLD]))
-        more = f" and {len(self.left_out) - _TOLD} more" if len(self.left_out) > _TOLD else ""
-        return (*self.source.remarks, f"left out, as they have fewer than data.min_samples rows: {told}{more}")
+        named = ", ".join(map(one_line, self.left_out[:_NAMED]))
+        more = f" and {len(self.left_out) - _NAMED} more" if len(self.left_out) > _NAMED else ""
+        return (*self.source.remarks, f"left out, as they have fewer than data.min_samples rows: {named}{more}")
 
     def __repr__(self) -> str:
         rows = [len(client.train) for client in self.clients]
@@ -83,8 +106,7 @@ class FederatedDataset:
         return f"FederatedDataset({self.source.name}, {who}, {what})"
 
 
-@dataclass(frozen=True)
-class _Split:
+class _Split(NamedTuple):
     """A parsed `split`: parts of train, validation and test; `official` when the source says what is test."""
 
     official: bool
@@ -111,7 +133,7 @@ class _Sides(NamedTuple):
 def build_federated_dataset(
     source: DatasetSource, options: PartitionOptions, generators: Generators
 ) -> FederatedDataset:
-    """Deal a source to clients.
+    """Deal a source to clients: row numbers first, then everybody's samples.
 
     Args:
         source: what to deal.
@@ -123,71 +145,110 @@ def build_federated_dataset(
             would end without training rows or, unless rows are dealt by group, without test rows.
     """
     plan = _parse_split(options.split)
-    _check_options(options)
-    _check_test_side(source, plan, options)
-    if source.is_regression and options.label_space == "own":
-        raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
-    pool = PooledRows(source)
+    _check_options(source, plan, options)
+    pool = _Pool(source)
     sides = _set_aside(pool, plan, options, generators)
-    partition = assign_rows(pool, sides.dealt, options, generators)
-    shift = FeatureShift(options.feature_shift, options.feature_shift_strength, len(partition.rows), generators)
-    clients = [_ClientRows(*rows) for rows in _split_clients(pool, sides, partition.rows, plan, options, generators)]
-    if options.test == "local" and plan.official:
-        alike = assign_test_rows(partition, pool, sides.dealt, sides.official_test, options)
-        clients = [rows._replace(test=sides.official_test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
-    clients = _halve(pool, _cap(pool, clients, options), options.halved_client_fraction, generators)
-    common_test = (
-        None if sides.common_test is None else cap_rows(sides.common_test, pool.y, options.max_test_per_client)
-    )
-    groups = groups_of(partition, pool, sides.dealt, options)
-    names = _names(groups, options)
+    values = _group_values(pool, sides.dealt, options) if is_by_group(options.partition) else None
+    partition = assign_rows(pool, sides.dealt, values, options, generators)
+    clients = _client_rows(pool, sides, partition, values, plan, options, generators)
+    common_test = sides.common_test
+    if common_test is not None:
+        common_test = cap_rows(common_test, pool.y, options.max_test_per_client)
+
+    groups: tuple[tuple[str, ...], ...] = ()
+    left_out: tuple[str, ...] = ()
+    if values is not None:
+        groups = tuple(tuple(map(str, np.unique(values[rows]))) for rows in partition.rows)
+        held = {name for names in groups for name in names}
+        left_out = tuple(name for name in map(str, np.unique(values)) if name not in held)
+    named = options.num_groups is None and all(len(held) == 1 for held in groups)
+    names = tuple(one_line(held[0]) for held in groups) if named else ()
     titles = [client_text(number, name) for number, name in enumerate(names or [""] * len(clients))]
     _check_training(clients, titles, options)
-    if options.test == "local":
-        _check_tests(clients, options, lambda: values_of(pool, sides.official_test, options))
-    used = len(sides.holdout) + sum(len(rows) for client in clients for rows in client)
-    if common_test is not None:
-        used += len(common_test)
+    if common_test is None:
+        _check_tests(pool, clients, sides, options)
+
+    shift = FeatureShift(options.feature_shift, options.feature_shift_strength, len(clients), generators)
     test = None if common_test is None else pool.select(common_test)
-    of_clients = [_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)]
+    unused = pool.size - len(sides.holdout) - sum(len(rows) for client in clients for rows in client)
     return FederatedDataset(
         clients=tuple(
-            _labeled(source, _filled(source, data, common=test is not None), options, title)
-            for title, data in zip(titles, of_clients, strict=True)
+            _client_data(pool, rows, number, shift, test, options, title)
+            for number, (rows, title) in enumerate(zip(clients, titles, strict=True))
         ),
         holdout=pool.select(sides.holdout),
         test=test,
         classes=source.classes,
         source=source,
-        unused=pool.size - used,
+        unused=unused - (0 if common_test is None else len(common_test)),
         label_table=np.stack([np.bincount(pool.y[rows.train], minlength=pool.classes) for rows in clients]),
         groups=groups,
         names=names,
-        left_out=_left_out(groups, pool, sides, options),
+        left_out=left_out,
     )
 
 
-def _names(groups: Sequence[Sequence[str]], options: PartitionOptions) -> tuple[str, ...]:
-    """What clients are called by the groups that they hold: nothing where one has several, or groups are hashes."""
-    if options.num_groups is not None or any(len(held) != 1 for held in groups):
-        return ()
-    return tuple(one_line(held[0]) for held in groups)
+# rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _left_out(
-    groups: Sequence[Sequence[str]], pool: PooledRows, sides: _Sides, options: PartitionOptions
-) -> tuple[str, ...]:
-    """The groups that no client was dealt."""
-    if options.min_samples is None:
-        return ()
-    dealt = {name for held in groups for name in held}
-    return tuple(name for name in values_of(pool, sides.dealt, options) if name not in dealt)
+class _Pool:
+    """Both sides of a source under one numbering: training rows first, then test rows.
+
+    Rows with numbers to predict count as rows of one class.
+    """
+
+    def __init__(self, source: DatasetSource) -> None:
+        self.source = source
+        self._sides = [samples for _, samples in source.splits()]
+        labels = torch.cat([side.y for side in self._sides])
+        if source.is_regression:
+            labels = torch.zeros(len(labels), dtype=torch.int64)
+        self.y: Rows = labels.numpy()
+        self.classes = source.classes or 1
+        self.size = len(self.y)
+
+    def column(self, name: str | None, rows: Rows) -> NDArray[Any]:
+        """The further values of `rows` (training rows, test rows, or both) in a column.
+
+        Raises:
+            ConfigError: no name, no such column, or one that a side lacks.
+        """
+        if name is None:
+            raise ConfigError("partition 'by_group' expects group_by, the column to deal by, got none")
+        sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
+        used = [np.any(rows < len(self._sides[0])), np.any(rows >= len(self._sides[0]))]
+        found = []
+        for (what, columns), needed, side in zip(sides, used, self._sides, strict=False):
+            if needed and name not in columns:
+                hint = suggest(name, columns) if columns else ""
+                more = "; with test = 'global' it needs none" if what == "test" else hint
+                raise ConfigError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{more}")
+            found.append(columns[name] if needed else np.empty(len(side), dtype=np.int64))
+        if all(used) and found[0].dtype.kind != found[1].dtype.kind:
+            raise ConfigError(
+                f"expected '{name}' of both sides of '{self.source.name}' in one type, got numbers and text"
+            )
+        values: NDArray[Any] = np.concatenate([part for part, needed in zip(found, used, strict=False) if needed])
+        return values[rows if used[0] else rows - len(self._sides[0])]
+
+    def columns(self, rows: Rows) -> dict[str, NDArray[Any]]:
+        """All further columns that every side of `rows` has."""
+        held = set(self.source.train_columns)
+        if np.any(rows >= len(self._sides[0])):
+            held &= set(self.source.test_columns)
+        return {name: self.column(name, rows) for name in sorted(held)}
+
+    def select(self, rows: Rows) -> LabeledSamples:
+        """The samples at `rows` (sorted), copied."""
+        first = len(self._sides[0])
+        here = self._sides[0].select(torch.from_numpy(rows[rows < first]))
+        if not np.any(rows >= first):
+            return here
+        there = self._sides[1].select(torch.from_numpy(rows[rows >= first] - first))
+        return there if not len(here) else LabeledSamples(torch.cat([here.x, there.x]), torch.cat([here.y, there.y]))
 
 
-# its steps --------------------------------------------------------------------------------------------------------
-
-
-def _set_aside(pool: PooledRows, plan: _Split, options: PartitionOptions, generators: Generators) -> _Sides:
+def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators: Generators) -> _Sides:
     """The rows of the server, those of a common test set, and those that are dealt."""
     train_count = len(pool.source.train)
     train = np.arange(train_count)
@@ -209,24 +270,124 @@ def _set_aside(pool: PooledRows, plan: _Split, options: PartitionOptions, genera
     return _Sides(holdout, dealt, official_test, common_test)
 
 
-def _split_clients(
-    pool: PooledRows,
+def assign_rows(
+    pool: _Pool, rows: Rows, values: NDArray[Any] | None, options: PartitionOptions, generators: Generators
+) -> Partition:
+    """Deal rows of the pool; the result counts among them and always has class shares.
+
+    values: what they are dealt by, of a deal by group.
+
+    Raises:
+        ConfigError: a partition that does not fit the rows, the number of clients or its own settings.
+    """
+    y = pool.y[rows]
+    if values is not None:
+        found = by_group(values, options.num_clients, generators("partition"), options.min_samples)
+    else:
+        clients = check_integer("num_clients", options.num_clients, 1)
+        found = _partition(pool, rows, clients, options, generators)
+        if len(found.rows) != clients:
+            raise ConfigError(f"expected a partition of {clients} clients, got one of {len(found.rows)}")
+        for client, mine in enumerate(found.rows):
+            if len(mine) and int(mine.max()) >= len(y):
+                raise ConfigError(f"expected rows below {len(y)} in the partition, client {client} has {mine.max()}")
+    if found.shares is not None and found.shares.shape == (len(found.rows), pool.classes):
+        return found
+    return Partition(found.rows, found.unused, class_shares(found.rows, y, pool.classes))
+
+
+def is_by_group(partition: object) -> bool:
+    """Whether rows are dealt by the values of a column, which may also say how many clients there are."""
+    return isinstance(partition, str) and partition in PARTITIONS and PARTITIONS[partition] is by_group
+
+
+def _group_values(pool: _Pool, rows: Rows, options: PartitionOptions) -> NDArray[Any]:
+    """What rows are dealt by: a column's values, or their groups."""
+    values = pool.column(options.group_by, rows)
+    return values if options.num_groups is None else hash_groups(values, options.num_groups)
+
+
+def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions, generators: Generators) -> Partition:
+    """What the partition that is asked for makes of the rows."""
+    wanted = options.partition
+    if pool.source.is_regression and isinstance(wanted, str):
+        _check_needs_no_classes(wanted)
+    if isinstance(wanted, Partition):
+        if len(wanted.rows) != clients or options.holdout:
+            raise ConfigError(
+                f"a ready partition expects num_clients={len(wanted.rows)} (its own number) and holdout=0, got "
+                f"num_clients={clients}{' and a holdout' if options.holdout else ''}"
+            )
+        return wanted
+    y = pool.y[rows]
+    if str(wanted).startswith(flwr_partitioners.PREFIX):
+        name = str(wanted).removeprefix(flwr_partitioners.PREFIX)
+        seed = int(generators("partition").integers(2**31))
+        wanted = flwr_partitioners.make_partitioner(name, options.partitioner or {}, clients, seed)
+    if flwr_partitioners.is_flwr_partitioner(wanted):
+        return flwr_partitioners.apply_partitioner(wanted, y, clients, pool.columns(rows), pool.classes)
+    function = wanted if callable(wanted) else PARTITIONS[wanted]
+    for own, names in _SETTINGS:
+        if function is own:
+            asked = {name: getattr(options, option) for name, option in names.items()}
+            settings = {name: value for name, value in asked.items() if value is not None}
+            return own(y, clients, generators("partition"), class_count=pool.classes, **settings)  # type: ignore[no-any-return]
+    return _as_partition(function(y, clients, generators("partition")), len(y))
+
+
+def _check_needs_no_classes(partition: str) -> None:
+    """Whether rows with numbers to predict can be dealt so."""
+    fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
+    if partition not in fitting and not partition.startswith(flwr_partitioners.PREFIX):
+        raise ConfigError(
+            f"partition '{partition}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
+        )
+
+
+def _as_partition(found: Any, rows: int) -> Partition:
+    """What a function of the user's own returned, for so many rows."""
+    if isinstance(found, Partition):
+        return found
+    try:
+        parts = [np.asarray(part) for part in found]
+    except (TypeError, ValueError):
+        parts = []
+    if not parts or any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in parts):
+        raise ConfigError(
+            f"expected row numbers for every client, or a Partition, from the partition's function, got "
+            f"{type(found).__name__}"
+        )
+    partition = Partition(tuple(np.sort(part.astype(np.int64)) for part in parts))
+    return Partition(partition.rows, max(0, rows - sum(map(len, parts))))
+
+
+def _client_rows(
+    pool: _Pool,
     sides: _Sides,
-    dealt: Sequence[Rows],
+    partition: Partition,
+    values: NDArray[Any] | None,
     plan: _Split,
     options: PartitionOptions,
     generators: Generators,
-) -> list[tuple[Rows, Rows, Rows]]:
-    """Each client's rows as train, validation and test."""
+) -> list[_ClientRows]:
+    """Each client's rows as train, validation and test, capped, some clients with half of them."""
     parts = plan.parts
     if plan.official or options.test == "global":
         parts = (parts[0], parts[1], 0)
-    several = sum(part > 0 for part in parts) > 1
-    generator = generators("split") if several else None
-    return [split_rows(sides.dealt[rows], pool.y, parts, generator) for rows in dealt]
+    generator = generators("split") if sum(part > 0 for part in parts) > 1 else None
+    clients = [_ClientRows(*split_rows(sides.dealt[rows], pool.y, parts, generator)) for rows in partition.rows]
+    if options.test == "local" and plan.official:
+        test = sides.official_test
+        if values is None:
+            alike = partition_like(partition, pool.y[test])
+        else:
+            both = _group_values(pool, np.concatenate([sides.dealt, test]), options)
+            alike = groups_like(partition, values, both[len(values) :])
+        clients = [rows._replace(test=test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
+    return _halve(pool, _cap(pool, clients, options), options.halved_client_fraction, generators)
 
 
-def _cap(pool: PooledRows, clients: Sequence[_ClientRows], options: PartitionOptions) -> list[_ClientRows]:
+def _cap(pool: _Pool, clients: Sequence[_ClientRows], options: PartitionOptions) -> list[_ClientRows]:
     """No client has more rows than its cap."""
     caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
@@ -241,7 +402,7 @@ def _cap(pool: PooledRows, clients: Sequence[_ClientRows], options: PartitionOpt
     return capped
 
 
-def _halve(pool: PooledRows, clients: Sequence[_ClientRows], share: float, generators: Generators) -> list[_ClientRows]:
+def _halve(pool: _Pool, clients: Sequence[_ClientRows], share: float, generators: Generators) -> list[_ClientRows]:
     """A share of the clients, drawn, keeps half of its training rows."""
     if not share:
         return list(clients)
@@ -260,26 +421,33 @@ def _halve(pool: PooledRows, clients: Sequence[_ClientRows], share: float, gener
     return halved
 
 
+# samples -------------------------------------------------------------------------------------------------------------
+
+
 def _client_data(
-    pool: PooledRows, rows: _ClientRows, client: int, shift: FeatureShift, common_test: LabeledSamples | None
+    pool: _Pool,
+    rows: _ClientRows,
+    client: int,
+    shift: FeatureShift,
+    common_test: LabeledSamples | None,
+    options: PartitionOptions,
+    title: str,
 ) -> ClientData:
-    """A client's samples as it sees them; a common test set as it is."""
-    return ClientData(
-        shift(pool.select(rows.train), client, "train"),
-        shift(pool.select(rows.validation), client, "validation"),
-        shift(pool.select(rows.test), client, "test") if common_test is None else common_test,
-    )
-
-
-def _labeled(source: DatasetSource, data: ClientData, options: PartitionOptions, title: str) -> ClientData:
-    """A client's rows with labels as it has them: numbers standardized by its own training rows, classes of its own."""
-    if options.label_space == "own":
-        return own_label_space(data, source.class_names, title)
-    if not source.is_regression:
-        return data
-    scale = target_scale(data.train.y)
-    test = data.test.standardized(scale) if options.test == "local" else data.test
-    return ClientData(data.train.standardized(scale), data.validation.standardized(scale), test)
+    """A client's samples as it sees them, with labels as it has them; a common test set as it is."""
+    source = pool.source
+    names = ("train", "validation", "test") if common_test is None else ("train", "validation")
+    parts = [shift(pool.select(own), client, name) for own, name in zip(rows, names, strict=False)]
+    if source.columns.flags:
+        means = own_means(parts[0].x, source.columns, source.mean)
+        parts = [fill_missing(part, source.columns, means) for part in parts]
+    if source.is_regression:
+        scale = target_scale(parts[0].y)
+        parts = [part.standardized(scale) for part in parts]
+    if common_test is not None:
+        parts.append(common_test)
+    train, validation, test = parts
+    data = ClientData(train, validation, test)
+    return own_label_space(data, source.class_names, title) if options.label_space == "own" else data
 
 
 def own_label_space(data: ClientData, class_names: Sequence[str], title: str) -> ClientData:
@@ -302,18 +470,7 @@ def own_label_space(data: ClientData, class_names: Sequence[str], title: str) ->
     return ClientData(train, validation, test, tuple(class_names[label] for label in own.tolist()))
 
 
-def _filled(source: DatasetSource, data: ClientData, common: bool) -> ClientData:
-    """A client's rows with means of its own training rows in place of missing values; a common test set as it is."""
-    if not source.columns.flags:
-        return data
-    values = own_means(data.train.x, source.columns, source.mean)
-    train, validation, test = (
-        fill_missing(part, source.columns, values) for part in (data.train, data.validation, data.test)
-    )
-    return ClientData(train, validation, data.test if common else test)
-
-
-# checks -----------------------------------------------------------------------------------------------------------
+# checks --------------------------------------------------------------------------------------------------------------
 
 
 def _parse_split(split: str) -> _Split:
@@ -334,17 +491,13 @@ def _caps(max_train: int | Sequence[int] | None) -> list[int | None]:
     return list(max_train) if isinstance(max_train, Sequence) else [max_train]
 
 
-def _check_options(options: PartitionOptions) -> None:
-    """Refuse numbers out of their range."""
+def _check_options(source: DatasetSource, plan: _Split, options: PartitionOptions) -> None:
+    """Refuse numbers out of their range, and a test side that cannot be."""
     if options.test not in TESTS:
         raise ConfigError(f"unknown test '{options.test}'{suggest(str(options.test), TESTS)}")
     if options.num_clients is not None or not is_by_group(options.partition):
         check_integer("num_clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
-    if options.label_space not in ("shared", "own"):
-        raise ConfigError(f"label_space: expected 'shared' or 'own', got '{options.label_space}'")
-    if options.label_space == "own" and options.test == "global":
-        raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
     if not 0 <= options.halved_client_fraction <= 1:
         raise ConfigError(
             f"halved_client_fraction: expected a share of the clients between 0 and 1, got "
@@ -355,10 +508,7 @@ def _check_options(options: PartitionOptions) -> None:
             check_integer("max_train_per_client", cap, 1)
     if options.max_test_per_client is not None:
         check_integer("max_test_per_client", options.max_test_per_client, 1)
-
-
-def _check_test_side(source: DatasetSource, plan: _Split, options: PartitionOptions) -> None:
-    """Refuse a test side that cannot be."""
+    _check_label_space(source, options)
     if source.test is None and plan.official:
         raise ConfigError(
             f"split '{options.split}' expects an official test side, '{source.name}' has none; use '8:1:1'"
@@ -366,6 +516,15 @@ def _check_test_side(source: DatasetSource, plan: _Split, options: PartitionOpti
     from_ratio = not plan.official and (options.test == "local" or source.test is None)
     if from_ratio and plan.parts[2] == 0:
         raise ConfigError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
+
+
+def _check_label_space(source: DatasetSource, options: PartitionOptions) -> None:
+    if options.label_space not in ("shared", "own"):
+        raise ConfigError(f"label_space: expected 'shared' or 'own', got '{options.label_space}'")
+    if options.label_space == "own" and options.test == "global":
+        raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
+    if options.label_space == "own" and source.is_regression:
+        raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
 
 
 def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], options: PartitionOptions) -> None:
@@ -380,33 +539,23 @@ def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], optio
             )
 
 
-def _check_tests(
-    clients: Sequence[_ClientRows], options: PartitionOptions, tested: Callable[[], Sequence[str]]
-) -> None:
-    """Every client can be tested; where rows are dealt by group, of which some are small, one at least.
-
-    tested: the groups of the official test side.
-    """
+def _check_tests(pool: _Pool, clients: Sequence[_ClientRows], sides: _Sides, options: PartitionOptions) -> None:
+    """Every client can be tested; where rows are dealt by group, of which some are small, one at least."""
     untested = [client for client, rows in enumerate(clients) if len(rows.test) == 0]
-    by_group = is_by_group(options.partition)
-    if not untested or (by_group and len(untested) < len(clients)):
+    grouped = is_by_group(options.partition)
+    if not untested or (grouped and len(untested) < len(clients)):
         return
-    if by_group and _parse_split(options.split).official:
-        others = tested()
-        more = ", ..." if len(others) > _TOLD else ""
+    if grouped and _parse_split(options.split).official:
+        others = list(map(str, np.unique(_group_values(pool, sides.official_test, options))))
+        more = ", ..." if len(others) > _NAMED else ""
         raise ConfigError(
             f"split '{options.split}' expects test rows of those who train, all are of others ({options.group_by}: "
-            f"{', '.join(others[:_TOLD])}{more}); to test these as newcomers, set data.split to '8:1:1', which splits "
+            f"{', '.join(others[:_NAMED])}{more}); to test these as newcomers, set data.split to '8:1:1', which splits "
             "everybody's rows, and list them in evaluation.held_out"
         )
     first = untested[0]
-    if by_group:
-        raise ConfigError(
-            f"expected a test row for one client at least, all {len(clients)} came out with none (client {first} with "
-            f"{len(clients[first].train)} rows to train on); use fewer clients, a larger test part in split, or "
-            "test='global'"
-        )
+    who = f"one client at least, all {len(clients)}" if grouped else f"every client, client {first}"
     raise ConfigError(
-        f"expected at least one test row for every client, client {first} came out with none "
-        f"({len(clients[first].train)} to train on); use fewer clients, a larger test part in split, or test='global'"
+        f"expected a test row for {who} came out with none ({len(clients[first].train)} rows to train on at client "
+        f"{first}); use fewer clients, a larger test part in split, or test='global'"
     )

@@ -13,13 +13,11 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Data
 from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.dataset import DatasetSource, with_declared
+from polyfed.data.dataset import DatasetSource, public_inputs, with_declared
 from polyfed.data.datasets import load_dataset, load_source
-from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
+from polyfed.data.federated_dataset import FederatedDataset, Generators, build_federated_dataset
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Partition, check_integer
-from polyfed.data.public import public_inputs
-from polyfed.data.row_assignment import Generators
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare, resize
 from polyfed.engine.run_folder import other_clients

@@ -6,8 +6,8 @@
 the best round where its models are wanted: if the newest is damaged, or the records up to its round are, the one before
 it is used, and said so.
 
-Rows are written and read one by one. Those of an architecture and variant are two entries, "0 floats" (K, P) and, where
-there are other types than float32, "0 others" (K, bytes); whose they are, and what lies where, is in the metadata.
+Rows are written and read one by one, an entry of bytes for each client; of which network they are, and what lies where
+in them, is in the metadata.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.core.message import State, flatten, freeze, from_bytes, get_group, get_tensor, unflatten
+from polyfed.core.message import State, flatten, from_bytes, get_group, unflatten
 from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.engine.run import best_round, early_stop_round
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
-from polyfed.engine.work_in_flight import LateUpload, pack, unpack
+from polyfed.engine.work_in_flight import pack, pack_late, unpack, unpack_late
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.fields import validated
 from polyfed.results.main_score import main_score_of
@@ -88,14 +88,20 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
     states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
-    parts = {_SERVER: _entries(snapshot.server), _CLIENTS: _entries(states)}
+    parts = {_SERVER: flatten(snapshot.server), _CLIENTS: flatten(states)}
     if snapshot.late:
-        parts[_LATE] = _entries(_packed(snapshot.late))
+        parts[_LATE] = flatten(pack_late(snapshot.late))
     if snapshot.work:
-        parts[_WORK] = _entries(pack(snapshot.work))
-    rows, described = _grouped({i: row for i, row in snapshot.weights.items() if row is not None})
-    sums = {_WEIGHTS: _written(temporary / _WEIGHTS, rows, {_ROWS: json.dumps(described)})}
-    sums |= {name: _written(temporary / name, entries) for name, entries in parts.items()}
+        parts[_WORK] = flatten(pack(snapshot.work))
+    rows = {number: row for number, row in snapshot.weights.items() if row is not None}
+    networks: dict[tuple[str, str], dict[str, Any]] = {}
+    for number, row in rows.items():
+        about = {"architecture": row.architecture, "variant": row.variant, "clients": []}
+        key = (row.architecture, row.variant)
+        networks.setdefault(key, {**about, "tensors": row.layout.described()})["clients"].append(number)
+    metadata = {_ROWS: json.dumps(list(networks.values()))}
+    sums = {_WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata)}
+    sums |= {name: _written(temporary / name, tensors) for name, tensors in parts.items()}
     index = seal({"round": snapshot.round, "made_of": snapshot.made_of, "sha256": sums})
     write_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
@@ -240,7 +246,7 @@ def _read(path: Path, clients: int) -> Snapshot:
     server, stored = (from_bytes((path / name).read_bytes()) for name in (_SERVER, _CLIENTS))
     names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
     states = {i: unflatten(get_group(stored, name)) if name in stored else {} for i, name in names.items()}
-    late = _unpacked(from_bytes((path / _LATE).read_bytes())) if _LATE in index["sha256"] else []
+    late = unpack_late(from_bytes((path / _LATE).read_bytes())) if _LATE in index["sha256"] else []
     return Snapshot(int(index["round"]), server, dict.fromkeys(range(clients)), states, late)
 
 
@@ -251,69 +257,25 @@ def _with_weights(snapshot: Snapshot, path: Path, clients: int, store: WeightSto
     return replace(snapshot, weights=_rows(path, clients, store), work=work)
 
 
-# rows -------------------------------------------------------------------------------------------------------------
-
-
-def _grouped(rows: Mapping[int, WeightRow]) -> tuple[dict[str, _Entry], list[dict[str, Any]]]:
-    """The entries of the file of weights, and what is said of them; rows by number of client."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for number, row in rows.items():
-        groups.setdefault((row.architecture, row.variant), []).append(number)
-    entries = {}
-    described = []
-    for place, ((architecture, variant), numbers) in enumerate(groups.items()):
-        held = [rows[number] for number in numbers]
-        layout = held[0].layout
-        others = layout.nbytes - 4 * layout.floats
-        entries[f"{place} floats"] = _Entry(torch.float32, (len(held), layout.floats), [row.flat for row in held])
-        if others:
-            entries[f"{place} others"] = _Entry(torch.uint8, (len(held), others), [row.bytes[-others:] for row in held])
-        about = {"architecture": architecture, "variant": variant, "clients": numbers}
-        described.append({**about, "tensors": layout.described()})
-    return entries, described
-
-
 def _rows(path: Path, clients: int, store: WeightStore) -> dict[int, WeightRow | None]:
     """The clients' rows, in the store; ValueError where they are not those of its clients and networks."""
     rows: dict[int, WeightRow | None] = dict.fromkeys(range(clients))
     with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
-        names = set(file.keys())
-        for place, about in enumerate(parse_json(file.metadata()[_ROWS].encode())):
+        for about in parse_json(file.metadata()[_ROWS].encode()):
             layout = RowLayout.read(about["tensors"])
-            parts = [file.get_slice(name) for name in (f"{place} floats", f"{place} others") if name in names]
-            for k, number in enumerate(about["clients"]):
-                content = torch.cat([part[k].view(torch.uint8) for part in parts])
-                rows[number] = store.store(number, about["architecture"], about["variant"], layout.views(content))
+            for number in about["clients"]:
+                tensors = layout.views(file.get_tensor(str(number)).clone())
+                rows[number] = store.store(number, about["architecture"], about["variant"], tensors)
     return rows
 
 
-# files ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor as it is written: type, shape, and what it consists of, one after the other."""
-
-    dtype: torch.dtype
-    shape: Sequence[int]
-    pieces: Sequence[Tensor]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
-
-
-def _entries(state: State) -> dict[str, _Entry]:
-    return {name: _Entry(t.dtype, tuple(t.shape), [t.detach()]) for name, t in flatten(state).items()}
-
-
-def _written(path: Path, entries: Mapping[str, _Entry], metadata: Mapping[str, str] | None = None) -> str:
-    """Write entries as safetensors, piece by piece, so that no second copy of all is needed; the file's checksum."""
+def _written(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write safetensors one tensor after the other, so that no second copy of all is needed; the file's checksum."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
-    for name, entry in entries.items():
-        span = [end, end := end + entry.nbytes]
-        header[name] = {"dtype": _code(entry.dtype), "shape": entry.shape, "data_offsets": span}
+    for name, tensor in tensors.items():
+        span = [end, end := end + tensor.nbytes]
+        header[name] = {"dtype": _code(tensor.dtype), "shape": tuple(tensor.shape), "data_offsets": span}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
@@ -325,10 +287,9 @@ def _written(path: Path, entries: Mapping[str, _Entry], metadata: Mapping[str, s
 
         both(len(text).to_bytes(8, "little"))
         both(text)
-        for entry in entries.values():
-            for piece in entry.pieces:
-                if piece.numel():
-                    both(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        for tensor in tensors.values():
+            if tensor.numel():
+                both(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
     write_whole(path, content)
     return digest.hexdigest()
@@ -348,91 +309,63 @@ def _code(dtype: torch.dtype) -> str:
     return str(json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
 
 
-# uploads under way ------------------------------------------------------------------------------------------------
-
-
-def _packed(late: Sequence[LateUpload]) -> State:
-    """Uploads as tensors: who sent them when in which exchange, as JSON in bytes; and a group for each message."""
-    facts = json.dumps([[u.client_id, u.round, u.exchange] for u in late])
-    messages: State = {str(place): dict(flatten(u.message)) for place, u in enumerate(late)}
-    return {"facts": torch.tensor(list(facts.encode()), dtype=torch.uint8), **messages}
-
-
-def _unpacked(stored: State) -> list[LateUpload]:
-    facts = parse_json(bytes(get_tensor(stored, "facts").tolist()))
-    messages = [unflatten(get_group(stored, str(place)) if str(place) in stored else {}) for place in range(len(facts))]
-    return [LateUpload(i, sent, name, freeze(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]
-
-
+@dataclass
 class Checkpointer:
-    """Writes checkpoints, and goes back to them.
+    """Decides which states of a run are kept, and from which it goes on.
 
-    Args:
+    Attributes:
         transaction: the state. history: the records, changed in place. folder: None keeps the best round in memory.
         store: of the clients' weights. clients: how many. evaluation: which rounds are scored, when a run stops.
         keep: whose models are wanted. settings: of the run. is_last: whether no regular round follows that of a number.
         summarize: makes a result of records; fails where they are damaged.
     """
 
-    def __init__(
-        self,
-        transaction: Transaction,
-        history: list[dict[str, Any]],
-        folder: RunFolder | None,
-        store: WeightStore,
-        clients: int,
-        evaluation: Evaluation,
-        keep: Keep,
-        settings: Mapping[str, Any],
-        is_last: Callable[[int], bool],
-        summarize: Callable[[Sequence[Mapping[str, Any]]], object],
-    ) -> None:
-        self._transaction = transaction
-        self._history = history
-        self._folder = folder
-        self._store = store
-        self._clients = clients
-        self._evaluation = evaluation
-        self._keep = keep
-        self._settings = settings
-        self._is_last = is_last
-        self._summarize = summarize
-        self._best: Snapshot | None = None  # where no folder holds it
+    transaction: Transaction
+    history: list[dict[str, Any]]
+    folder: RunFolder | None
+    store: WeightStore
+    clients: int
+    evaluation: Evaluation
+    keep: Keep
+    settings: Mapping[str, Any]
+    is_last: Callable[[int], bool]
+    summarize: Callable[[Sequence[Mapping[str, Any]]], object]
+    _best: Snapshot | None = None  # where no folder holds it
 
     def save(self, number: int) -> None:
         """Keep the present state, after round `number`."""
-        if self._folder is not None:
-            with explain_disk_errors(self._folder.path):
-                snapshot = self._transaction.snapshot(number)
-                write(self._folder.checkpoints, snapshot, self.best_round)
+        if self.folder is not None:
+            with explain_disk_errors(self.folder.path):
+                snapshot = self.transaction.snapshot(number)
+                write(self.folder.checkpoints, snapshot, self.best_round)
         elif self.best_round(number) == number:
-            self._best = self._transaction.snapshot(number)
+            self._best = self.transaction.snapshot(number)
 
     def best_round(self, upto: int) -> int | None:
         """The best round so far, where its models are wanted."""
-        return best_round(self._history[:upto]) if self._keep == "best" else None
+        return best_round(self.history[:upto]) if self.keep == "best" else None
 
     def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
         """The last whole checkpoint, or the last one before a round."""
-        return latest(folder.checkpoints, self._clients, self._store, self._expect(folder), before)
+        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before)
 
     def show_wanted_round(self) -> int:
         """Be what the federation was after the round whose models are wanted; gives its number."""
-        last: int = self._history[-1]["round"]
+        last: int = self.history[-1]["round"]
         number = self.best_round(last)
         if number is None or number == last:
             return last
         snapshot = self._best
-        if self._folder is not None:
-            snapshot = of_round(self._folder.checkpoints, number, self._clients, self._store)
+        if self.folder is not None:
+            snapshot = of_round(self.folder.checkpoints, number, self.clients, self.store)
         assert snapshot is not None
-        self.go_back(snapshot, list(self._history))
+        self.go_back(snapshot, list(self.history))
         return number
 
     def go_back(self, snapshot: Snapshot, history: Sequence[Mapping[str, Any]]) -> None:
         """Be what the federation was then, with these records."""
-        self._transaction.restore(snapshot)
-        self._history[:] = [dict(record) for record in history]
+        self.transaction.restore(snapshot)
+        self.history[:] = [dict(record) for record in history]
 
     def restore(self, begin: Callable[[], None]) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none.
@@ -440,23 +373,23 @@ class Checkpointer:
         Args:
             begin: called where the run begins anew, before round 1.
         """
-        folder = self._folder
-        longer = folder is not None and folder.has_fewer_rounds(self._settings)
+        folder = self.folder
+        longer = folder is not None and folder.has_fewer_rounds(self.settings)
         snapshot = None if folder is None else self._from_where(folder, longer)
         if snapshot is None:
             if folder is not None:
                 folder.rounds(0)
-            clients = range(self._clients)
+            clients = range(self.clients)
             nothing = Snapshot(0, {}, dict.fromkeys(clients), {number: {} for number in clients})
             self.go_back(nothing, [])
             begin()
         elif folder is not None:
             self.go_back(snapshot, folder.rounds(snapshot.round))
         if folder is not None and longer:
-            if self._history:
+            if self.history:
                 self._forget_last_scores(folder)
-            folder.write_recipe(self._settings)  # at last: whoever is killed before begins as before
-        return len(self._history)
+            folder.write_recipe(self.settings)  # at last: whoever is killed before begins as before
+        return len(self.history)
 
     def _from_where(self, folder: RunFolder, longer: bool) -> Snapshot | None:
         """The checkpoint to go on from: the last one; for more rounds than there were to be, that before a final one.
@@ -470,7 +403,7 @@ class Checkpointer:
         if snapshot is None or not longer:
             return snapshot
         *earlier_records, last = folder.records(snapshot.round)
-        self._history[:] = earlier_records
+        self.history[:] = earlier_records
         if not last["final_round"] or self.has_stopped():
             return snapshot
         if last.get("releases"):
@@ -487,30 +420,30 @@ class Checkpointer:
 
     def has_stopped(self) -> bool:
         """Whether the run stops early after its records so far."""
-        return early_stop_round(self._history, self._evaluation.patience, self._evaluation.min_delta) is not None
+        return early_stop_round(self.history, self.evaluation.patience, self.evaluation.min_delta) is not None
 
     def _forget_last_scores(self, folder: RunFolder) -> None:
         """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""
-        last = self._history[-1]
+        last = self.history[-1]
         number = last["round"]
-        if not last["evaluated"] or last["final_round"] or number % self._evaluation.every_n_rounds == 0:
+        if not last["evaluated"] or last["final_round"] or number % self.evaluation.every_n_rounds == 0:
             return
-        del self._history[-1]
-        if not self._is_last(number):
+        del self.history[-1]
+        if not self.is_last(number):
             last = {**last, "evaluated": False, **not_evaluated(main_score_of(last))}
             folder.replace_last(last)
-        self._history.append(last)
+        self.history.append(last)
 
     def _expect(self, folder: RunFolder) -> Callable[[int], None]:
         """What must be there besides a checkpoint of a round: the records up to it, and the best one's checkpoint."""
 
         def expect(number: int) -> None:
             records = folder.records(number)
-            known = {str(client) for client in range(self._clients)}
+            known = {str(client) for client in range(self.clients)}
             if strange := {each for record in records for each in record["bytes_by_client"]} - known:
                 raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
-            self._summarize(records)
-            best = best_round(records) if self._keep == "best" else None
+            self.summarize(records)
+            best = best_round(records) if self.keep == "best" else None
             if best not in (None, number) and not is_whole(folder.checkpoints, best or 0):
                 raise ConfigError(f"that of the best round before it, {best}, is damaged")
 

@@ -51,65 +51,60 @@ class _ScoreKey:
 
 @dataclass(frozen=True, eq=False)
 class _ScoredClient:
-    """A client as it is scored. message: what it receives before; None: nothing. key: what the score depends on."""
+    """A client as it is scored. message: what it receives before; None: nothing."""
 
     client: Client
     variant: str
     message: Message | None
-    key: _ScoreKey
+
+    @functools.cached_property
+    def key(self) -> _ScoreKey:
+        """What the score depends on."""
+        return _ScoreKey(self.client.version, self.variant, self.message or {})
 
 
+@dataclass
 class Evaluator:
     """Scores clients; see `polyfed.core.settings.Evaluation` for the stages.
 
-    Args:
-        main_score: the task's. clients: by number. executor: does the work.
-        stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
-        excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
-        held_out: who never trains, and is scored as a newcomer.
+    Clients that are held out are in no round, and the server does not know of them: nothing of theirs is aggregated,
+    and no draw of another client changes. Each is scored as if it joined now: with what it would receive ("received")
+    and, with `held_out_epochs`, after training on its own rows ("after_training"). Nothing of that is kept.
 
     Attributes:
-        silent: tells who does not answer at the moment: nobody, where all clients are in one process.
+        main_score: the task's. clients: by number. stages: the main one first. metrics: figures of the user's own.
+        shared_test: the samples all are tested on. excluded: clients that take no part -> the variant of their network.
+        unscored: who is not scored. held_out: who never trains.
+        silent: says who does not answer at the moment: nobody, where all clients are in one process.
     """
 
-    def __init__(  # noqa: PLR0913 - what scoring needs of a federation
-        self,
-        method: Method,
-        main_score: MainScore,
-        clients: Sequence[Client],
-        server: Server,
-        model_factory: ModelFactory,
-        executor: Executor,
-        evaluation: Evaluation,
-        stages: Sequence[Stage],
-        metrics: Mapping[str, Measure],
-        shared_test: LabeledSamples | None,
-        excluded: Mapping[int, str],
-        unscored: Collection[int],
-        held_out: Collection[int] = (),
-    ) -> None:
-        self._method = method
-        self._main_score = main_score
-        self._clients = clients
-        self._server = server
-        self._architectures, self._executor = model_factory, executor
-        self._evaluation = evaluation
-        self._stages = stages
-        self._metrics = metrics
-        self._shared_test = shared_test
-        self._excluded = excluded
-        self._unscored = unscored
-        self.silent: Callable[[], Collection[int]] = tuple
-        self.from_scores = from_scores_of(evaluation)
+    method: Method
+    main_score: MainScore
+    clients: Sequence[Client]
+    server: Server
+    model_factory: ModelFactory
+    executor: Executor
+    evaluation: Evaluation
+    stages: Sequence[Stage]
+    metrics: Mapping[str, Measure]
+    shared_test: LabeledSamples | None
+    excluded: Mapping[int, str]
+    unscored: Collection[int]
+    held_out: Collection[int] = ()
+    silent: Callable[[], Collection[int]] = tuple
+
+    def __post_init__(self) -> None:
+        self.from_scores = from_scores_of(self.evaluation)
         self._memory = ScoreCache(self.from_scores)
-        self._newcomers = Newcomers(
-            method, clients, server, executor, evaluation, held_out, self.from_scores, shared_test
-        )
+        self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
+        epochs = self.evaluation.held_out_epochs
+        for client in self._newcomers if epochs else ():
+            client.training = client.training.model_copy(update={"local_epochs": epochs})
 
     @property
     def scores_after_training(self) -> bool:
         """Whether those who train are scored right afterwards."""
-        return "after_training" in self._stages
+        return "after_training" in self.stages
 
     def forget(self) -> None:
         """Take every score anew from now on."""
@@ -117,26 +112,22 @@ class Evaluator:
 
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation score of the main one, for the round's record."""
-        main = self._stages[0]
+        main = self.stages[0]
         validated = "personal" if main == "after_training" else main
-        wanted = [(stage, "test") for stage in self._stages if stage != "after_training"]
+        wanted = [(stage, "test") for stage in self.stages if stage != "after_training"]
         wanted.append((validated, "validation"))
         found = self._scores(wanted)
-        scores: dict[Stage, Mapping[int, Score]] = {}
-        for stage in self._stages:
-            if stage == "after_training":
-                scores[stage] = {n: score for n, score in after_training.items() if n not in self._unscored}
-            else:
-                scores[stage] = found[stage, "test"]
-        names = [client.architecture for client in self._clients]
-        record = evaluation_record(scores, names, self._evaluation, self._metrics, self._main_score)
+        trained = {n: score for n, score in after_training.items() if n not in self.unscored}
+        scores = {stage: trained if stage == "after_training" else found[stage, "test"] for stage in self.stages}
+        names = [client.architecture for client in self.clients]
+        record = evaluation_record(scores, names, self.evaluation, self.metrics, self.main_score)
         validation = found[validated, "validation"].values()
-        mean = summarize(validation, self._evaluation.weighting).get("mean")
-        return {**record, "validation": mean, **self._newcomers.record()}
+        mean = summarize(validation, self.evaluation.weighting).get("mean")
+        return {**record, "validation": mean, **(self._newcomers_record() if self._newcomers else {})}
 
     def no_record(self) -> dict[str, Any]:
         """The same part of the record of a round that is not evaluated."""
-        return not_evaluated(self._main_score)
+        return not_evaluated(self.main_score)
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
         """The scores of those present by (stage, part of the data).
@@ -147,11 +138,17 @@ class Evaluator:
         silent = set(self.silent())
         for number in silent:
             self._memory.forget(number)
-        there = (self._server.clients.keys() | self._excluded.keys()) - silent
-        judged = [client for client in self._clients if client.id in there and client.id not in self._unscored]
+        there = (self.server.clients.keys() | self.excluded.keys()) - silent
+        judged = [client for client in self.clients if client.id in there and client.id not in self.unscored]
         views = {client.id: self._views(client, [stage for stage, _ in wanted]) for client in judged}
-        missing = self._missing(wanted, views)
-        taken = self._executor.score([self._scoring(view, parts) for view, parts in missing.items()])
+        missing: dict[_ScoredClient, list[str]] = {}
+        for stage, part in wanted:
+            for view in (of_stage[stage] for of_stage in views.values()):
+                asked = missing.setdefault(view, [])
+                if len(getattr(view.client.data, part)) and part not in asked and self._recall(view, part) is None:
+                    asked.append(part)
+        missing = {view: parts for view, parts in missing.items() if parts}
+        taken = self.executor.score([self._job(view, parts) for view, parts in missing.items()])
         for view, scores in zip(missing, taken, strict=True):
             for part, score in scores.items():
                 self._memory.keep(view.client.id, view.message is not None, part, view.key, score)
@@ -161,42 +158,82 @@ class Evaluator:
             found[stage, part] = {number: score for number, score in known.items() if score is not None}
         return found
 
-    def _missing(
-        self, wanted: Sequence[tuple[str, str]], views: Mapping[int, Mapping[str, _ScoredClient]]
-    ) -> dict[_ScoredClient, list[str]]:
-        """The parts of the data on which a client has to be scored anew."""
-        missing: dict[_ScoredClient, list[str]] = {}
-        for stage, part in wanted:
-            for of_stage in views.values():
-                view = of_stage[stage]
-                asked = missing.setdefault(view, [])
-                if len(getattr(view.client.data, part)) and part not in asked and self._recall(view, part) is None:
-                    asked.append(part)
-        return {view: parts for view, parts in missing.items() if parts}
-
     def _views(self, client: Client, stages: Sequence[str]) -> dict[str, _ScoredClient]:
         """What of the client is scored at each stage; what needs the same message is the same."""
-        if client.id in self._excluded:
-            variant = self._excluded[client.id]
-            view = _ScoredClient(client, variant, None, _ScoreKey(client.version, variant, {}))
-            return dict.fromkeys(stages, view)
-        variant = self._method.variant(self._server, client.id)
-        own = has_weights(client, variant, self._architectures)
+        if client.id in self.excluded:
+            return dict.fromkeys(stages, _ScoredClient(client, self.excluded[client.id], None))
+        variant = self.method.variant(self.server, client.id)
+        own = has_weights(client, variant, self.model_factory)
         receives = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
-        as_it_stands = _ScoredClient(client, variant, None, _ScoreKey(client.version, variant, {}))
-        received = as_it_stands
+        as_it_stands = received = _ScoredClient(client, variant, None)
         if any(receives.values()):
-            message = self._method.broadcast(self._server, client.id)
-            if message:
-                received = _ScoredClient(client, variant, message, _ScoreKey(client.version, variant, message))
+            message = self.method.broadcast(self.server, client.id)
+            received = _ScoredClient(client, variant, message) if message else as_it_stands
         return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
 
     def _recall(self, view: _ScoredClient, part: str) -> Score | None:
         return self._memory.recall(view.client.id, view.message is not None, part, view.key)
 
-    def _scoring(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
-        shared = [part for part in parts if getattr(view.client.data, part) is self._shared_test]
-        return EvalJob(view.client, view.variant, view.message, self._server.round, parts, shared)
+    def _job(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
+        shared = [part for part in parts if getattr(view.client.data, part) is self.shared_test]
+        return EvalJob(view.client, view.variant, view.message, self.server.round, parts, shared)
+
+    # clients that are held out ----------------------------------------------------------------------------------------
+
+    def _newcomers_record(self) -> dict[str, Any]:
+        """The figures of those who are held out."""
+        asked = [
+            self._job(_ScoredClient(client, variant, message or None), ["test"])
+            for client, message, variant in self._sent("train")
+        ]
+        taken = zip(asked, self.executor.score(asked), strict=True)
+        scores = {"received": {job.client.id: found["test"] for job, found in taken if "test" in found}}
+        if self.evaluation.held_out_epochs:
+            scores["after_training"] = self._trained_newcomers()
+        scores = {stage: found for stage, found in scores.items() if found}
+        return {
+            "held_out": {
+                stage: summarize(found.values(), self.evaluation.weighting) for stage, found in scores.items()
+            },
+            "held_out_per_client": {
+                stage: {str(number): getattr(score, score.main.name) for number, score in found.items()}
+                for stage, found in scores.items()
+            },
+        }
+
+    def _trained_newcomers(self) -> dict[int, Score]:
+        """Each after local training on what it would receive now; nothing in a round in which nobody trains."""
+        number = self.server.round
+        training = [(place, one) for place, one in enumerate(self.method.exchanges(number)) if one.trains]
+        if not training:
+            return {}
+        place, exchange = training[0]
+        jobs = [
+            TrainJob(
+                client,
+                freeze(message),
+                variant,
+                exchange,
+                number,
+                scores=True,
+                from_scores=self.from_scores,
+                exchange_index=place,
+                uploads=False,
+            )
+            for client, message, variant in self._sent(exchange.name)
+        ]
+        outcomes = self.executor.run(jobs, lambda done: None)
+        return {outcome.client_id: outcome.score for outcome in outcomes if outcome.score is not None}
+
+    def _sent(self, exchange: str) -> Iterator[tuple[Client, Message, str]]:
+        """Each newcomer with what the server would send it in an exchange, and the variant of its network."""
+        for client in self._newcomers:
+            trial = copy.copy(self.server)
+            trial.state = dict(self.server.state)
+            trial.log = {}
+            trial.exchange = exchange
+            trial.set_available(sorted([*self.server.clients, client.id]))
+            yield client, self.method.broadcast(trial, client.id), self.method.variant(trial, client.id)
 
 
 def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) -> frozenset[int]:
@@ -243,97 +280,6 @@ def remarks_on(held_out: Collection[int], names: Sequence[str]) -> list[str]:
     return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
-class Newcomers:
-    """Scores the clients that are held out, as if each of them joined now.
-
-    Args:
-        clients: all, by number. executor: does the work. held_out: who is held out.
-        from_scores: figures that need the scores of all samples, as the executor takes them.
-        shared_test: the samples that all are tested on.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        clients: Sequence[Client],
-        server: Server,
-        executor: Executor,
-        evaluation: Evaluation,
-        held_out: Collection[int],
-        from_scores: Sequence[str],
-        shared_test: LabeledSamples | None,
-    ) -> None:
-        self._method = method
-        self._server = server
-        self._executor = executor
-        self._evaluation = evaluation
-        self._from_scores = from_scores
-        self._shared_test = shared_test
-        self._clients = [clients[number] for number in sorted(held_out) if len(clients[number].data.test)]
-        if evaluation.held_out_epochs:
-            for client in self._clients:
-                client.training = client.training.model_copy(update={"local_epochs": evaluation.held_out_epochs})
-
-    def record(self) -> dict[str, Any]:
-        """The figures for the round's record; nothing where nobody is held out."""
-        if not self._clients:
-            return {}
-        scores = {"received": self._received()}
-        if self._evaluation.held_out_epochs:
-            scores["after_training"] = self._trained()
-        told = {stage: found for stage, found in scores.items() if found}
-        return {
-            "held_out": {stage: summarize(found.values(), self._evaluation.weighting) for stage, found in told.items()},
-            "held_out_per_client": {
-                stage: {str(number): getattr(score, score.main.name) for number, score in found.items()}
-                for stage, found in told.items()
-            },
-        }
-
-    def _received(self) -> dict[int, Score]:
-        """Each with what it would receive now."""
-        asked = []
-        for client, message, variant in self._sent("train"):
-            shared = ["test"] if client.data.test is self._shared_test else []
-            asked.append(EvalJob(client, variant, message or None, self._server.round, ["test"], shared))
-        found = self._executor.score(asked)
-        return {one.client.id: scores["test"] for one, scores in zip(asked, found, strict=True) if "test" in scores}
-
-    def _trained(self) -> dict[int, Score]:
-        """Each after local training on what it would receive now; nothing in a round in which nobody trains."""
-        number = self._server.round
-        training = [(place, one) for place, one in enumerate(self._method.exchanges(number)) if one.trains]
-        if not training:
-            return {}
-        place, exchange = training[0]
-        jobs = [
-            TrainJob(
-                client,
-                freeze(message),
-                variant,
-                exchange,
-                number,
-                scores=True,
-                from_scores=self._from_scores,
-                exchange_index=place,
-                uploads=False,
-            )
-            for client, message, variant in self._sent(exchange.name)
-        ]
-        outcomes = self._executor.run(jobs, lambda done: None)
-        return {outcome.client_id: outcome.score for outcome in outcomes if outcome.score is not None}
-
-    def _sent(self, exchange: str) -> Iterator[tuple[Client, Message, str]]:
-        """Each with what the server would send it in an exchange, and the variant of its network."""
-        for client in self._clients:
-            trial = copy.copy(self._server)
-            trial.state = dict(self._server.state)
-            trial.log = {}
-            trial.exchange = exchange
-            trial.set_available(sorted([*self._server.clients, client.id]))
-            yield client, self._method.broadcast(trial, client.id), self._method.variant(trial, client.id)
-
-
 def select_missing(clients: Sequence[Client], shared_test: LabeledSamples | None) -> None:
     """Give each client the test rows of the classes that it never had: of all clients, or of the shared test set.
 
@@ -346,20 +292,17 @@ def select_missing(clients: Sequence[Client], shared_test: LabeledSamples | None
     tested = set(whole.y.unique().tolist())
     known: dict[tuple[int, ...], SelectedSamples] = {}
     for client in clients:
-        lacking = tuple(sorted(tested - _own_classes(client)))
+        own = client.data.train.y.unique().tolist() if client.own_classes is None else client.own_classes
+        lacking = tuple(sorted(tested - set(own)))
         if lacking and lacking not in known:
-            known[lacking] = SelectedSamples(whole, _rows_of(whole.y, lacking))
+            rows = torch.isin(whole.y, torch.tensor(lacking)).nonzero().flatten()
+            known[lacking] = SelectedSamples(whole, rows)
         client.missing = known.get(lacking)
     if not known:
         raise ConfigError(
             "evaluation.missing_classes = true does nothing, as every client has training rows of all classes of the "
             "test rows; leave it at false"
         )
-
-
-def _own_classes(client: Client) -> set[int]:
-    """The classes that the client has training rows of."""
-    return set(client.data.train.y.unique().tolist() if client.own_classes is None else client.own_classes)
 
 
 def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
@@ -374,11 +317,6 @@ def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
     if not sides:
         raise ConfigError("evaluation.missing_classes: expected test rows at some client, got none")
     return LabeledSamples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
-
-
-def _rows_of(y: Tensor, labels: Sequence[int]) -> Tensor:
-    """The rows of these classes, in order."""
-    return torch.isin(y, torch.tensor(labels)).nonzero().flatten()
 
 
 Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined

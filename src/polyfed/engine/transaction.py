@@ -31,42 +31,37 @@ class Snapshot:
     made_of: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass
 class Transaction:
     """The state of server and clients: begin a round, commit what comes of its jobs, or undo all of it.
 
     Tensors of a state are replaced, never written into, so that references are enough to go back.
 
-    Args:
+    Attributes:
         server, clients: whose state it is. plugins: may hold uploads back. history: the records so far.
         present: number of a round -> who is in the federation then. made_of: see `RunResult`.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        clients: Sequence[Client],
-        plugins: Sequence[Plugin],
-        history: list[dict[str, Any]],
-        present: Callable[[int], list[int]],
-        made_of: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        self._server = server
-        self._clients = clients
-        self._plugins = plugins
-        self._history, self._present = history, present
-        self._made_of = made_of
+    server: Server
+    clients: Sequence[Client]
+    plugins: Sequence[Plugin]
+    history: list[dict[str, Any]]
+    present: Callable[[int], list[int]]
+    made_of: Callable[[], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
         self._begun = Snapshot(0, {}, {}, {})
         self._before: dict[int, tuple[WeightRow | None, State]] = {}  # of those whom this round has changed
 
     def begin(self, number: int) -> None:
         """Begin round `number`."""
         self._before = {}
-        self._begun = Snapshot(number - 1, shallow_copy(self._server.state), {}, {}, self.late_uploads, self.work)
+        self._begun = Snapshot(number - 1, shallow_copy(self.server.state), {}, {}, self.late_uploads, self.work)
 
     def commit(self, outcomes: Sequence[JobResult]) -> None:
         """Let clients be what came of their jobs."""
         for outcome in outcomes:
-            client = self._clients[outcome.client_id]
+            client = self.clients[outcome.client_id]
             self._before.setdefault(client.id, (client_row(client), client.state))
             client.weights, client.state = outcome.weights, outcome.state
             client.version += 1
@@ -84,25 +79,25 @@ class Transaction:
 
     def snapshot(self, number: int) -> Snapshot:
         """The present state, after round `number`."""
-        weights = {client.id: client_row(client) for client in self._clients}
-        states = {client.id: client.state for client in self._clients}
-        server = shallow_copy(self._server.state)
-        return Snapshot(number, server, weights, states, self.late_uploads, self.work, self._made_of())
+        weights = {client.id: client_row(client) for client in self.clients}
+        states = {client.id: client.state for client in self.clients}
+        server = shallow_copy(self.server.state)
+        return Snapshot(number, server, weights, states, self.late_uploads, self.work, self.made_of())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""
-        server = self._server
+        server = self.server
         server.state = shallow_copy(snapshot.server)
         server.round = snapshot.round
         server.exchange = "train"
-        server.set_available(self._present(max(1, snapshot.round)))
+        server.set_available(self.present(max(1, snapshot.round)))
         server.log.clear()
-        for plugin in self._plugins:
+        for plugin in self.plugins:
             plugin.late_uploads = [upload for upload in snapshot.late if plugin.holds_uploads]
             plugin.work = [one for one in snapshot.work if plugin.holds_work]
-        del self._history[snapshot.round :]
+        del self.history[snapshot.round :]
         for number, weights in snapshot.weights.items():
-            client = self._clients[number]
+            client = self.clients[number]
             client.weights = weights
             client.state = shallow_copy(snapshot.states[number])
             client.version += 1
@@ -110,9 +105,9 @@ class Transaction:
     @property
     def late_uploads(self) -> list[LateUpload]:
         """What plugins hold back."""
-        return [upload for plugin in self._plugins for upload in plugin.late_uploads]
+        return [upload for plugin in self.plugins for upload in plugin.late_uploads]
 
     @property
     def work(self) -> list[WorkInFlight]:
         """What plugins know to be under way."""
-        return [one for plugin in self._plugins for one in plugin.work]
+        return [one for plugin in self.plugins for one in plugin.work]

@@ -131,3 +131,17 @@ class UploadQueue:
             "arrived": [{"client": u.client_id, "from": u.round} for u in self.arrived],
             "discarded": [{"client": u.client_id, "from": u.round} for u in [*self.discarded, *self._due]],
         }
+
+
+def pack_late(late: Sequence[LateUpload]) -> State:
+    """Uploads as tensors: who sent them when in which exchange, as JSON in bytes; and a group for each message."""
+    facts = json.dumps([[u.client_id, u.round, u.exchange] for u in late])
+    messages: State = {str(place): dict(flatten(u.message)) for place, u in enumerate(late)}
+    return {"facts": torch.tensor(list(facts.encode()), dtype=torch.uint8), **messages}
+
+
+def unpack_late(stored: State) -> list[LateUpload]:
+    """The inverse of `pack_late`."""
+    facts = parse_json(bytes(get_tensor(stored, "facts").tolist()))
+    messages = [unflatten(_group(stored, str(place))) for place in range(len(facts))]
+    return [LateUpload(i, sent, name, freeze(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]

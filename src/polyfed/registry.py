@@ -294,7 +294,7 @@ METHODS = Registry(
 _CNN = "polyfed.models.cnn"
 _RESNET = "polyfed.models.resnet"
 _VIT = "polyfed.models.vit"
-_LSTM = "polyfed.models.lstm"
+_LSTM = "polyfed.models.texts"
 _SERIES = "polyfed.models.series"
 MODELS = Registry(
     "model",
@@ -319,7 +319,7 @@ MODELS = Registry(
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
         **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
         "vit-xs": f"{_VIT}:vit_xs",
-        "text-transformer": "polyfed.models.text_transformer:text_transformer",
+        "text-transformer": "polyfed.models.texts:text_transformer",
     },
 )
 

@@ -126,7 +126,7 @@ def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_become
     assert "words=5002" in (run / "models" / "README.md").read_text()
     before = prediction.predict(run, 0, by_hand(NEW, run)).scores
     monkeypatch.setattr(text.TextConfig, "vocab_size", property(lambda words: words.vocabulary or 7))
-    monkeypatch.setattr("polyfed.models.lstm.fedhenn_lstm1.__defaults__", (9,))
+    monkeypatch.setattr("polyfed.models.texts.fedhenn_lstm1.__defaults__", (9,))
     assert torch.equal(prediction.predict(run, 0, by_hand(NEW, run)).scores, before)
 
 

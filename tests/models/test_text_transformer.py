@@ -7,7 +7,7 @@ import torch
 
 from polyfed.errors import ConfigError
 from polyfed.models import build
-from polyfed.models.text_transformer import TextEncoder
+from polyfed.models.texts import TextEncoder
 
 IDS = torch.tensor([[5, 3, 9, 0, 0, 0], [4, 4, 2, 7, 8, 1], [0, 0, 0, 0, 0, 0]])
 

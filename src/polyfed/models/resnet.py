@@ -4,16 +4,9 @@ The five: extractor = stem (conv, BN, ReLU, max pool); intermediate = four stage
 Linear(512, C). Every tensor of a smaller model has the name and shape it has in ResNet26, so layers can be averaged by
 name.
 
-    name      blocks   3 channels, 10 classes  1 channel   BN buffers (floats)
-    resnet10  1 1 1 1   4 910 922               4 904 650   5 760
-    resnet14  1 1 2 2  10 812 234              10 805 962   8 832
-    resnet18  2 2 2 2  11 181 642              11 175 370   9 600
-    resnet22  2 2 3 3  17 082 954              17 076 682  12 672
-    resnet26  3 3 3 3  17 452 362              17 446 090  13 440
-
-The mean, 12 288 023 (12 281 751), is the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride 2, 3 x 3 pool stride
-2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool (s_in 64 x 32 x 32),
-`resnetNN_half` half as many channels everywhere (widths 32-64-128-256), for machines that carry no more.
+With 10 classes they have 12 288 023 parameters on average, the 12.28 M of FedIN (arXiv 2304.00759). Stem: 7 x 7 stride
+2, 3 x 3 pool stride 2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool
+(s_in 64 x 32 x 32), `resnetNN_half` half as many channels everywhere, for machines that carry no more.
 FedGH's network for CIFAR-100 (11 475 432 parameters) is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
 
 `resnet152_preact` is the large network that HeteroFL and FedRolex cut by width (He et al., arXiv 1603.05027: bottleneck
@@ -26,16 +19,20 @@ M: its networks have 1000 rows in the head whatever the number of classes, as `r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SequentialSplit, SplitModel, channels_last, check_request
-
-ImageShape = tuple[int, int, int]  # channels, height, width
-Builder = Callable[[ImageShape, int], SplitModel]
+from polyfed.models.split import (
+    Builder,
+    ImageShape,
+    SequentialSplit,
+    SplitModel,
+    channels_last,
+    check_request,
+    registered,
+)
 
 BLOCKS = {10: (1, 1, 1, 1), 14: (1, 1, 2, 2), 18: (2, 2, 2, 2), 22: (2, 2, 3, 3), 26: (3, 3, 3, 3)}
 WIDTHS = (64, 128, 256, 512)
@@ -133,7 +130,7 @@ def _initialized(model: SplitModel) -> SplitModel:
 
 
 def _resnet(
-    name: str, depth: int, in_shape: ImageShape, classes: int, cifar: bool, widths: tuple[int, ...]
+    name: str, in_shape: ImageShape, classes: int, depth: int, cifar: bool, widths: tuple[int, ...]
 ) -> SplitModel:
     channels = _image_channels(name, in_shape, classes)
     stem: OrderedDict[str, nn.Module] = OrderedDict()
@@ -156,13 +153,9 @@ def _resnet(
 
 
 def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:
-    def build(in_shape: ImageShape, classes: int) -> SplitModel:
-        return _resnet(name, depth, in_shape, classes, cifar, widths)
-
     stem = "3 x 3 stem without pool" if cifar else "7 x 7 stem"
-    build.__name__ = name.replace("-", "_")
-    build.__doc__ = f"Blocks {' '.join(map(str, BLOCKS[depth]))}, {stem}, widths {' '.join(map(str, widths))}."
-    return build
+    about = f"Blocks {' '.join(map(str, BLOCKS[depth]))}, {stem}, widths {' '.join(map(str, widths))}."
+    return registered(name, about, _resnet, depth, cifar, widths)
 
 
 resnet10, resnet14, resnet18, resnet22, resnet26 = (_builder(f"resnet{d}", d) for d in BLOCKS)

@@ -5,16 +5,6 @@ gets a learned vector of 16 numbers. Every network ends with Linear (to D = 64),
 that compare representations can mix them. Cuts: extractor = the first layer (for ids with their vectors), intermediate
 = the rest up to the last ReLU, head = the last Linear.
 
-    name                extractor                       intermediate                  6 x 100, 7 classes: parameters
-    cnn1d-16            conv 16, kernel 5, pool 2       conv 32, pool, mean           5 655
-    cnn1d-32            conv 32, kernel 5, pool 2       conv 64, pool, mean           15 911
-    cnn1d-64            conv 64, kernel 5, pool 2       conv 128, pool, mean          51 783
-    gru-32              GRU of 32                       the last state                6 407
-    gru-64              GRU of 64                       the last state                18 439
-    tcn-32              conv 32, kernel 3               3 residual blocks, the last   21 799
-    tcn-64              conv 64, kernel 3               3 residual blocks, the last   79 943
-    series-transformer  patches of 10 steps, 1 block    1 block, the class token      63 735
-
 The TCN is that of Bai et al. (arXiv 1803.01271) without dropout and weight norm: block b is two convolutions of kernel
 3, dilated by 2^b, each padded on the left alone, and a shortcut. The transformer is the Vision Transformer of
 `polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces of the series in place of an image's; the

@@ -4,15 +4,7 @@ Width 384, 6 heads, hidden layers of 1536; blocks with LayerNorm first, GELU, no
 token, positions and the first block; intermediate = blocks 2 to depth, and the last LayerNorm of the class token; head
 = Linear(384, C). Images of at least 128 pixels a side are cut into patches of 16 x 16 pixels, smaller ones of 4 x 4, so
 that s_in is 197 x 384 for 224 x 224 images and 65 x 384 for 32 x 32. Every tensor of a shallower model has the name and
-shape it has in the deepest, so layers can be averaged by name. One block has 1 774 464 parameters. All of them, with 3
-channels and 10 classes:
-
-    name     depth  224 x 224   32 x 32     vit-sN-half: 224 x 224  32 x 32
-    vit-s8   8      14 571 658  14 244 490  3 746 890               3 583 306
-    vit-s9   9      16 346 122  16 018 954  4 191 754               4 028 170
-    vit-s10  10     18 120 586  17 793 418  4 636 618               4 473 034
-    vit-s11  11     19 895 050  19 567 882  5 081 482               4 917 898
-    vit-s12  12     21 669 514  21 342 346  5 526 346               5 362 762
+shape it has in the deepest, so layers can be averaged by name.
 
 FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones, and as
 `vit-s8?pretrained` (for images of 128 pixels a side and more) from the first blocks of timm's ViT-S/16 or ViT-Ti/16.
@@ -27,16 +19,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SequentialSplit, SplitModel, check_request
-
-ImageShape = tuple[int, int, int]  # channels, height, width
-Builder = Callable[[ImageShape, int], SplitModel]
+from polyfed.models.split import Builder, ImageShape, SequentialSplit, SplitModel, check_request, registered
 
 DEPTHS = (8, 9, 10, 11, 12)
 _WIDTH, _HEADS = 384, 6
@@ -228,13 +217,14 @@ def _draw(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS, patch: int | None = None) -> Builder:
-    def build(in_shape: ImageShape, classes: int) -> SplitModel:
-        return vision_transformer(in_shape, classes, depth, patch, width, heads, name=name)
+def _named(
+    name: str, in_shape: ImageShape, classes: int, depth: int, width: int, heads: int, patch: int | None
+) -> SplitModel:
+    return vision_transformer(in_shape, classes, depth, patch, width, heads, name=name)
 
-    build.__name__ = name.replace("-", "_")
-    build.__doc__ = f"{depth} blocks of width {width} with {heads} heads."
-    return build
+
+def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS, patch: int | None = None) -> Builder:
+    return registered(name, f"{depth} blocks of width {width} with {heads} heads.", _named, depth, width, heads, patch)
 
 
 vit_s8, vit_s9, vit_s10, vit_s11, vit_s12 = (_builder(f"vit-s{d}", d) for d in DEPTHS)

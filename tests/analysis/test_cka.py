@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, pairwise_cka, similarity, unit_kernel
-from polyfed.analysis.layer_outputs import ClientRef
-from polyfed.analysis.probe_inputs import ProbeInputs
+from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, pairwise_cka, similarity
+from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
@@ -45,20 +44,22 @@ def test_cka_of_any_width_is_numpys(representations: list[torch.Tensor]) -> None
     assert pairwise_cka([unit_kernel(torch.ones(6, 2)), unit_kernel(representations[0])])[0].tolist() == [0, 0]
 
 
-def found_in(run: RunRecord, representations: list[torch.Tensor], places: tuple[str, ...]) -> RunSimilarity:
-    kernels = [{place: unit_kernel(a_LD) for place in places} for a_LD in representations]
-    return similarity(run, WHO, 5, kernels, INPUTS)
+def found_in(
+    run: RunRecord, representations: list[torch.Tensor], layers: tuple[str, ...], who: list[ClientRef] = WHO
+) -> RunSimilarity:
+    kernels = tuple({layer: unit_kernel(a_LD) for layer in layers} for a_LD in representations)
+    return similarity(RunRepresentations(run, tuple(who), 5, INPUTS, kernels))
 
 
 def test_means_within_and_between_architectures(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
-    found = found_in(runs[0], representations, ("logits",)).places["logits"]
+    found = found_in(runs[0], representations, ("logits",)).layers["logits"]
     a, b, c = (t.double().numpy() for t in representations)
     pairs = numpy_cka(a, b), numpy_cka(a, c), numpy_cka(b, c)
     assert found.within == pytest.approx(pairs[0], abs=1e-5)
     assert found.between == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
     assert found.all == pytest.approx(sum(pairs) / 3, abs=1e-5)
     with pytest.raises(ConfigError, match="at least two clients"):
-        similarity(runs[0], WHO[:1], 5, [{}], INPUTS)
+        found_in(runs[0], representations[:1], ("logits",), WHO[:1])
 
 
 def grouped(runs: list[RunRecord]) -> Group:
@@ -67,25 +68,25 @@ def grouped(runs: list[RunRecord]) -> Group:
 
 
 def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
-    places = ("extractor", "block", "representation", "logits")
-    found = [found_in(run, representations, places) for run in (runs[0], runs[2])]
+    layers = ("extractor", "block", "representation", "logits")
+    found = [found_in(run, representations, layers) for run in (runs[0], runs[2])]
     drawing = draw_maps(grouped(runs), found)
     images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
-    assert len(images) == 6, "two methods at the three main places"
-    matrix = found[0].places["logits"].matrix
+    assert len(images) == 6, "two methods at the three main layers"
+    matrix = found[0].layers["logits"].matrix
     assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
     assert images[2].get_clim() == (int(10 * min(map(min, matrix))) / 10, 1)
     lines = drawing.figure.axes[0].lines
     assert {line.get_xdata()[0] for line in lines if line.get_xdata()[0] > 0} >= {1.5}, "between clients 2 and 1"
     first = drawing.rows[0]
     assert (first["client_a"], first["client_b"], first["cka"]) == (0, 2, matrix[1][0])
-    assert len(drawing.rows) == 2 * 4 * 3, "every place, drawn or not"
+    assert len(drawing.rows) == 2 * 4 * 3, "every layer, drawn or not"
     assert "3 of 5 clients, evenly over the architectures; linear CKA on 6 rows" in drawing.data["about"]
     own = found[0].maps()["block"]
     assert (own["matrix"][1], own["labels"]) == (list(matrix[1]), ["0 a", "2 a", "1 b"])
-    one = draw_maps(grouped(runs), found[:1], places)
+    one = draw_maps(grouped(runs), found[:1], layers)
     assert [axes.get_title() for axes in one.figure.axes if axes.images][1].startswith("block\n")
-    with pytest.raises(ConfigError, match="no place 'logit' in all networks of 'local'; did you mean 'logits'"):
+    with pytest.raises(ConfigError, match="no layer 'logit' in all networks of 'local'; did you mean 'logits'"):
         draw_maps(grouped(runs), found, ["logit"])
 
 
@@ -94,28 +95,22 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     found = [found_in(runs[0], representations, ("logits",)), found_in(runs[1], other, ("logits",))]
     drawing = draw_means(grouped(runs), found)
     within, between = drawing.figure.axes
-    each = [one.places["logits"].between for one in found]
+    each = [one.layers["logits"].between for one in found]
     assert between.patches[0].get_height() == pytest.approx(sum(each) / 2)
     row = next(row for row in drawing.rows if row["pairs"] == "between")
     assert (row["low"], row["high"], row["seeds"]) == (min(each), max(each), 2)
     assert within.get_title(loc="left") == "pairs of one architecture"
-    alone = similarity(
-        runs[0], [ClientRef(0, "a"), ClientRef(1, "a")], 2, [{"x": unit_kernel(t)} for t in other[:2]], INPUTS
-    )
-    assert alone.places["x"].between is None
+    alone = found_in(runs[0], other[:2], ("x",), WHO[:2])
+    assert alone.layers["x"].between is None
     assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
 
 
-def test_one_place_stands_method_beside_method(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
+def test_names_stand_at_each_row_where_networks_differ(
+    runs: list[RunRecord], representations: list[torch.Tensor]
+) -> None:
     found = [found_in(run, representations, ("logits",)) for run in (runs[0], runs[2])]
-    figure = draw_maps(grouped(runs), found, ["logits"]).figure
-    left, right = (axes for axes in figure.axes if axes.images)
-    assert left.get_title().startswith("local\nlogits ")
-    assert right.get_title().startswith("fedmrl\nlogits ")
-    assert left.get_position().y0 == pytest.approx(right.get_position().y0)
-    names = [[label.get_text() for label in axes.get_yticklabels() if label.get_text()] for axes in (left, right)]
-    assert names == [["a", "b"], []]
-    other = RunSimilarity("other", 0, (*WHO[:2], ClientRef(1, "c")), 5, found[1].places, "6 rows")
-    figure = draw_maps(grouped(runs), [found[0], other], ["logits"]).figure
-    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in figure.axes if axes.images]
-    assert names == [["a", "b"], ["a", "c"]], "named at each map where networks differ"
+    other = RunSimilarity("other", 0, (*WHO[:2], ClientRef(1, "c")), 5, found[1].layers, "6 rows")
+    for shown, below in ((found, [[], ["a", "b"]]), ([found[0], other], [["a", "b"], ["a", "c"]])):
+        maps = [axes for axes in draw_maps(grouped(runs), shown, ["logits"]).figure.axes if axes.images]
+        assert [axes.get_ylabel() for axes in maps] == [one.name for one in shown]
+        assert [[label.get_text() for label in axes.get_xticklabels() if label.get_text()] for axes in maps] == below

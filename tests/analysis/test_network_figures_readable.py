@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, similarity, unit_kernel
+from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, similarity
 from polyfed.analysis.label_distribution import LabelTable, plot_labels
-from polyfed.analysis.layer_outputs import ClientRef
-from polyfed.analysis.probe_inputs import ProbeInputs
+from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.analysis.tsne import Embedding, draw_panels
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
@@ -64,32 +63,32 @@ def test_a_label_table_of_few_clients_has_rows_as_high_as_its_numbers(group: Gro
     assert unreadable(plot_labels(group, many).figure) == []
 
 
-def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> RunSimilarity:
+def alike(name: str, networks: tuple[str, ...], layers: tuple[str, ...]) -> RunSimilarity:
     generator = torch.Generator().manual_seed(0)
-    kernels = [{place: unit_kernel(torch.randn(9, 4, generator=generator)) for place in places} for _ in networks]
+    kernels = [{layer: unit_kernel(torch.randn(9, 4, generator=generator)) for layer in layers} for _ in networks]
     inputs = ProbeInputs(torch.zeros(9, 1), torch.zeros(9, dtype=torch.int64), "9 test rows", CLASSES)
-    who = [ClientRef(number, network) for number, network in enumerate(networks)]
-    return similarity(record(name), who, len(who), kernels, inputs)
+    who = tuple(ClientRef(number, network) for number, network in enumerate(networks))
+    return similarity(RunRepresentations(record(name), who, len(who), inputs, tuple(kernels)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("networks", [NETWORKS, ("cnn",) * 20], ids=["twenty", "one"])
 @pytest.mark.parametrize(
-    "places",
+    "layers",
     [("extractor", "representation", "logits"), ("logits",)],
     ids=["three", "one"],
 )
-def test_maps_of_cka(group: Group, networks: tuple[str, ...], places: tuple[str, ...]) -> None:
-    found = [alike(name, networks, places) for name in (LONG, f"{LONG}-and-more")]
+def test_maps_of_cka(group: Group, networks: tuple[str, ...], layers: tuple[str, ...]) -> None:
+    found = [alike(name, networks, layers) for name in (LONG, f"{LONG}-and-more")]
     assert unreadable(draw_maps(group, found).figure) == []
 
 
 @pytest.mark.slow
 def test_bars_of_cka() -> None:
-    places = ("extractor", *(f"stage{n}" for n in range(1, 9)), "representation", "logits")
+    layers = ("extractor", *(f"stage{n}" for n in range(1, 9)), "representation", "logits")
     names = [f"{LONG}-{n}" for n in range(14)]
     (group,), _ = group_runs(map(record, names))
-    found = [alike(name, NETWORKS, places) for name in names]
+    found = [alike(name, NETWORKS, layers) for name in names]
     drawing = draw_means(group, found)
     assert unreadable(drawing.figure) == []
     drawing.figure.draw_without_rendering()
@@ -131,9 +130,3 @@ def test_more_groups_than_can_be_told_apart_are_shades_and_the_caption_says_so(g
     (legend,) = drawing.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["client 0", "client 1", "client 2"]
     assert drawing.data["about"].endswith("The 40 groups from 'class 0' to 'class 39' are shades, from light to dark.")
-
-
-def test_clients_at_one_place_share_a_short_label(group: Group) -> None:
-    seen = panel("local", 10, 5)
-    drawing = draw_panels(group, [replace(seen, points=np.tile(seen.points[:20], (10, 1)))], INPUTS)
-    assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["0, 1, 2, 3, 6 others"]

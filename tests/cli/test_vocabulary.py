@@ -12,7 +12,7 @@ import pytest
 import polyfed as pf
 from polyfed import attacks
 from polyfed.analysis import network_figures
-from polyfed.analysis.figure_options import FigureOptions
+from polyfed.analysis.network_figures import FigureOptions
 from polyfed.cli import app as cli
 from polyfed.config.schema import RunSettings
 from polyfed.deploy.app_template import create_app

@@ -20,7 +20,7 @@ import tomli_w
 
 import polyfed as pf
 from polyfed import analysis, attacks, registry
-from polyfed.analysis import layer_outputs
+from polyfed.analysis import representations
 from polyfed.cli import app as cli
 from polyfed.config.loading import code_named
 from polyfed.config.recipe import Recipe
@@ -354,7 +354,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: Recipe.of_run(run),
         lambda: RunFolder(run).validate(settings, True, False),
         lambda: RunFolder(run).validate(settings, False, True),
-        lambda: layer_outputs.clients_of(run),
+        lambda: representations.clients_of(run),
         lambda: results_page.read_command(run),
         lambda: sensitivity.read_sweep(run),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis.layer_outputs import clients_of
+from polyfed.analysis.representations import clients_of
 from polyfed.data import cache
 from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import EventLog

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.analysis.figure_options import FigureOptions
 from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
 from polyfed.registry import suggest
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FIGURES", "Analysis", "FigureOptions", "analyze"]
 
-
 _USED_BY = {
     "stage": ("curves", "variants"),
     "smoothing_window": ("curves",),
@@ -41,6 +39,39 @@ _USED_BY = {
     "points": ("tsne",),
     "device": ("cka", "tsne"),
 }
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """The options of all figures together.
+
+    Attributes:
+        stage: scoring stage of curves and variants; None: each run's own.
+        smoothing_window: evaluated rounds over which curves take the trailing mean.
+        inputs: of cka and tsne; inputs_from: "test" or "holdout", see `polyfed.analysis.representations.common_inputs`.
+        layers: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
+            have them. clients: of cka and tsne, at most, evenly over the architectures.
+        points: of each panel of tsne, at most. device: where networks compute.
+
+    Raises:
+        ConfigError: a number below 1, or an empty list of layers.
+    """
+
+    stage: str | None = None
+    smoothing_window: int = 1
+    inputs: int = 1000
+    inputs_from: str = "test"
+    layers: tuple[str, ...] | None = None
+    clients: int = 40
+    points: int = 1000
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, least in (("smoothing_window", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        if self.layers is not None and not self.layers:
+            raise ConfigError("layers: expected at least one layer of the networks, got none")
 
 
 @dataclass(frozen=True)
@@ -188,8 +219,8 @@ def _cka(runs: _Runs) -> list[FigureWithData]:
     drawings: list[FigureWithData] = []
     groups = runs.represented()
     for number, one in enumerate(groups, start=1):
-        found = [similarity(v.run, v.clients, v.total, v.kernels, v.inputs) for v in one.views]
-        runs.own += [(v.run, "cka", alike.maps()) for v, alike in zip(one.views, found, strict=True)]
+        found = [similarity(each) for each in one.runs]
+        runs.own += [(each.run, "cka", alike.maps()) for each, alike in zip(one.runs, found, strict=True)]
         end = f"-{number}" if len(groups) > 1 else ""
         shown = [alike for alike in found if alike.seed == one.seed]
         drawings += [
@@ -205,8 +236,8 @@ def _tsne(runs: _Runs) -> list[FigureWithData]:
     drawings: list[FigureWithData] = []
     groups = runs.represented()
     for number, one in enumerate(groups, start=1):
-        mine = [v for v in one.views if v.run.seed == one.seed]
-        found = [p for v in mine for p in embeddings(v.run, v.clients, v.seen, v.inputs, runs.choices.points)]
+        mine = [each for each in one.runs if each.run.seed == one.seed]
+        found = [panel for each in mine for panel in embeddings(each, runs.choices.points)]
         drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne-{number}" if len(groups) > 1 else "tsne"))
     return drawings
 

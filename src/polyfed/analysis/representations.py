@@ -1,37 +1,82 @@
-"""One pass through the clients' networks for all figures that look into them."""
+"""What the clients' networks make of the same inputs, layer by layer: one pass for all figures that look into them.
+
+Networks are the personal models in a run folder's models/; no client has trained on the inputs. Layers: "extractor" is
+the output of the extractor (s_in, flattened), "representation" the input of the head (z), "logits" the network's
+output. Between the first two, every block of the intermediate part (a module made of others, such as `stage1` to
+`stage4` of a ResNet) is a layer of its own if all clients' networks have one of that name.
+
+Shapes: L inputs, D width of a layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from polyfed.analysis.cka import unit_kernel
-from polyfed.analysis.figure_options import FigureOptions
-from polyfed.analysis.layer_outputs import ClientRef, clients_of, layer_outputs, subsample_clients
-from polyfed.analysis.probe_inputs import ProbeInputs, common_inputs
+from polyfed.config.recipe import Recipe
+from polyfed.core.randomness import numpy_generator
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.functional.centering import center_and_scale, nonzero
+from polyfed.functional.modes import eval_mode
+from polyfed.registry import suggest
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
+from polyfed.results.read import check_links, parse_json
 
-__all__ = ["GroupRepresentations", "RunRepresentations", "represent_runs"]
+if TYPE_CHECKING:
+    from polyfed.analysis.network_figures import FigureOptions
+
+__all__ = ["ClientRef", "GroupRepresentations", "ProbeInputs", "RunRepresentations", "represent_runs", "unit_kernel"]
+
+ROWS = ("test", "holdout")
+CHUNK = 256  # rows per forward pass
+
+
+@dataclass(frozen=True)
+class ClientRef:
+    """A client with a personal model, and its architecture."""
+
+    client: int
+    architecture: str
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeInputs:
+    """Inputs for all clients of a run.
+
+    x: (L, ...) as stored. y: (L,) int64. about: in words. class_names: one per class.
+    Any first n rows are as evenly spread over the classes as their numbers allow.
+    """
+
+    x: Tensor
+    y: Tensor
+    about: str
+    class_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class RunRepresentations:
-    """One run. clients: those looked at, of `total`. kernels: for each, place -> `unit_kernel`, where it was asked for.
+    """One run. clients: those compared, of `total`. kernels: for each, layer -> `unit_kernel`, where wanted.
 
-    seen: for each, its representations (L, D), where they were asked for.
+    vectors: for each, its representations (L, D), where wanted.
     """
 
     run: RunRecord
     clients: tuple[ClientRef, ...]
     total: int
     inputs: ProbeInputs
-    kernels: tuple[dict[str, Tensor], ...]
-    seen: tuple[Tensor, ...]
+    kernels: tuple[dict[str, Tensor], ...] = ()
+    vectors: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,63 +85,212 @@ class GroupRepresentations:
 
     group: Group
     seed: int
-    views: tuple[RunRepresentations, ...]
+    runs: tuple[RunRepresentations, ...]
 
 
 def represent_runs(
-    runs: Iterable[RunRecord], choices: FigureOptions, kernels: bool, seen: bool
+    runs: Iterable[RunRecord], options: FigureOptions, kernels: bool, vectors: bool
 ) -> list[GroupRepresentations]:
-    """Show the common inputs of each seed to the personal models of all runs.
+    """Pass the common inputs of each seed through the personal models of all runs.
 
     Args:
-        runs: from ``load_runs``. choices: inputs, inputs_from, clients, device.
-        kernels: keep the kernel of every place, of all seeds. seen: keep the representations, of the seed shown.
+        runs: from ``load_runs``. options: inputs, inputs_from, clients, device.
+        kernels: keep the kernel of every layer, of all seeds. vectors: keep the representations, of the seed shown.
 
     Raises:
-        ConfigError: see `common_inputs`, `clients_of` and `layer_outputs`.
+        ConfigError: no models, no such inputs, or a network whose outputs are not finite.
     """
     groups, _ = group_runs(runs)
     for run in (run for group in groups for run in group.runs):
         clients_of(run.path)  # before any is loaded
-    data = DataCache()
-    return [_group(group, choices, kernels, seen, data) for group in groups]
+    cache = DataCache()
+    found = []
+    for group in groups:
+        seed = min(
+            set.intersection(*({run.seed for run in row} for row in group.rows.values())), default=group.seeds[0]
+        )
+        inputs: dict[int, ProbeInputs] = {}
+        represented = []
+        for run in group.runs:
+            if kernels or run.seed == seed:
+                if run.seed not in inputs:
+                    inputs[run.seed] = common_inputs(run, options.inputs, options.inputs_from, cache)
+                represented.append(_represent(run, inputs[run.seed], options, kernels, vectors and run.seed == seed))
+        found.append(GroupRepresentations(group, seed, tuple(represented)))
+    return found
 
 
-def _group(group: Group, choices: FigureOptions, kernels: bool, seen: bool, data: DataCache) -> GroupRepresentations:
-    has = [{run.seed for run in row} for row in group.rows.values()]
-    shown = min(set.intersection(*has), default=group.seeds[0])
-    found = {}
-    seeds = group.seeds if kernels else (shown,)
-    for seed in seeds:
-        mine = [run for run in group.runs if run.seed == seed]
-        inputs = common_inputs(mine[0], choices.inputs, choices.inputs_from, data)
-        for run in mine:
-            found[run.path] = _view(run, inputs, choices, kernels, seen and seed == shown)
-    return GroupRepresentations(group, shown, tuple(found[run.path] for run in group.runs if run.path in found))
-
-
-def _view(run: RunRecord, inputs: ProbeInputs, choices: FigureOptions, kernels: bool, seen: bool) -> RunRepresentations:
+def _represent(
+    run: RunRecord, inputs: ProbeInputs, options: FigureOptions, kernels: bool, vectors: bool
+) -> RunRepresentations:
     everybody = clients_of(run.path)
-    clients = subsample_clients(everybody, choices.clients)
-    kept = layer_outputs(
-        run.path,
-        clients,
-        inputs.x,
-        lambda place, a_LD: _kept(place, a_LD, kernels, seen),
-        choices.device,
-        run.trusted,
-    )
-    if seen and any("representation" not in each for each in kept):
-        raise ConfigError(f"tsne: expected networks with a representation, got one without in {run.path}")
-    return RunRepresentations(
-        run,
-        tuple(clients),
-        len(everybody),
-        inputs,
-        tuple({place: kernel for place, (kernel, _) in each.items() if kernel is not None} for each in kept),
-        tuple(z for each in kept for place, (_, z) in each.items() if z is not None),
-    )
+    clients = subsample_clients(everybody, options.clients)
+    found = []
+    seen = []
+    for who in clients:
+        outputs = layer_outputs(load_model(run.path, who.client, options.device, run.trusted), inputs.x)
+        for layer, a_LD in outputs.items():
+            if not bool(torch.isfinite(a_LD).all()):
+                raise ConfigError(
+                    f"{run.path}: client {who.client}'s network has outputs at '{layer}' that are not finite"
+                )
+        if vectors and "representation" not in outputs:
+            raise ConfigError(f"tsne: expected networks with a representation, got one without in {run.path}")
+        if kernels:
+            found.append({layer: unit_kernel(a_LD) for layer, a_LD in outputs.items()})
+        if vectors:
+            seen.append(outputs["representation"])
+    return RunRepresentations(run, tuple(clients), len(everybody), inputs, tuple(found), tuple(seen))
 
 
-def _kept(place: str, a_LD: Tensor, kernels: bool, seen: bool) -> tuple[Tensor | None, Tensor | None]:
-    return unit_kernel(a_LD) if kernels else None, a_LD if seen and place == "representation" else None
+def unit_kernel(a_LD: Tensor) -> Tensor:
+    """The centered linear kernel divided by its Frobenius norm, flat: (L * L,); 0 for equal rows."""
+    centered_LD = center_and_scale(a_LD)
+    kernel_LL = centered_LD @ centered_LD.mT
+    return (kernel_LL / nonzero(kernel_LL.norm())).flatten()
+
+
+# clients --------------------------------------------------------------------------------------------------------------
+
+
+def clients_of(run: str | Path) -> list[ClientRef]:
+    """Every client with a personal model in the folder, clients of one architecture side by side.
+
+    Raises:
+        ConfigError: no models there, or a link.
+    """
+    check_links(Path(run))
+    path = Path(run) / "models" / "index.json"
+    try:
+        index: Mapping[str, Mapping[str, Any]] = parse_json(path.read_bytes())
+        found = [
+            ClientRef(int(Path(file).stem.removeprefix("client-")), str(e["architecture"])) for file, e in index.items()
+        ]
+    except FileNotFoundError:
+        raise ConfigError(f"{run} holds no clients' models (models/index.json), which this figure is made of") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
+    order = list(dict.fromkeys(who.architecture for who in sorted(found, key=lambda who: who.client)))
+    return sorted(found, key=lambda who: (order.index(who.architecture), who.client))
+
+
+def subsample_clients(clients: Sequence[ClientRef], most: int) -> list[ClientRef]:
+    """At most so many of them, evenly over the architectures: in turn the first of each, the second, and so on."""
+    turns: dict[str, int] = {}
+    numbered = []
+    for who in clients:
+        numbered.append((turns.get(who.architecture, 0), who))
+        turns[who.architecture] = turns.get(who.architecture, 0) + 1
+    chosen = [who for _, who in sorted(numbered, key=lambda pair: pair[0])[:most]]
+    return [who for who in clients if who in chosen]
+
+
+# inputs ---------------------------------------------------------------------------------------------------------------
+
+
+def common_inputs(run: RunRecord, count: int, inputs_from: str = "test", cache: DataCache | None = None) -> ProbeInputs:
+    """Draw inputs that are the same for all clients of a run, and for all runs with its data and seed.
+
+    Args:
+        run: its recipe names the data. count: L; all rows where there are fewer.
+        inputs_from: "test": of the common test set where the run has one, else of all clients' test rows put together;
+            "holdout": of those that the server set aside (on which some methods align representations).
+        cache: keeps data between calls.
+
+    Raises:
+        ConfigError: an unknown choice, no hold-out, a recipe without data, or data that differ from the run's.
+    """
+    if inputs_from not in ROWS:
+        raise ConfigError(f"unknown rows '{inputs_from}'{suggest(inputs_from, ROWS)}")
+    data = load_run_data(run, cache)
+    if inputs_from == "holdout":
+        if not len(data.holdout):
+            raise ConfigError(f"expected rows that the server set aside (data.holdout), got {run.path} without any")
+        x, y, whose = data.holdout.x, data.holdout.y, "rows that the server set aside"
+    elif data.test is not None:
+        x, y, whose = data.test.x, data.test.y, "rows of the common test set"
+    else:
+        x = torch.cat([client.test.x for client in data.clients])
+        y = torch.cat([client.test.y for client in data.clients])
+        skew = run.recipe.data.get("feature_shift", "none")
+        whose = "test rows of all clients together" + ("" if skew == "none" else f", each with its client's {skew}")
+    order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]
+    which = f"all {len(y)} {whose}" if len(order) == len(y) else f"{len(order)} of the {len(y)} {whose}, classes evenly"
+    return ProbeInputs(x[order], y[order], which, tuple(data.source.class_names))
+
+
+def balanced_order(y: Tensor, generator: np.random.Generator) -> Tensor:
+    """An order of all rows (N,) whose every beginning has the classes as evenly as possible; random within classes."""
+    labels = y.numpy()
+    shuffled = generator.permutation(len(labels))
+    turn = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        mine = shuffled[labels[shuffled] == label]
+        turn[mine] = np.arange(len(mine))
+    return torch.from_numpy(np.lexsort((labels, turn)))
+
+
+def load_run_data(run: RunRecord, cache: DataCache | None = None) -> FederatedDataset:
+    """The data of a finished run's clients, partitioned again from its recipe.
+
+    Raises:
+        ConfigError: a recipe without data, or of code that is not trusted; data that are missing, or not the run's.
+    """
+    path = run.path / "recipe.toml"
+    if not run.recipe.data.get("dataset"):
+        raise ConfigError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
+    data = (cache or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
+    had = [row.samples for row in run.result.clients_table or ()]
+    now = [len(client.train) for client in data.clients]
+    if had and had != now:
+        client = next((n for n, (a, b) in enumerate(zip(had, now, strict=False)) if a != b), min(len(had), len(now)))
+        raise ConfigError(f"{path} gives other data now than the run had: client {client} has another number of rows")
+    return data
+
+
+# layers ---------------------------------------------------------------------------------------------------------------
+
+
+def layer_outputs(model: ClientModel, x: Tensor) -> dict[str, Tensor]:
+    """Layer -> its outputs (L, D) for stored inputs x (L, ...), in float32 on the CPU."""
+    parts: dict[str, list[Tensor]] = {}
+    with torch.no_grad(), eval_mode(model.network):
+        for rows in x.split(CHUNK):
+            for layer, value in layers_of(model.network, model.prepare(rows.to(model.device))).items():
+                parts.setdefault(layer, []).append(value.flatten(1).float().cpu())
+    return {layer: torch.cat(values) for layer, values in parts.items()}
+
+
+def common_layers(found: Sequence[Mapping[str, object]]) -> list[str]:
+    """The layers that all networks have, in the order in which inputs meet them."""
+    return [layer for layer in found[0] if all(layer in one for one in found)] if found else []
+
+
+def layers_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Layer -> output for a batch x (N, ...). A network that is no `SplitModel` has those layers that it offers."""
+    found: dict[str, Tensor] = {}
+    inner = getattr(network, "intermediate", None)
+    blocks = {name: part for name, part in inner.named_children() if len(list(part.children()))} if inner else {}
+    if callable(getattr(network, "represent", None)):
+        with _recorded(blocks, found):
+            z: Tensor = network.represent(x)  # type: ignore[operator]
+        if callable(getattr(network, "extract", None)):
+            found = {"extractor": network.extract(x), **found}  # type: ignore[operator]
+        found["representation"] = z
+    found["logits"] = network(x)
+    return found
+
+
+@contextmanager
+def _recorded(blocks: Mapping[str, nn.Module], outputs: dict[str, Tensor]) -> Iterator[None]:
+    """Within it, the output of each block is put into `outputs`."""
+
+    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda _, __, output: outputs.update({name: output}) if isinstance(output, Tensor) else None
+
+    handles = [block.register_forward_hook(note(name)) for name, block in blocks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -16,23 +16,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from polyfed.analysis.layer_outputs import ClientRef
-from polyfed.analysis.probe_inputs import ProbeInputs
+from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import GRAY, SHADES, FigureWithData, canvas, legends, line_style
-from polyfed.report.run_records import RunRecord
 
 __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
 
 SEED = 0  # of t-SNE
 PERPLEXITY = 30.0
 _LEGEND = 20  # groups that a legend still names
-_NUMBERED = 10  # clients up to which each is a group of its own, with its number in the panel
-_TOGETHER = 4  # numbers in one label; of more, the first, and how many others
-_ROOM = 0.08  # of the panel, for one client's number
+_NUMBERED = 10  # clients up to which each is a group of its own
 _LETTERS = 38  # of a panel's title, in a line
 
 
@@ -83,33 +78,31 @@ def silhouette(a_PD: NDArray[np.float64], groups: NDArray[np.int64]) -> float | 
     return float(silhouette_score(a_PD, groups))
 
 
-def embeddings(
-    run: RunRecord, clients: Sequence[ClientRef], seen: Sequence[Tensor], inputs: ProbeInputs, points: int
-) -> list[Embedding]:
-    """Embed what the clients of one run kept of their representations, width by width.
+def embeddings(found: RunRepresentations, points: int) -> list[Embedding]:
+    """Embed the representations of a run's clients, width by width.
 
     Args:
-        run: which. clients: those compared. seen: for each, its representations (L, D) of the inputs.
-        points: at most so many in a panel: the same first inputs for all of its clients.
+        found: with vectors. points: at most so many in a panel: the same first inputs for all of its clients.
 
     Raises:
         ConfigError: fewer points than can be embedded.
     """
-    widths = dict.fromkeys(a_LD.shape[1] for a_LD in seen)
-    return [_panel(run, width, clients, seen, inputs, points) for width in widths]
+    widths = dict.fromkeys(a_LD.shape[1] for a_LD in found.vectors)
+    return [_panel(found, width, points) for width in widths]
 
 
-def _panel(
-    run: RunRecord, width: int, clients: Sequence[ClientRef], seen: Sequence[Tensor], inputs: ProbeInputs, points: int
-) -> Embedding:
-    mine = [(who, a_LD) for who, a_LD in zip(clients, seen, strict=True) if a_LD.shape[1] == width]
-    count = max(1, min(len(inputs.y), points // len(mine)))
+def _panel(found: RunRepresentations, width: int, points: int) -> Embedding:
+    pairs = zip(found.clients, found.vectors, strict=True)
+    mine = [(who, a_LD) for who, a_LD in pairs if a_LD.shape[1] == width]
+    y = found.inputs.y
+    count = max(1, min(len(y), points // len(mine)))
     a_PD = np.concatenate([a_LD[:count].double().numpy() for _, a_LD in mine])
     client = np.repeat([who.client for who, _ in mine], count)
-    label = np.tile(inputs.y[:count].numpy(), len(mine))
+    label = np.tile(y[:count].numpy(), len(mine))
     at = embed(a_PD)
     scores = [silhouette(space, groups) for space in (a_PD, at) for groups in (client, label)]
-    return Embedding(run.name, run.seed, width, tuple(who for who, _ in mine), count, at, client, label, *scores)
+    clients = tuple(who for who, _ in mine)
+    return Embedding(found.run.name, found.run.seed, width, clients, count, at, client, label, *scores)
 
 
 # drawing ----------------------------------------------------------------------------------------------------------
@@ -120,21 +113,24 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     everybody = list(dict.fromkeys(who for panel in found for who in panel.clients))
     by_client = len(everybody) <= _NUMBERED
     whose = {who.client: f"client {who.client}" if by_client else who.architecture for who in everybody}
+    class_names = inputs.class_names
+    counts = sorted({panel.inputs for panel in found})
+    count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     classes = [int(label) for label in np.unique(np.concatenate([panel.label for panel in found]))]
-    named = {label: f"class {_class_name(inputs.class_names, label)}" for label in classes}
+    named = {label: f"class {class_names[label] if label < len(class_names) else label}" for label in classes}
     sides = [_looks(list(dict.fromkeys(names.values()))) for names in (whose, named)]
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; t-SNE (perplexity "
     about += f"{PERPLEXITY:g}, PCA initialization, seed {SEED}) of each client's representations of the same "
-    about += f"{_count(found)} inputs, from {inputs.about}. Over each panel: silhouette of the representations (in "
+    about += f"{count} inputs, from {inputs.about}. Over each panel: silhouette of the representations (in "
     about += "brackets: of the embedding)."
-    about += "".join(f" {_in_shades(side)}" for side in sides if len(side) > _LEGEND)
+    for groups in map(list, sides):
+        if len(groups) > _LEGEND:
+            about += f" The {len(groups)} groups from '{groups[0]}' to '{groups[-1]}' are shades, from light to dark."
     figure, grid = canvas("t-SNE of representations", about, 2.75 * len(found), len(found), 2)
     several = len({panel.width for panel in found}) > 1
     for panel, (left, right) in zip(found, grid, strict=True):
         what = f"{panel.name}, {panel.width} wide" if several else panel.name
         _scatter(left, panel.points, [whose[client] for client in panel.client.tolist()], sides[0])
-        if by_client:
-            _label(left, panel)
         _scatter(right, panel.points, [named[label] for label in panel.label.tolist()], sides[1])
         _title(left, f"{what}, by client", panel.by_client, panel.embedded_by_client)
         _title(right, f"{what}, by class", panel.by_class, panel.embedded_by_class)
@@ -145,19 +141,10 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     return FigureWithData(stem, figure, data, list(_rows(found)))
 
 
-def _count(found: Sequence[Embedding]) -> str:
-    counts = sorted({panel.inputs for panel in found})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-
-
-def _class_name(names: Sequence[str], label: int) -> str:
-    return names[label] if label < len(names) else str(label)
-
-
 def _title(axes: Any, what: str, own: float | None, embedded: float | None) -> None:
     """What a panel shows, in as many lines as it takes, and its silhouettes."""
-    said = "one group only" if own is None or embedded is None else f"silhouette {own:.3f} ({embedded:.3f})"
-    axes.set_title("\n".join([*textwrap.wrap(what, _LETTERS), said]), fontsize=9, parse_math=False)
+    line = "one group only" if own is None or embedded is None else f"silhouette {own:.3f} ({embedded:.3f})"
+    axes.set_title("\n".join([*textwrap.wrap(what, _LETTERS), line]), fontsize=9, parse_math=False)
 
 
 def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -168,12 +155,6 @@ def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         shades = colormaps[SHADES]
         return {n: {"color": shades(0.25 + 0.75 * k / len(names)), "marker": "o"} for k, n in enumerate(names)}
     return {name: {key: line_style(number)[key] for key in ("color", "marker")} for number, name in enumerate(names)}
-
-
-def _in_shades(groups: Mapping[str, object]) -> str:
-    """What stands in place of a legend."""
-    names = list(groups)
-    return f"The {len(names)} groups from '{names[0]}' to '{names[-1]}' are shades, from light to dark."
 
 
 def _scatter(
@@ -189,28 +170,6 @@ def _scatter(
     for spine in axes.spines.values():
         spine.set_color(GRAY)
         spine.set_linewidth(0.6)
-
-
-def _label(axes: Any, panel: Embedding) -> None:
-    """Each client's number at the one of its points that lies nearest to their median; close ones in one label."""
-    from matplotlib.patheffects import withStroke
-
-    room = _ROOM * np.ptp(panel.points, axis=0)
-    labels: list[tuple[NDArray[np.float64], list[int]]] = []
-    for who in panel.clients:
-        mine = panel.points[panel.client == who.client]
-        at = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
-        beside = next((numbers for place, numbers in labels if np.all(np.abs(place - at) < room)), None)
-        if beside is None:
-            labels.append((at, [who.client]))
-        else:
-            beside.append(who.client)
-    for (x, y), numbers in labels:
-        around = [withStroke(linewidth=2.5, foreground="white")]
-        first = [str(number) for number in sorted(numbers)[:_TOGETHER]]
-        others = [f"{len(numbers) - _TOGETHER} others"] if len(numbers) > _TOGETHER else []
-        text = ", ".join([*first, *others])
-        axes.text(x, y, text, ha="center", va="center", fontsize=9, weight="bold", path_effects=around)
 
 
 def _key(look: Mapping[str, Any]) -> Any:

@@ -1,0 +1,155 @@
+"""The networks' layers against the networks themselves; the inputs common to all clients; which clients are shown."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.analysis import FigureOptions
+from polyfed.analysis.representations import (
+    ClientRef,
+    balanced_order,
+    clients_of,
+    common_inputs,
+    common_layers,
+    layers_of,
+    load_run_data,
+    represent_runs,
+    subsample_clients,
+    unit_kernel,
+)
+from polyfed.errors import ConfigError
+from polyfed.experiments.prediction import load_model
+from polyfed.models.zoo import build
+from polyfed.report.run_records import RunRecord
+from polyfed.results.stored_files import StoredRecipe
+
+
+def test_the_layers_of_a_resnet() -> None:
+    torch.manual_seed(0)
+    model = build("resnet14-half", (1, 8, 8), 3).eval()
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        found = layers_of(model, x)
+        names = ["extractor", "stage1", "stage2", "stage3", "stage4", "representation", "logits"]
+        assert list(found) == names
+        inside = model.extract(x)
+        assert torch.equal(found["extractor"], inside)
+        for name in names[1:5]:
+            inside = model.get_submodule(f"intermediate.{name}")(inside)
+            assert torch.equal(found[name], inside)
+        assert torch.equal(found["representation"], inside.mean(dim=(2, 3)))
+        assert torch.equal(found["logits"], model(x))
+    assert not any(module._forward_hooks for module in model.modules())
+    other = build("digits-cnn3", (1, 8, 8), 3).eval()
+    shared = common_layers([found, layers_of(other, x)])
+    assert shared == ["extractor", "representation", "logits"]
+
+
+def test_a_plain_module_has_logits_only() -> None:
+    assert list(layers_of(torch.nn.Flatten(), torch.zeros(2, 1, 3))) == ["logits"]
+
+
+def test_clients_of_one_architecture_stand_side_by_side(runs: list[RunRecord]) -> None:
+    one, three = "digits-cnn1", "digits-cnn3"
+    found = clients_of(runs[0].path)
+    assert found == [ClientRef(0, one), ClientRef(2, one), ClientRef(1, three), ClientRef(3, three)]
+    assert subsample_clients(found, 10) == found
+    assert subsample_clients(found, 3) == [ClientRef(0, one), ClientRef(2, one), ClientRef(1, three)]
+    assert subsample_clients([ClientRef(n, "a") for n in range(5)] + [ClientRef(9, "b")], 3) == [
+        ClientRef(0, "a"),
+        ClientRef(1, "a"),
+        ClientRef(9, "b"),
+    ]
+
+
+def test_each_clients_own_network_is_used(runs: list[RunRecord]) -> None:
+    (group,) = represent_runs(runs[:2], FigureOptions(inputs=20), kernels=True, vectors=True)
+    assert (group.seed, [each.run.seed for each in group.runs]) == (0, [0, 1])
+    first, other = group.runs
+    assert (first.total, len(other.kernels), other.vectors) == (4, 4, ()), "vectors of the seed shown alone"
+    for who, kernels, vectors in zip(first.clients, first.kernels, first.vectors, strict=True):
+        scores = load_model(runs[0].path, who.client).scores(first.inputs.x)
+        torch.testing.assert_close(kernels["logits"], unit_kernel(scores))
+        torch.testing.assert_close(kernels["representation"], unit_kernel(vectors))
+
+
+def test_no_models_and_damaged_ones(runs: list[RunRecord], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no clients' models"):
+        clients_of(tmp_path)
+    copy = tmp_path / "run"
+    shutil.copytree(runs[0].path, copy)
+    (copy / "models" / "index.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="got nothing readable"):
+        clients_of(copy)
+
+
+def test_outputs_that_are_not_finite(runs: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = {"extractor": torch.tensor([[1.0, float("nan")]])}
+    monkeypatch.setattr("polyfed.analysis.representations.layer_outputs", lambda model, x: outputs)
+    with pytest.raises(ConfigError, match="client 0's outputs at 'extractor' are not finite"):
+        represent_runs(runs[:1], FigureOptions(inputs=4), kernels=True, vectors=False)
+
+
+# inputs -------------------------------------------------------------------------------------------------------------
+
+
+def elsewhere(run: RunRecord, folder: Path) -> RunRecord:
+    """The run with another recipe; its result does not say how many rows clients had."""
+    return replace(run, path=folder, stored=run.result.model_copy(update={"clients_table": None}))
+
+
+def test_every_beginning_has_the_classes_evenly() -> None:
+    y = torch.tensor([0] * 50 + [1] * 3 + [4] * 20)
+    order = balanced_order(y, np.random.default_rng(0))
+    assert sorted(order.tolist()) == list(range(73))
+    for count, expected in ((3, (1, 1, 1)), (9, (3, 3, 3)), (13, (5, 3, 5)), (53, (30, 3, 20)), (73, (50, 3, 20))):
+        found = torch.bincount(y[order[:count]], minlength=5)
+        assert tuple(found[[0, 1, 4]].tolist()) == expected
+    assert order.tolist() != balanced_order(y, np.random.default_rng(1)).tolist()
+
+
+def test_rows_of_all_clients_that_nobody_trained_on(runs: list[RunRecord]) -> None:
+    dealt = load_run_data(runs[0])
+    tests = torch.cat([client.test.x for client in dealt.clients]).flatten(1)
+    found = common_inputs(runs[0], 30)
+    assert found.about == f"30 of the {len(tests)} test rows of all clients together, classes evenly"
+    assert len(found.y) == 30
+    assert max(torch.bincount(found.y)) <= 4
+    trained = {row.numpy().tobytes() for client in dealt.clients for row in client.train.x}
+    tested = {row.numpy().tobytes() for row in tests}
+    mine = {row.numpy().tobytes() for row in found.x}
+    assert mine <= tested
+    assert not mine & trained
+    again = common_inputs(runs[2], 30)
+    assert runs[2].method != runs[0].method
+    assert torch.equal(again.x, found.x), "the same for another method"
+    assert not torch.equal(common_inputs(runs[1], 30).x, found.x), "others for another seed"
+    everything = common_inputs(runs[0], 10_000)
+    assert everything.about.startswith(f"all {len(tests)} ")
+    held = common_inputs(runs[0], 10, "holdout")
+    assert held.about == "10 of the 20 rows that the server set aside, classes evenly"
+
+
+def test_the_common_test_set(runs: list[RunRecord], tmp_path: Path) -> None:
+    recipe = (runs[0].path / "recipe.toml").read_text().replace('test = "local"', 'test = "global"')
+    (tmp_path / "recipe.toml").write_text(recipe)
+    found = common_inputs(elsewhere(runs[0], tmp_path), 10)
+    assert "rows of the common test set" in found.about
+
+
+def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown rows 'tests'; did you mean 'test'"):
+        common_inputs(runs[0], 10, "tests")
+    recipe = (runs[0].path / "recipe.toml").read_text()
+    (tmp_path / "recipe.toml").write_text(recipe.replace("max_train_per_client = 20", "max_train_per_client = 19"))
+    with pytest.raises(ConfigError, match="gives other data now than the run had: client 0"):
+        load_run_data(replace(runs[0], path=tmp_path))
+    (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))
+    with pytest.raises(ConfigError, match=r"data\.holdout"):
+        common_inputs(elsewhere(runs[0], tmp_path), 10, "holdout")
+    with pytest.raises(ConfigError, match="got none: the run was given its data"):
+        load_run_data(replace(runs[0], recipe=StoredRecipe()))

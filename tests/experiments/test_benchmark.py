@@ -221,8 +221,8 @@ def test_a_method_of_ones_own_is_counted_and_not_run_again(suite: Path, tmp_path
     own = tmp_path / "suite"
     shutil.copytree(suite, own)
     (own / "of_mine.py").write_text(
-        "from polyfed.core.method import Method, hyperparameters\n\n\n"
-        "@hyperparameters\nclass Mine(Method):\n    name = 'of-mine'\n"
+        "from polyfed.core.method import Method, MethodCard, hyperparameters\n\n\n"
+        "@hyperparameters\nclass Mine(Method):\n    card = MethodCard(name='of-mine')\n"
     )
     protocol = "title = 'Mine'\nmethods = ['of_mine:Mine']\nseeds = [0]\n[settings.short]\nrecipe = 'plain.toml'\n"
     (own / "protocol.toml").write_text(protocol)

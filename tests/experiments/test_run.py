@@ -75,7 +75,7 @@ def test_only_a_source_is_dealt() -> None:
         ({"recipe": {"data": {}}}, r"got a dict; write polyfed.Recipe.from_dict\(...\)"),
         ({"method": pf.methods.FedGH()}, "method: expected a method's name, such as 'fedgh', got a FedGH"),
         ({"overrides": "training.rounds=1"}, r"overrides: expected a list, got 'training.rounds=1'; put it into \[ \]"),
-        ({"overrides": {"training.rounds": 1}}, "overrides: expected a list, got a dict$"),
+        ({"overrides": {"training.rounds": 1}}, "overrides: expected a list, got a dict"),
         ({"overrides": [3]}, "overrides: expected texts such as 'data.num_clients=20', got 3"),
     ],
 )

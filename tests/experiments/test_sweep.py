@@ -356,7 +356,7 @@ def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int)
         ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), got none"),
         ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, got none"),
         ({"training.lr": [0.1, 1]}, {"method": "fedhg"}, "unknown method 'fedhg'; did you mean 'fedgh'?"),
-        ({"data.limit_train": [300, 2]}, {}, "expected at least one t"),
+        ({"data.limit_train": [300, 2]}, {}, "expected a test row for every client"),
         ({"models.feature_dim": [8, 0]}, {}, "models.feature_dim: expected at least 1, got 0"),
         ({"training.lr": [0.1, 1]}, {"out": "tiny.toml"}, "expected a place for the run folder tiny.toml"),
     ],

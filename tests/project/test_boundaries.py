@@ -297,7 +297,7 @@ def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     assert importers - fixed - constant == {"polyfed.registry"}
     assert callers("import_object") == {
         *(
-            "polyfed.config.own_plugins",
+            "polyfed.config.recipe",
             "polyfed.own_methods",
             "polyfed.models.zoo",
             "polyfed.models.third_party",

@@ -193,7 +193,7 @@ def test_what_was_itself_laid_over_is_told(path: Path) -> None:
     )
     assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
     path.write_text(TEXT)
-    assert line(lambda: Recipe.load(path)).startswith("presets.wrong: data: min_samples = 5 does nothing beside")
+    assert line(lambda: Recipe.load(path, preset="wrong")).startswith("data: min_samples = 5 does nothing beside")
 
 
 @pytest.mark.parametrize("value", ["5", "0.5", "[[1], [1]]", "[{a = 1}, {a = 2}]"])

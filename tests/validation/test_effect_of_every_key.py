@@ -41,13 +41,13 @@ NO_UPLOADS = "does nothing with method 'local', which uploads nothing"
 FEDAVG = {"method": {"name": "fedavg"}, "models": {"architectures": ["digits-cnn1"]}}
 NO_DEVICES = "expected profiles beside it"
 NO_PARTITION = "does nothing beside partition = 'iid'; set partition to"
-NO_TEXTS = "with texts in Parquet or CSV files"
+NO_TEXTS = "dataset 'digits' has no use for t"
 
 KEYS: dict[str, str | Refused] = {
     "data.dataset": "there is always one",
     "data.root": refused("does nothing beside dataset = 'digits', which reads no files", root="folder"),
-    "data.image_column": refused("with dataset 'digits', which has no Parquet files", image_column="image"),
-    "data.label_column": refused("with dataset 'digits', which has no Parquet files", label_column="label"),
+    "data.image_column": refused("dataset 'digits' has no use for image_column", image_column="image"),
+    "data.label_column": refused("dataset 'digits' has no use for label_column", label_column="label"),
     "data.feature_columns": refused("feature_columns expects a dataset 'csv:PATH'", feature_columns=["a"]),
     "data.category_columns": refused("category_columns expects a dataset 'csv:PATH'", category_columns=["a"]),
     "data.missing_values": refused("missing_values expects a dataset 'csv:PATH'", missing_values="client_mean"),
@@ -55,10 +55,10 @@ KEYS: dict[str, str | Refused] = {
     "data.missing_words": refused("missing_words expects a dataset 'csv:PATH'", missing_words=["?"]),
     "data.tokens": refused(NO_TEXTS, tokens="characters"),
     "data.text_column": refused(NO_TEXTS, text_column="text"),
-    "data.vocab_size": refused("; text_column names the column of texts", vocab_size=100),
-    "data.max_length": refused("; text_column names the column of texts", max_length=10),
-    "data.word_vectors": refused("; text_column names the column of texts", word_vectors="glove.txt"),
-    "data.train_splits": refused("dataset 'digits' has no splits to choose from", train_splits=["train", "extra"]),
+    "data.vocab_size": refused("; text_column names a column of texts", vocab_size=100),
+    "data.max_length": refused("; text_column names a column of texts", max_length=10),
+    "data.word_vectors": refused("; text_column names a column of texts", word_vectors="glove.txt"),
+    "data.train_splits": refused("has no splits to choose from", train_splits=["train", "extra"]),
     "data.config": refused("config and revision expect a dataset 'hub:owner/name'", config="plain"),
     "data.revision": refused("config and revision expect a dataset 'hub:owner/name'", revision="main"),
     "data.class_names": "the task has these classes",

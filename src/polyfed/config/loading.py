@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.config.overrides import parse_override
+from polyfed.config.resolve import parse_override
 from polyfed.data.files import check_file
 from polyfed.errors import ConfigError
 from polyfed.registry import file_of, own_names, suggest, texts

@@ -40,7 +40,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyfed.config.loading import read_recipe
-from polyfed.config.overrides import to_toml
+from polyfed.config.resolve import to_toml
 from polyfed.errors import ConfigError
 from polyfed.places import check_values
 from polyfed.results.read import flat_table

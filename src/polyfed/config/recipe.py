@@ -1,10 +1,7 @@
-"""Recipes: every setting of an experiment, typed and checked; TOML in and out, with ``--set`` on top.
+"""Recipes: every setting of an experiment, typed and checked; TOML in and out.
 
-A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]``, ``[availability]``,
-``[privacy]``, ``[compression]``, ``[robust_aggregation]``, ``[adversaries]``, ``[devices]`` and ``[run]`` hold what the
-classes below list. ``[method]`` holds a method's name and its hyperparameters. ``[methods.NAME]`` holds the
-hyperparameters that a method takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so
-that one recipe serves many:
+``[method]`` holds a method's name and its hyperparameters. ``[methods.NAME]`` holds those that a method takes when it
+is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
 
     [method]
     name = "fedgh"                   # what plain `polyfed run` runs
@@ -19,50 +16,35 @@ that one recipe serves many:
     [methods.fedgh-alone]            # every client a federation of its own (`method_wrappers`)
     name = "fedgh"
     alone = true
-    header_epochs = 100
 
 The hyperparameters of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same
-name.
+name. What ``[presets.NAME]`` and ``--set`` lay over all of this: `polyfed.config.resolve`.
 
-``[presets.NAME]`` holds settings that ``--preset NAME`` lays over all of this, in sections of the same names. Several
-are laid one over the other: ``--preset n50,small``. What ``--set`` gives comes on top.
-
-    [presets.small]
-    note = "scaled down: 20 rounds of 2 epochs, not 200 of 20"   # said wherever results are shown
-
-    [presets.small.training]
-    rounds = 20
-    local_epochs = 2
-
-A setting that does nothing beside the others is an error, unless it has its default. What ``--set`` or a preset
-changes takes along what the recipe says of the old value: ``--set data.partition=iid`` needs no word on its
-``dirichlet_alpha``.
-
-What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and in ``[run]`` the
-presets' names and notes, and what ``--set`` has changed.
+A setting that does nothing beside the others is an error, unless it has its default. What a run folder keeps is the
+resolved recipe: all settings of that run, one ``[method]``, and in ``[run]`` the presets' names and notes, and what
+``--set`` has changed.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
-from polyfed.config.changes import join, merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
-from polyfed.config.overrides import apply_overrides
-from polyfed.config.own_plugins import OwnPlugin, read_plugin
-from polyfed.config.presets import LABEL, apply_presets, preset_names
+from polyfed.config.resolve import LABEL, join, preset_names, resolve
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
-from polyfed.core.settings import AdapterSettings, Evaluation, Privacy, Settings, Training
+from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.method_wrappers import adapted, alone
+from polyfed.engine.plugin import Plugin
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters
@@ -76,7 +58,7 @@ from polyfed.plugins.settings import (
     check_lateness,
     effective_availability,
 )
-from polyfed.registry import check_trusted, folders_of, texts
+from polyfed.registry import PLUGINS, check_trusted, folders_of, import_object, texts
 from polyfed.results.read import check_links
 from polyfed.validation.error_lines import WrongSettings, one_line
 
@@ -108,8 +90,7 @@ class Recipe(Settings):
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
     _hyperparameters: dict[str, Any] = PrivateAttr(default_factory=dict)  # all of the method's, in TOML's names
     _method: Any = PrivateAttr(None)  # a `polyfed.Method`
-    _variants: dict[str, Any] = PrivateAttr(default_factory=dict)  # label -> what [methods.label] alone makes
-    _own_plugins: list[OwnPlugin] = PrivateAttr(default_factory=list)
+    _own_plugins: list[Callable[[], Plugin]] = PrivateAttr(default_factory=list)
 
     # making -------------------------------------------------------------------------------------------------
 
@@ -120,12 +101,8 @@ class Recipe(Settings):
         overrides: Sequence[str] = (),
         *,
         method: str | None = None,
-        seed: int | None = None,
-        out: str | Path | None = None,
-        device: str | None = None,
-        workers: int | None = None,
-        executor: str | None = None,
         preset: str | None = None,
+        **run: Any,
     ) -> Recipe:
         """Read a recipe file. Modules of one's own that it names may lie beside it, or in the present folder.
 
@@ -134,19 +111,16 @@ class Recipe(Settings):
             overrides: ``"data.num_clients=20"``: a dotted key, and a value in TOML's form (bare words are text).
             method: a method's or a variant's name, in place of the recipe's own.
             preset: one of ``[presets]``, or several with commas between; laid over the recipe before all else.
-            seed, out, device, workers, executor: in place of those of ``[run]``.
+            run: seed, out, device, workers, executor, in place of those of ``[run]``; None: the recipe's.
 
         Raises:
             ConfigError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
         """
         path = Path(path)
-        settings = apply_overrides(apply_presets(read_recipe(path), preset, cls.from_dict), overrides, method)
-        run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
-        run["executor"] = executor
-        settings = merge(settings, {"run": {k: v for k, v in run.items() if v is not None}})
-        return cls.from_dict(
-            settings, "-".join([recipe_stem(path), *preset_names(preset)]), beside=module_folders(path)
-        )
+        settings = resolve(read_recipe(path), preset, overrides, method)
+        given = {key: str(value) if key == "out" else value for key, value in run.items() if value is not None}
+        stem = "-".join([recipe_stem(path), *preset_names(preset)])
+        return cls._checked(join(settings, {"run": given} if given else {}), stem, module_folders(path))
 
     @classmethod
     def of_run(cls, folder: str | Path, trust: bool = False) -> Recipe:
@@ -186,18 +160,26 @@ class Recipe(Settings):
             ConfigError: see `load`.
         """
         check_values(settings)
-        settings = apply_presets(settings, preset, cls.from_dict)
-        given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
-        tables = given.get("methods")
-        if isinstance(tables, dict):
-            for label, table in tables.items():
+        return cls._checked(resolve(settings, preset), stem, beside)
+
+    @classmethod
+    def _checked(cls, settings: Mapping[str, Any], stem: str, beside: Sequence[str]) -> Recipe:
+        """Settings without presets as a recipe."""
+        check_values(settings)
+        variants = settings.get("methods")
+        if isinstance(variants, Mapping):
+            for label in variants:
                 if not LABEL.fullmatch(label):
                     raise ConfigError(f"methods: expected names of letters, digits, '-' and '_', got '{label}'")
-                tables[label] = {"name": label, **table} if isinstance(table, Mapping) else table
+            named = {
+                label: {"name": label, **table} if isinstance(table, Mapping) else table
+                for label, table in variants.items()
+            }
+            settings = {**settings, "methods": named}
         try:
-            recipe = cls.model_validate(given)
+            recipe = cls.model_validate(settings)
         except ValidationError as error:
-            raise ConfigError(one_line(error, cls, sections=cls.sections())) from None
+            raise ConfigError(one_line(error, cls, sections=SECTIONS)) from None
         recipe._stem, recipe._own = stem, recipe.method
         recipe._beside = tuple(dict.fromkeys([*beside, *recipe.run.modules]))
         check_lateness(recipe.availability, recipe.devices)
@@ -205,9 +187,9 @@ class Recipe(Settings):
             augmentation(recipe.training.augmentation)
         except ConfigError as problem:
             raise ConfigError(f"training.augmentation: {problem}") from None
-        recipe._own_plugins = [read_plugin(own.name, own.settings, recipe._beside) for own in recipe.plugins]
+        recipe._own_plugins = [_plugin_maker(own, recipe._beside) for own in recipe.plugins]
         for label, table in recipe.methods.items():
-            recipe._variants[label] = recipe._build(table, f"methods.{label}")
+            recipe._build(table, f"methods.{label}")
         label = recipe.run.label
         recipe = recipe.choose(recipe.method.name)
         return recipe if label is None else recipe.with_run(label=label)
@@ -218,20 +200,13 @@ class Recipe(Settings):
         Raises:
             ConfigError: neither a method nor one of ``[methods]``, or hyperparameters that do not fit.
         """
-        table = self.methods.get(name)
-        hyperparameters = {} if table is None else table.hyperparameters
-        method = name if table is None else table.name
-        is_alone = table is not None and table.alone
-        adapters = None if table is None else table.adapters
+        table = self.methods.get(name, MethodChoice(name=name))
         own = self._own or self.method
-        overlaid = own.name == name and bool(own.hyperparameters or own.alone or own.adapters)
         if own.name == name:
-            hyperparameters = join(hyperparameters, own.hyperparameters)
-            is_alone = is_alone or own.alone
-            adapters = own.adapters or adapters
-        ready = None if overlaid or table is None else self._variants[name]
-        choice = MethodChoice(name=method, alone=is_alone, adapters=adapters, **hyperparameters)
-        return self._with_method(choice, name, ready)
+            hyperparameters = join(table.hyperparameters, own.hyperparameters)
+            adapters = own.adapters or table.adapters
+            table = MethodChoice(name=table.name, alone=table.alone or own.alone, adapters=adapters, **hyperparameters)
+        return self._with_method(table, name)
 
     def choose_alone(self, name: str) -> Recipe:
         """As `choose`, with every client a federation of its own; called NAME-alone.
@@ -243,10 +218,10 @@ class Recipe(Settings):
         chosen = self._with_method(method.model_copy(update={"alone": True}), name)
         return chosen.with_run(label=f"{label_of(name)}-alone")
 
-    def _with_method(self, method: MethodChoice, name: str, ready: Any = None) -> Recipe:
-        """The same experiment with this method, called so. ready: it, where it is built already."""
+    def _with_method(self, method: MethodChoice, name: str) -> Recipe:
+        """The same experiment with this method, called so."""
         chosen = self.model_copy(update={"method": method})
-        chosen._method = chosen._build(method, "method") if ready is None else ready
+        chosen._method = chosen._build(method, "method")
         hyperparameters = dataclasses.asdict(chosen._method)
         chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
@@ -265,15 +240,10 @@ class Recipe(Settings):
         try:
             run = RunSettings.model_validate({**self.run.model_dump(), **changes})
         except ValidationError as error:
-            raise ConfigError(one_line(error, RunSettings, ("run",), sections=self.sections())) from None
+            raise ConfigError(one_line(error, RunSettings, ("run",), sections=SECTIONS)) from None
         return self.model_copy(update={"run": run})
 
     # using --------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def sections(cls) -> dict[str, type[Settings]]:
-        """The sections whose keys are fixed, by name."""
-        return SECTIONS
 
     def __repr__(self) -> str:
         clients = self.data.client_count
@@ -324,7 +294,7 @@ class Recipe(Settings):
             self.privacy,
             self.compression,
         ]
-        return [*ours, *(own.build() for own in self._own_plugins)]
+        return [*ours, *(make() for make in self._own_plugins)]
 
     @property
     def chosen_method(self) -> Any:
@@ -343,19 +313,16 @@ class Recipe(Settings):
             method = kind(**choice.hyperparameters)
         except WrongSettings as problem:
             spelled = ["name", "alone", "adapters", *known]
-            said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
+            said = one_line(problem.complaints, kind, (*place.split("."),), spelled, SECTIONS)
             raise ConfigError(said) from None
         if choice.adapters is not None:
-            method = self._adapted(method, choice.adapters, place)
+            try:
+                method = adapted(method, choice.adapters)
+            except ConfigError as problem:
+                raise ConfigError(f"{place}.{problem}") from None
         if choice.alone and not has_upload(method):
             raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
         return alone(method) if choice.alone else method
-
-    def _adapted(self, method: Any, adapters: AdapterSettings, place: str) -> Any:
-        try:
-            return adapted(method, adapters)
-        except ConfigError as problem:
-            raise ConfigError(f"{place}.{problem}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved settings as TOML has them: every hyperparameter, no None, no ``[methods]``, no key without
@@ -380,3 +347,28 @@ class Recipe(Settings):
     def dumps(self) -> str:
         """The resolved recipe as TOML."""
         return tomli_w.dumps(self.to_dict())
+
+
+def _plugin_maker(own: PluginChoice, beside: Sequence[str]) -> Callable[[], Plugin]:
+    """What makes a plugin of the user's own, anew for each federation, as a plugin may change during a run.
+
+    Raises:
+        ConfigError: no such class; it extends no `polyfed.Plugin`, or is called like another; or the settings are not
+            its own.
+    """
+    name = own.name
+    if not name:
+        raise ConfigError("plugins: expected name = 'package.module:Class' in every [[plugins]], got none")
+    kind = import_object("plugin", name, beside)
+    if not isinstance(kind, type) or not issubclass(kind, Plugin):
+        raise ConfigError(f"plugin '{name}': expected a class that extends polyfed.Plugin, got {kind!r}")
+    if not kind.name or kind.name in PLUGINS:
+        raise ConfigError(f"plugin '{name}': expected a name of its own as its class's `name`, got '{kind.name}'")
+    if kind.settings_class is None:
+        if own.settings:
+            raise ConfigError(f"plugin '{name}': expected no settings, as its class has no settings_class, got some")
+        return kind
+    try:
+        return functools.partial(kind, kind.settings_class.model_validate(own.settings))
+    except ValidationError as error:
+        raise ConfigError(one_line(error, kind.settings_class, ("plugins", name))) from None

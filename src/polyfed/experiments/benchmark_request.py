@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from polyfed.config.overrides import to_toml
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
+from polyfed.config.resolve import to_toml
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.config.overrides import parse_override
 from polyfed.config.recipe import Recipe
+from polyfed.config.resolve import parse_override
 from polyfed.errors import ConfigError
 from polyfed.experiments.benchmark_request import BenchmarkRequest, key_of
 from polyfed.experiments.build import build_federation

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.config.overrides import parse_override, to_toml
 from polyfed.config.recipe import Recipe
+from polyfed.config.resolve import parse_override, to_toml
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned

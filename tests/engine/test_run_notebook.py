@@ -77,7 +77,6 @@ def test_a_history_is_a_short_text_and_a_table() -> None:
     words = Words(history._repr_html_())
     assert words.tags.count("tr") == 1 + 5 + 1 + 15, "the first five, a gap, the last fifteen"
     assert words.tags.count("polyline") == 1
-    assert "refused" not in words.texts
     assert repr(type(history)()) == "History(0 rounds)"
     assert type(history)()._repr_html_()
 

@@ -138,7 +138,7 @@ class _Checks:
         if needs.classes and not first.classes:
             raise ConfigError(
                 f"{self.name} needs classes as labels, as {needs.classes}; got numbers to predict (regression); "
-                "`polyfed methods --compatible-with RECIPE` lists methods that take them"
+                "`polyfed check RECIPE --methods all` lists methods that take them"
             )
         reason = needs.classes or needs.shared_outputs
         for client in self.clients:

@@ -1,4 +1,4 @@
-"""A finished run, as Python has it."""
+"""What comes of a run: its history, one record per round, and the result that is made from the records alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from polyfed.engine.evaluation import not_evaluated
 from polyfed.errors import ConfigError
 from polyfed.escaping import clients_text
 from polyfed.markup import Line, curves, cut, details, paragraph, table
-from polyfed.results.main_score import MainScore, main_score_of
+from polyfed.results.main_score import main_score_of
+from polyfed.results.schema import RunResult, in_order
 from polyfed.units import human_bytes, human_count, human_seconds
 from polyfed.version import __version__
 
@@ -39,15 +40,15 @@ class Run:
     path: Path | None
 
     def __repr__(self) -> str:
-        told = self.result
-        score = main_score_of(told)
-        value = told[score.name]
-        scored = "not scored" if value is None else f"{score.title} {value:.4f} ({told['evaluation']['stage']})"
-        if told.get("nothing_learnt"):
+        result = self.result
+        score = main_score_of(result)
+        value = result[score.name]
+        scored = "not scored" if value is None else f"{score.title} {value:.4f} ({result['evaluation']['stage']})"
+        if result.get("nothing_learnt"):
             scored = f"nothing was learnt, {scored}"
-        sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"
+        sent = f"{result['bytes_up']:,} bytes up, {result['bytes_down']:,} down"
         where = "" if self.path is None else f", in {self.path}"
-        return f"Run({told['method']}, {human_count(len(self.history), 'round')}: {scored}, {sent}{where})"
+        return f"Run({result['method']}, {human_count(len(self.history), 'round')}: {scored}, {sent}{where})"
 
     def _repr_html_(self) -> str:
         return of_run(self.result, self.history, self.path)
@@ -82,12 +83,12 @@ class History(list[dict[str, Any]]):
     def __repr__(self) -> str:
         score = main_score_of(self[-1] if self else ())
         scored = [record[score.name] for record in self if record[score.name]]
-        told = f"History({len(self)} round{'' if len(self) == 1 else 's'}"
         if not scored:
-            return f"{told})"
+            return f"History({human_count(len(self), 'round')})"
         stage = next(iter(scored[-1]))
         means = [found[stage]["mean"] for found in scored if stage in found]
-        return f"{told}: {score.title} {means[0]:.4f} to {means[-1]:.4f} ({stage}))"
+        change = f"{score.title} {means[0]:.4f} to {means[-1]:.4f} ({stage})"
+        return f"History({human_count(len(self), 'round')}: {change})"
 
     def _repr_html_(self) -> str:
         return of_history(self)
@@ -168,6 +169,12 @@ def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_de
     return None
 
 
+# what a result has of the last evaluated round as it is; the second ones where they were asked for
+_OF_THE_LAST = ("metrics", "confusion", "validation")
+_IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")
+_SUMS = ("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", "samples", "seconds", "processor_seconds")
+
+
 def summarize_run(
     records: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Any],
@@ -187,14 +194,16 @@ def summarize_run(
     score = main_score_of(records[0] if records else ())
     last = scored[-1] if scored else not_evaluated(score)
     main = last[score.name].get(stage, {})
-    seconds = sum(record["seconds"] for record in records)
-    samples = sum(record["samples"] for record in records)
-    return {
+    sums = {key: sum(record[key] for record in records) for key in _SUMS}
+    has_final_round = bool(records) and bool(records[-1]["final_round"])
+    before_final = [record for record in scored if not record["final_round"]]
+    before = before_final[-1][score.name].get(stage, {}).get("mean") if has_final_round and before_final else None
+    result = {
         **facts,
         score.name: main.get("mean"),
         f"{score.name}_std": main.get("std"),
         f"{score.name}_bottom_decile": main.get("bottom_decile"),
-        f"{score.name}_before_final_round": _before_final_round(records, stage),
+        f"{score.name}_before_final_round": before,
         f"{score.name}_best_by_validation": best_by_validation(records, stage),
         f"{score.name}_by_stage": last[score.name],
         f"{score.name}_by_predictor": last.get(f"{score.name}_by_predictor", {}),
@@ -202,48 +211,30 @@ def summarize_run(
         **{name: last[name] for name in _OF_THE_LAST},
         **{name: last[name] for name in _IF_ASKED if name in last},
         "clients_table": _clients_table(records, clients, score.name, last[f"{score.name}_per_client"]),
-        "bytes_up": _total(records, "bytes_up"),
-        "bytes_down": _total(records, "bytes_down"),
-        **_uncompressed(records),
-        "bytes_up_paper": _total(records, "bytes_up_paper"),
-        "bytes_down_paper": _total(records, "bytes_down_paper"),
+        **sums,
+        **_sums_where_known(records),
         **_epsilon(records),
         **_early_end(records, facts),
-        "final_round": _had_final_round(records),
+        "final_round": has_final_round,
         "refused": sum(len(record["refused"]) for record in records),
         "nothing_learnt": _nothing_learnt(records),
-        "samples": samples,
-        "seconds": seconds,
-        "processor_seconds": sum(record["processor_seconds"] for record in records),
-        "samples_per_second": samples / seconds if seconds else None,
-        **_simulated(records),
-        **_timings(records),
+        "samples_per_second": sums["samples"] / sums["seconds"] if sums["seconds"] else None,
         "versions": environment_versions(device),
     }
+    return in_order(result, RunResult)
 
 
-# what a result has of the last evaluated round as it is
-_OF_THE_LAST = ("metrics", "confusion", "validation")
-
-_IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")  # likewise, where it was asked for
-
-
-def _total(records: Sequence[Mapping[str, Any]], key: str) -> int:
-    return sum(record[key] for record in records)
-
-
-def _had_final_round(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last round was a final one."""
-    return bool(records) and bool(records[-1]["final_round"])
-
-
-def _before_final_round(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """The mean score in the last evaluated round before a final one; None where there was none."""
-    scored = [record for record in records if record["evaluated"] and not record["final_round"]]
-    if not scored or not _had_final_round(records):
-        return None
-    mean: float | None = scored[-1][main_score_of(scored[-1]).name].get(stage, {}).get("mean")
-    return mean
+def _sums_where_known(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Bytes before compression, times and stragglers on simulated devices, and where time went, where it is known."""
+    found: dict[str, Any] = {}
+    for key in ("bytes_up_uncompressed", "simulated_seconds"):
+        if values := [record[key] for record in records if key in record]:
+            found[key] = sum(values)
+    if stragglers := [len(record["stragglers"]) for record in records if "stragglers" in record]:
+        found["stragglers"] = sum(stragglers)
+    if timings := [record["timings"] for record in records if "timings" in record]:
+        found["timings"] = {name: sum(one[name] for one in timings) for name in timings[0]}
+    return found
 
 
 def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,15 +257,15 @@ def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
     where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
     if not refused:
         return f"nothing was learnt: {where} all clients dropped out; see availability.dropout_rate"
-    told = "no client's work counted"
+    lost = "no client's work counted"
     if any(record["samples"] for record in records):
-        told = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
+        lost = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
     reasons = [str(entry["reason"]) for entry in refused]
     hint = "see 'refused' in the records of the rounds"
     if all(reason.startswith(_DIVERGED) for reason in reasons):
         lr = max(record["lr"] for record in records)
         hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.max_grad_norm"
-    return f"nothing was learnt: {where} {told} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
+    return f"nothing was learnt: {where} {lost} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
 
 
 def _is_lost(record: Mapping[str, Any]) -> bool:
@@ -285,24 +276,6 @@ def _is_lost(record: Mapping[str, Any]) -> bool:
     return few and record["train_loss"] > _LOST_LOSS
 
 
-def _uncompressed(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """What would have gone up, where it is compressed."""
-    told = [record["bytes_up_uncompressed"] for record in records if "bytes_up_uncompressed" in record]
-    return {"bytes_up_uncompressed": sum(told)} if told else {}
-
-
-def _simulated(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the rounds would have taken on the clients' devices, where these are simulated."""
-    told = [record for record in records if "simulated_seconds" in record]
-    if not told:
-        return {}
-    found: dict[str, Any] = {"simulated_seconds": sum(record["simulated_seconds"] for record in told)}
-    stragglers = [len(record["stragglers"]) for record in told if "stragglers" in record]
-    if stragglers:
-        found["stragglers"] = sum(stragglers)
-    return found
-
-
 def _epsilon(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the run has cost in privacy, where it is known, and of what that is."""
     if not records or "epsilon" not in records[-1]:
@@ -311,12 +284,6 @@ def _epsilon(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     units = dict.fromkeys(entry["unit"] for entry in made)
     of = {unit: sorted({entry["what"] for entry in made if entry["unit"] == unit}) for unit in units}
     return {**{key: records[-1][key] for key in ("epsilon", "delta")}, "epsilon_of": of}
-
-
-def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Where the time went, over the rounds that tell."""
-    told = [record["timings"] for record in records if "timings" in record]
-    return {"timings": {name: sum(one[name] for one in told) for name in told[0]}} if told else {}
 
 
 def _clients_table(
@@ -336,32 +303,22 @@ def _clients_table(
         for number, traffic in record["bytes_by_client"].items():
             sent[number]["up"] += traffic["up"]
             sent[number]["down"] += traffic["down"]
-    evaluated = _last_evaluated(records, score)
+    evaluated = {  # client -> the last round in which it was
+        number: record["round"]
+        for record in records
+        for number, value in enumerate(record[f"{score}_per_client"])
+        if value is not None
+    }
     rows = []
     for client, value in zip(clients, values or [None] * len(clients), strict=True):
         number = str(client["id"])
-        row = {
-            **client,
-            score: value,
-            "bytes_up": sent[number]["up"],
-            "bytes_down": sent[number]["down"],
-        }
+        row = {**client, score: value, "bytes_up": sent[number]["up"], "bytes_down": sent[number]["down"]}
         if value is None and client["id"] in evaluated:
             row["last_evaluated"] = evaluated[client["id"]]
         if busy:
             row["simulated_seconds"] = busy[number]
         rows.append(row)
     return rows
-
-
-def _last_evaluated(records: Sequence[Mapping[str, Any]], score: str) -> dict[int, int]:
-    """Client -> the last round in which it was evaluated; without those that never were."""
-    return {
-        number: record["round"]
-        for record in records
-        for number, value in enumerate(record[f"{score}_per_client"])
-        if value is not None
-    }
 
 
 def environment_versions(device: torch.device) -> dict[str, str]:
@@ -376,28 +333,47 @@ def environment_versions(device: torch.device) -> dict[str, str]:
     return found if device.type == "cpu" else {**found, "device": device_name(device)}
 
 
+# in a notebook --------------------------------------------------------------------------------------------------------
+
 _FIRST, _LAST = 5, 15  # rows of a long table that are shown
-_GAP = "…"
 
 
 def of_history(records: Sequence[Mapping[str, Any]]) -> str:
     """The rounds as curves and as a table."""
-    return curves(_lines(records), "round", _axis(records)) + _rounds(records)
+    return _curves(records) + _rounds(records)
 
 
 def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: Path | None) -> str:
     """What came of a run, its curves, and, to be opened, its rounds and its clients."""
+    score = main_score_of(result)
+    stages = [
+        (stage, *("" if key not in found else score.text(found[key]) for key in ("mean", "std", "min", "max")))
+        for stage, found in result[f"{score.name}_by_stage"].items()
+    ]
+    headings = [f"test {score.title_with_unit}", "mean over clients", "std", "lowest client", "highest client"]
     sent = f"{human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down"
     where = "" if path is None else f"; run folder {path}"
     refused = f", {result['refused']} uploads refused" if result["refused"] else ""
+    names = result.get("client_names", ())
+    clients = [
+        (
+            clients_text([row["id"]], names),
+            row["architecture"],
+            row["samples"],
+            "" if row[score.name] is None else score.text(row[score.name]),
+        )
+        for row in result["clients_table"]
+    ]
     parts = [
         paragraph(_title(result), strong=True),
         paragraph(result["nothing_learnt"], strong=True) if result.get("nothing_learnt") else "",
-        _stages(result),
+        table(headings, stages) if stages else paragraph("No client was scored: none has test samples."),
         paragraph(f"{sent}, {human_seconds(result['seconds'])}{refused}{where}"),
-        curves(_lines(records), "round", _axis(records)),
+        _curves(records),
         details("Rounds", _rounds(records)),
-        details("Clients", _clients(result["clients_table"], result.get("client_names", ()))),
+        details(
+            "Clients", _long_table(["client", "network", "training samples", f"test {score.title_with_unit}"], clients)
+        ),
     ]
     return "".join(parts)
 
@@ -415,8 +391,7 @@ def of_federation(facts: Mapping[str, Any], clients: Sequence[Client], parameter
         )
         for client in clients
     ]
-    between: Sequence[object] = [_GAP] * len(headings)
-    return paragraph(_title(facts), strong=True) + table(headings, cut(rows, between, _FIRST, _LAST), words=(1,))
+    return paragraph(_title(facts), strong=True) + _long_table(headings, rows)
 
 
 def _title(facts: Mapping[str, Any]) -> str:
@@ -424,72 +399,41 @@ def _title(facts: Mapping[str, Any]) -> str:
     return f"{what}: {facts['clients']} clients, {facts['rounds']} rounds, seed {facts['seed']}"
 
 
-def _stages(result: Mapping[str, Any]) -> str:
-    score = main_score_of(result)
-    headings = [f"test {score.title_with_unit}", "mean over clients", "std", "lowest client", "highest client"]
-    rows = [
-        (stage, *(_shown(score, found.get(key)) for key in ("mean", "std", "min", "max")))
-        for stage, found in result[f"{score.name}_by_stage"].items()
-    ]
-    return table(headings, rows) if rows else paragraph("No client was scored: none has test samples.")
+def _long_table(headings: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence[int] = (1,)) -> str:
+    """The first and the last rows. words: columns that hold words."""
+    return table(headings, cut(rows, ["…"] * len(headings), _FIRST, _LAST), words=words)
 
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> str:
-    score = _score(records)
-    stages = list(dict.fromkeys(stage for record in records for stage in record[score.name]))
-    refused = ["refused"] if any(record["refused"] for record in records) else []
-    headings = ["round", "loss", *stages, "up", "down", "time", *refused]
+    score = main_score_of(records[0] if records else ())
+    stages = _stages(records)
     rows = [
         (
             record["round"],
             "" if record["train_loss"] is None else f"{record['train_loss']:.4f}",
-            *(_shown(score, _mean(record, stage)) for stage in stages),
+            *(score.text(record[score.name][stage]["mean"]) if stage in record[score.name] else "" for stage in stages),
             human_bytes(record["bytes_up"]),
             human_bytes(record["bytes_down"]),
             human_seconds(record["seconds"]),
-            *(len(record[key]) for key in refused),
+            len(record["refused"]) or "",
         )
         for record in records
     ]
-    between: Sequence[object] = [_GAP] * len(headings)
-    return table(headings, cut(rows, between, _FIRST, _LAST), words=())
+    return _long_table(["round", "loss", *stages, "up", "down", "time", "refused"], rows, words=())
 
 
-def _clients(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    score = main_score_of(rows[0] if rows else ())
-    headings = ["client", "network", "training samples", f"test {score.title_with_unit}"]
-    cells = [
-        (clients_text([row["id"]], names), row["architecture"], row["samples"], _shown(score, row[score.name]))
-        for row in rows
-    ]
-    between: Sequence[object] = [_GAP] * len(headings)
-    return table(headings, cut(cells, between, _FIRST, _LAST), words=(1,))
+def _stages(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """At which clients were scored in some round."""
+    score = main_score_of(records[0] if records else ())
+    return list(dict.fromkeys(stage for record in records for stage in record[score.name]))
 
 
-def _lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
+def _curves(records: Sequence[Mapping[str, Any]]) -> str:
     """A curve for each stage of scoring."""
-    score = _score(records)
-    stages = dict.fromkeys(stage for record in records for stage in record[score.name])
+    score = main_score_of(records[0] if records else ())
     lines = []
-    for stage in stages:
-        scored = [record for record in records if _mean(record, stage) is not None]
-        values = [score.shown(_mean(record, stage) or 0.0) for record in scored]
+    for stage in _stages(records):
+        scored = [record for record in records if stage in record[score.name]]
+        values = [score.shown(record[score.name][stage]["mean"]) for record in scored]
         lines.append(Line(stage, [record["round"] for record in scored], values))
-    return lines
-
-
-def _mean(record: Mapping[str, Any], stage: str) -> float | None:
-    found: float | None = record[main_score_of(record).name].get(stage, {}).get("mean")
-    return found
-
-
-def _score(records: Sequence[Mapping[str, Any]]) -> MainScore:
-    return main_score_of(records[0] if records else ())
-
-
-def _axis(records: Sequence[Mapping[str, Any]]) -> str:
-    return f"test {_score(records).title_with_unit}, mean over clients"
-
-
-def _shown(score: MainScore, value: float | None) -> str:
-    return "" if value is None else score.text(value)
+    return curves(lines, "round", f"test {score.title_with_unit}, mean over clients")

@@ -46,15 +46,14 @@ from polyfed.results.schema import RoundRecord, RunResult, check_complete
 from polyfed.results.stored_files import StoredRecipe
 
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
+# keys of [run] that may differ when a run goes on: where, how often and by whom, and what stands beside results
+_MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "loggers", "paper_tables", "preset_note"}
+_MAY_DIFFER |= {"overrides", "modules", "client_names"}  # names are compared by themselves
 
 
 @contextlib.contextmanager
 def explain_disk_errors(place: Path) -> Iterator[None]:
-    """Within the block, a disk that is full or a folder that may not be written to is one clear line.
-
-    Raises:
-        RunError: what the system said.
-    """
+    """Within the block, a disk that is full or a folder that may not be written to is a RunError, one clear line."""
     try:
         yield
     except OSError as error:
@@ -80,19 +79,11 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add to a file, all of it on disk when this returns. What has other names, too (hard links), is left as it is."""
+    """Add to a file, all of it on disk when this returns."""
     with path.open("ab") as file:
-        if os.fstat(file.fileno()).st_nlink == 1:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-            return
-    atomic_write(path, path.read_bytes() + line)
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a file is the half-written one of a process that was killed (see `atomic_write`)."""
-    return name.startswith(tuple(f".{ours}." for ours in PARTS)) and name.endswith(".tmp")
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -117,16 +108,11 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def validate(self, settings: Mapping[str, Any], resume: bool, overwrite: bool, planned: str = "") -> None:
-        """Whether `open` would succeed.
+        """Whether `open` would succeed; a ConfigError says why not.
 
         Args:
             settings: of the run. With `resume` they may have more rounds than those of the run that the folder holds.
-            resume, overwrite: see `open`. planned: what of the method depends on the number of rounds.
-
-        Raises:
-            ConfigError: the folder holds a run and neither `resume` nor `overwrite` was given, it holds a run of
-                another recipe or one that cannot go on for more rounds, a part of it is a link, or something else lies
-                in its place.
+            planned: what of the method depends on the number of rounds.
         """
         if resume and overwrite:
             raise ConfigError("expected one of --resume and --overwrite, got both")
@@ -134,7 +120,9 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"expected a folder for the run, got the file {self.path}")
         present = [name for name in PARTS if (self.path / name).exists()]
-        if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
+        half_written = tuple(f".{name}." for name in PARTS)  # by `atomic_write` of a process that was killed
+        strange = self.path.exists() and any(not e.name.startswith(half_written) for e in self.path.iterdir())
+        if strange and not present:
             raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
         if present and not resume and not overwrite:
             raise ConfigError(
@@ -171,11 +159,7 @@ class RunFolder:
         return stored
 
     def check_clients(self, names: Sequence[str]) -> None:
-        """Whether the clients of the run that the folder holds, if there is one that names them, are called so.
-
-        Raises:
-            ConfigError: some have come or gone.
-        """
+        """Whether the clients of the run that the folder holds, if there is one that names them, are called so."""
         if (self.path / "recipe.toml").exists():
             self._check_clients(self._stored_recipe(), names)
 
@@ -193,9 +177,6 @@ class RunFolder:
 
         With `overwrite` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
         killed process left half-written goes too.
-
-        Raises:
-            ConfigError: see `validate`; or another process is at work in the folder.
         """
         self.validate(settings, resume, overwrite, planned)
         with explain_disk_errors(self.path):
@@ -204,7 +185,9 @@ class RunFolder:
             self.validate(settings, resume, overwrite, planned)  # it may have changed hands meanwhile
             with explain_disk_errors(self.path):
                 if overwrite:
-                    self._clear()
+                    self.clear_made()
+                    for name in PARTS:
+                        _remove(self.path / name)
                 for place in (self.path, self.checkpoints, self.path / "models"):
                     for left in place.glob(".*.tmp"):
                         _remove(left)
@@ -232,17 +215,8 @@ class RunFolder:
             with contextlib.suppress(OSError):  # somebody else's files are in it, or there is none
                 folder.rmdir()
 
-    def _clear(self) -> None:
-        self.clear_made()
-        for name in PARTS:
-            _remove(self.path / name)
-
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one round's line.
-
-        Raises:
-            RunError: it is no `RoundRecord`, or cannot be written.
-        """
+        """Add one round's line."""
         _check_written(RoundRecord, record, f"the record of round {record.get('round')}")
         with explain_disk_errors(self.path):
             append_line(self.path / "rounds.jsonl", seal(record) + b"\n")
@@ -297,9 +271,6 @@ class RunFolder:
     def write_result(self, result: Mapping[str, Any], keeps_weights: bool = True) -> None:
         """The last thing written of a run. What was made of a run of fewer rounds goes, and, where no weights are kept,
         the checkpoints.
-
-        Raises:
-            RunError: it is no `RunResult`, or cannot be written.
         """
         _check_written(RunResult, result, "the result")
         with explain_disk_errors(self.path):
@@ -416,14 +387,8 @@ def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | 
         clients_per_batch(run.get("executor", "auto"), run.get("device", "cpu"), run.get("workers"))
         for run in (stored, asked)
     )
-    said = [f"clients trained in stacks of {size}" if size > 1 else "clients trained one by one" for size in (old, new)]
-    return None if old == new else f"{said[0]}, now {said[1].removeprefix('clients trained ')} (run.executor)"
-
-
-_MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "loggers")}
-_MAY_DIFFER |= {"run.paper_tables", "run.preset_note", "run.overrides"}  # what stands beside results or is said of them
-_MAY_DIFFER |= {"run.modules"}  # where modules lie, on this machine
-_MAY_DIFFER |= {"run.client_names"}  # which are compared apart, and which earlier versions did not keep
+    before, now = (f"in stacks of {size}" if size > 1 else "one by one" for size in (old, new))
+    return None if old == new else f"clients trained {before}, now {now} (run.executor)"
 
 
 def other_clients(before: Sequence[str], now: Sequence[str]) -> str | None:
@@ -441,10 +406,10 @@ def other_clients(before: Sequence[str], now: Sequence[str]) -> str | None:
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
-    """Where two resolved settings differ; where, how often and by whom may, and what is said of the results."""
+    """Where two resolved settings differ that must not."""
     for key in [*stored, *(k for k in asked if k not in stored)]:
         here = f"{place}{key}"
-        if here in _MAY_DIFFER:
+        if place == "run." and key in _MAY_DIFFER:
             continue
         old = stored.get(key)
         new = asked.get(key)
@@ -456,22 +421,16 @@ def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place
     return None
 
 
-Table = Mapping[str, Any]
-
-
-def rounds_of(settings: Table) -> int:
+def rounds_of(settings: Mapping[str, Any]) -> int:
     """How many rounds are planned, as a recipe or a run folder has it; 0 where it does not say."""
     rounds = settings.get("training", {}).get("rounds")
     return rounds if isinstance(rounds, int) else 0
 
 
-def why_not_longer(asked: Table, result: Table | None, planned: str) -> str | None:
+def why_not_longer(asked: Mapping[str, Any], result: Mapping[str, Any] | None, planned: str) -> str | None:
     """Why the rounds that are done are lost or would have been others, or none would follow; None: they go on.
 
-    Args:
-        asked: settings with more rounds, otherwise those of the run.
-        result: of the run so far, if it has one.
-        planned: what of the method depends on the number of rounds (`Method.planned`).
+    asked: settings with more rounds. result: of the run so far. planned: see `Method.planned`.
     """
     if result is not None and asked.get("run", {}).get("keep") == "nothing":
         return "it kept no weights (keep = 'nothing')"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis import FigureOptions
 from polyfed.analysis.representations import (
     ClientRef,
     balanced_order,
@@ -67,7 +66,7 @@ def test_clients_of_one_architecture_stand_side_by_side(runs: list[RunRecord]) -
 
 
 def test_each_clients_own_network_is_used(runs: list[RunRecord]) -> None:
-    (group,) = represent_runs(runs[:2], FigureOptions(inputs=20), kernels=True, vectors=True)
+    (group,) = represent_runs(runs[:2], inputs=20, kernels=True, vectors=True)
     assert (group.seed, [each.run.seed for each in group.runs]) == (0, [0, 1])
     first, other = group.runs
     assert (first.total, len(other.kernels), other.vectors) == (4, 4, ()), "vectors of the seed shown alone"
@@ -91,7 +90,7 @@ def test_outputs_that_are_not_finite(runs: list[RunRecord], monkeypatch: pytest.
     outputs = {"extractor": torch.tensor([[1.0, float("nan")]])}
     monkeypatch.setattr("polyfed.analysis.representations.layer_outputs", lambda model, x: outputs)
     with pytest.raises(ConfigError, match="client 0's outputs at 'extractor' are not finite"):
-        represent_runs(runs[:1], FigureOptions(inputs=4), kernels=True, vectors=False)
+        represent_runs(runs[:1], inputs=4, kernels=True)
 
 
 # inputs -------------------------------------------------------------------------------------------------------------

@@ -180,7 +180,13 @@ class _Runs:
         if self._represented is None:
             from polyfed.analysis.representations import represent_runs
 
-            self._represented = represent_runs(self.found, self.choices, "cka" in self.chosen, "tsne" in self.chosen)
+            keys = ("inputs", "inputs_from", "clients", "device")
+            self._represented = represent_runs(
+                self.found,
+                **{key: getattr(self.choices, key) for key in keys},
+                kernels="cka" in self.chosen,
+                vectors="tsne" in self.chosen,
+            )
         return self._represented
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from polyfed.registry import suggest
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.results.read import check_links, parse_json
-
-if TYPE_CHECKING:
-    from polyfed.analysis.network_figures import FigureOptions
 
 __all__ = ["ClientRef", "GroupRepresentations", "ProbeInputs", "RunRepresentations", "represent_runs", "unit_kernel"]
 
@@ -89,13 +86,21 @@ class GroupRepresentations:
 
 
 def represent_runs(
-    runs: Iterable[RunRecord], options: FigureOptions, kernels: bool, vectors: bool
+    runs: Iterable[RunRecord],
+    *,
+    inputs: int,
+    inputs_from: str = "test",
+    clients: int = 40,
+    device: str = "cpu",
+    kernels: bool = False,
+    vectors: bool = False,
 ) -> list[GroupRepresentations]:
     """Pass the common inputs of each seed through the personal models of all runs.
 
     Args:
-        runs: from ``load_runs``. options: inputs, inputs_from, clients, device.
-        kernels: keep the kernel of every layer, of all seeds. vectors: keep the representations, of the seed shown.
+        runs: from ``load_runs``. inputs, inputs_from: see `common_inputs`. clients: at most so many of a run.
+        device: where networks compute. kernels: keep the kernel of every layer, of all seeds. vectors: keep the
+            representations, of the seed shown.
 
     Raises:
         ConfigError: no models, no such inputs, or a network whose outputs are not finite.
@@ -106,34 +111,32 @@ def represent_runs(
     cache = DataCache()
     found = []
     for group in groups:
-        seed = min(
-            set.intersection(*({run.seed for run in row} for row in group.rows.values())), default=group.seeds[0]
-        )
-        inputs: dict[int, ProbeInputs] = {}
+        of_all = set.intersection(*({run.seed for run in row} for row in group.rows.values()))
+        seed = min(of_all, default=group.seeds[0])
+        probes: dict[int, ProbeInputs] = {}
         represented = []
         for run in group.runs:
             if kernels or run.seed == seed:
-                if run.seed not in inputs:
-                    inputs[run.seed] = common_inputs(run, options.inputs, options.inputs_from, cache)
-                represented.append(_represent(run, inputs[run.seed], options, kernels, vectors and run.seed == seed))
+                if run.seed not in probes:
+                    probes[run.seed] = common_inputs(run, inputs, inputs_from, cache)
+                keep = {"kernels": kernels, "vectors": vectors and run.seed == seed}
+                represented.append(_represent(run, probes[run.seed], clients, device, **keep))
         found.append(GroupRepresentations(group, seed, tuple(represented)))
     return found
 
 
 def _represent(
-    run: RunRecord, inputs: ProbeInputs, options: FigureOptions, kernels: bool, vectors: bool
+    run: RunRecord, inputs: ProbeInputs, most: int, device: str, kernels: bool, vectors: bool
 ) -> RunRepresentations:
     everybody = clients_of(run.path)
-    clients = subsample_clients(everybody, options.clients)
+    clients = subsample_clients(everybody, most)
     found = []
     seen = []
     for who in clients:
-        outputs = layer_outputs(load_model(run.path, who.client, options.device, run.trusted), inputs.x)
+        outputs = layer_outputs(load_model(run.path, who.client, device, run.trusted), inputs.x)
         for layer, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
-                raise ConfigError(
-                    f"{run.path}: client {who.client}'s network has outputs at '{layer}' that are not finite"
-                )
+                raise ConfigError(f"{run.path}: client {who.client}'s outputs at '{layer}' are not finite")
         if vectors and "representation" not in outputs:
             raise ConfigError(f"tsne: expected networks with a representation, got one without in {run.path}")
         if kernels:

@@ -73,7 +73,7 @@ MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
 ONLY = {  # package -> who may
     "dp_accounting": "polyfed.engine.privacy_ledger",
     "opacus": "polyfed.engine.dp_sgd",
-    "ray": "polyfed.engine.executors.ray_session",
+    "ray": "polyfed.engine.executors.ray_executor",
 }
 MAY_NOT_IMPORT = {
     "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},

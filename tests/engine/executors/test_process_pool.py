@@ -23,10 +23,10 @@ from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine.executors import process_pool, worker
+from polyfed.engine.executors import process_pool
 from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.jobs import TrainJob
-from polyfed.engine.executors.worker import ForkedWorker
+from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
@@ -551,7 +551,7 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
 
     serial = run(FedAvg())
     monkeypatch.setattr(os, "fork", no_fork) if what == "fork" else None
-    monkeypatch.setattr(worker, "find_trouble", lambda: "no gradients") if what == "gradient" else None
+    monkeypatch.setattr(process_pool, "find_trouble", lambda: "no gradients") if what == "gradient" else None
     told = Told()
     found = run(FedAvg(), executor="processes", workers=2, loggers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]

@@ -19,9 +19,9 @@ from polyfed import registry
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.modules import export_state
-from polyfed.engine.executors import ray_executor, ray_session
+from polyfed.engine.executors import ray_executor
 from polyfed.engine.executors.base import WorkerContext
-from polyfed.engine.executors.shared_buffer import Parcel
+from polyfed.engine.executors.worker_requests import unpack
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution
 from polyfed.errors import ConfigError, RunError, RunInterrupted
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_another_executor(tmp_path: Path, ray: RayStub) -> No
     whole = run(recipe)
 
     def stop(name: str, args: tuple[Any, ...]) -> None:
-        if name == "answer" and Parcel().open(args[0])["round"] == 2:
+        if name == "answer" and unpack(bytearray(args[0]))[0]["round"] == 2:
             raise KeyboardInterrupt
 
     ray.fault = stop
@@ -191,7 +191,7 @@ def dies(when: Callable[[dict[str, Any]], bool], times: int) -> Callable[[str, t
     left = [times]
 
     def fault(name: str, args: tuple[Any, ...]) -> Exception | None:
-        if name != "answer" or not left[0] or not when(Parcel().open(args[0])):
+        if name != "answer" or not left[0] or not when(unpack(bytearray(args[0]))[0]):
             return None
         left[0] -= 1
         return ActorDiedError("its node is gone")
@@ -312,7 +312,7 @@ def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ConfigError, match=r"expected workers with RAY_ADDRESS=10.0.0.1:6379: how many of the cluster"):
         build_federation(recipe_of("local").with_run(executor="ray"), data=DATA)
-    monkeypatch.setattr(ray_session, "check_reachable", lambda address: None)
+    monkeypatch.setattr(ray_executor, "check_reachable", lambda address: None)
     assert run(recipe).result["workers"] == 2
     assert ray.starts[0]["address"] == "10.0.0.1:6379"
     assert "num_cpus" not in ray.starts[0]
@@ -359,10 +359,10 @@ def test_a_ray_that_is_there_already_is_left(ray: RayStub) -> None:
 def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStub) -> None:
     recipe = on_ray(recipe_of("local"))
     monkeypatch.delenv("RAY_AUTH_MODE")
-    monkeypatch.setattr(ray_session, "cluster_token", functools.cache(lambda: "secret"))
+    monkeypatch.setattr(ray_executor, "cluster_token", functools.cache(lambda: "secret"))
     with pytest.raises(ConfigError, match="expected Ray to be imported first by the executor 'ray'"):
         run(recipe)
-    assert ray_session.cluster_token() == "secret"  # as if the executor had imported Ray
+    assert ray_executor.cluster_token() == "secret"  # as if the executor had imported Ray
     seen = {}
     start = ray.init
 

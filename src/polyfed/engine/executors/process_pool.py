@@ -1,22 +1,32 @@
-"""The clients' work dealt to workers. Which of the executors carries out a run is chosen here, too.
+"""The clients' work shared by worker processes. Which of the executors carries out a run is chosen here, too.
 
 A worker with one computing thread for each core is faster than many threads on one client at a time, and much faster
-beside busy neighbors. The longest jobs go first, so that nobody waits long for the last one. What comes of the jobs is
-put in their order, and no draw depends on who carries out what: the result is that of `Serial`, bit for bit.
+beside busy neighbors. The longest jobs go first, so that nobody waits long for the last one. Results are put in
+the order of the jobs, and no draw depends on who carries out what: the result is that of `Serial`, bit for bit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import itertools
+import json
 import math
+import mmap
 import os
+import signal
 import sys
+import time
+import traceback
+import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
@@ -25,18 +35,33 @@ from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
 from polyfed.engine.executors.base import Executor, Serial, WorkerContext, run_public_pass
-from polyfed.engine.executors.job_requests import Worker, WorkerDied, WorkerUnavailable
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob
 from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
-from polyfed.engine.executors.worker import ForkedWorker
+from polyfed.engine.executors.worker_requests import (
+    Buffer,
+    Tree,
+    Worker,
+    WorkerDied,
+    WorkerLoop,
+    WorkerUnavailable,
+    pack,
+)
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.profiling import section, timed
 from polyfed.registry import EXECUTORS
+from polyfed.signals import TERMINATION_SIGNALS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
 _OURS = ("auto", "serial", "processes", "vectorized")
 _LOOKED_AT = 64  # of those that wait
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
+_RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4  # of mallopt
+_GRACE = 1.0  # seconds from the end of a worker's line to the end of the process
+_SPARE = 1.25  # how much larger memory is made than asked for, so that it is not enlarged again at once
+_TAKE_ME_FIRST = "500"  # of -1000 to 1000: where memory runs out, a worker goes before the run
 
 Say = Callable[[str], None]
 Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
@@ -231,7 +256,7 @@ class ProcessPool:
         """Begin to make one more worker.
 
         Raises:
-            Unable: there can be none.
+            WorkerUnavailable: there can be none.
         """
         return ForkedWorker(self._context, [worker for worker in self.running if isinstance(worker, ForkedWorker)])
 
@@ -269,7 +294,7 @@ class ProcessPool:
             raise RunError(f"a worker died, and there can be no other: {reason}") from None
 
     def _run_all(self, asked: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
-        """What came of everything; None where workers died of it, twice."""
+        """All results; None where workers died of it, twice."""
         found: list[Any] = [None] * len(asked)
         through = 0
 
@@ -342,3 +367,184 @@ def _whose(asked: Job) -> str:
 
 def _consequence(asked: Job) -> str:
     return "the run's own process does its work" if isinstance(asked, PassJob) else "it counts as dropped out"
+
+
+# a worker that is forked ---------------------------------------------------------------------------------------------
+
+
+class _SharedMemory:
+    """Memory that a process and one forked from it hold, one of which writes. It is used as far as it is written to."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("polyfed")
+        self._memory: mmap.mmap | None = None
+
+    def room(self, size: int) -> memoryview:
+        """Its first bytes, so many; whoever writes has it grow."""
+        if os.fstat(self._file).st_size < size:
+            os.ftruncate(self._file, int(_SPARE * size))
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self._file, 0)
+        return memoryview(self._memory)[:size]
+
+    def close(self) -> None:
+        """Give up this process's hold on it."""
+        os.close(self._file)
+        self._memory = None
+
+
+class ForkedWorker(Worker):
+    """A process forked from the run's own: it has data, networks and the method by that. See `Worker`.
+
+    It answers when its line can be read.
+
+    Args:
+        context: what it works on. others: the other workers, whose lines it must not hold open.
+
+    Raises:
+        WorkerUnavailable: no process can be forked.
+    """
+
+    def __init__(self, context: WorkerContext, others: Sequence[ForkedWorker] = ()) -> None:
+        super().__init__(context.store)
+        self._inbox, self._outbox = _SharedMemory(), _SharedMemory()
+        self.line, theirs = Pipe()
+        run = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
+                stream.flush()  # or the worker has it to flush, too
+        with _no_interruption():
+            try:
+                with warnings.catch_warnings():  # of threads, which hold nothing that a worker waits for
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    self.process = os.fork()
+            except OSError as error:
+                raise WorkerUnavailable(f"no process can be started: {error.strerror}") from None
+            if self.process == 0:
+                _live(run, theirs, [self.line, *(other.line for other in others)], context, self._inbox, self._outbox)
+        theirs.close()
+
+    def wait_ready(self) -> None:
+        """See `Worker`."""
+        try:
+            if trouble := json.loads(self.line.recv_bytes())["trouble"]:
+                raise WorkerUnavailable(str(trouble))
+        except (EOFError, OSError):
+            raise WorkerUnavailable(f"it {self._how()}") from None
+
+    def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
+        """See `Worker`."""
+        size = len(pack(facts, tree, self._inbox.room))
+        with contextlib.suppress(OSError):  # it is no more, as `await_reply` will say
+            self.line.send_bytes(size.to_bytes(8, "little"))
+
+    def await_reply(self) -> Buffer:
+        """See `Worker`."""
+        try:
+            return self._outbox.room(int.from_bytes(self.line.recv_bytes(), "little"))
+        except (EOFError, OSError):
+            raise WorkerDied(self._how()) from None
+
+    def is_alive(self) -> bool:
+        """See `Worker`."""
+        try:
+            return os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:  # somebody else has looked after it
+            return False
+
+    def terminate(self) -> None:
+        """See `Worker`."""
+        self.line.close()
+        self._inbox.close()
+        self._outbox.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+
+    def _how(self) -> str:
+        """How it ended, after its line has."""
+        late = time.monotonic() + _GRACE
+        while self.is_alive() and time.monotonic() < late:
+            time.sleep(0.001)
+        with contextlib.suppress(ChildProcessError):
+            if found := os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_code == os.CLD_EXITED:
+                    return f"ended with status {found.si_status}"
+                memory = ", as when memory runs out" if found.si_status == signal.SIGKILL else ""
+                return f"was killed by {signal.Signals(found.si_status).name}{memory}"
+        return "closed its line"
+
+
+@contextlib.contextmanager
+def _no_interruption() -> Iterator[None]:
+    """Ctrl-C and the like wait until the block is over, so that no process is made that nobody knows of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUNS_BUSINESS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _live(
+    run: int,
+    line: Connection,
+    closed: Sequence[Connection],
+    context: WorkerContext,
+    inbox: _SharedMemory,
+    outbox: _SharedMemory,
+) -> None:
+    """The life of a worker; it never returns to what its parent was doing."""
+    try:
+        for number in _RUNS_BUSINESS:  # which a terminal and a service's manager send to all processes
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RUNS_BUSINESS)
+        _settle(run)
+        for each in closed:
+            each.close()  # or nobody would notice that the run has ended
+        line.send_bytes(json.dumps({"trouble": find_trouble()}).encode())
+        loop = WorkerLoop(context, outbox.room)
+        while True:
+            request = inbox.room(int.from_bytes(line.recv_bytes(), "little"))
+            line.send_bytes(len(loop.reply(request)).to_bytes(8, "little"))
+    except (EOFError, OSError):  # the run has ended
+        pass
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        os._exit(0)
+
+
+def _settle(run: int) -> None:
+    """What a worker sets for itself: it ends with the run, goes first where memory runs out, has its own streams."""
+    library = ctypes.CDLL(None)
+    library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != run:  # it ended before
+        os._exit(0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(_TAKE_ME_FIRST)
+    tune_process()
+    gc.freeze()  # what was there before is not looked through again, which would copy its memory
+    with contextlib.suppress(OSError):  # streams of its own, as another thread may have held those of the run
+        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+
+
+def tune_process() -> None:
+    """One computing thread, and memory that is freed is kept for what comes next."""
+    torch.set_num_threads(1)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "gnu_get_libc_version"):  # others have no such settings
+        library.mallopt(_MMAP_MAX, 0)
+        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def find_trouble() -> str | None:
+    """Why this process cannot compute, if it cannot."""
+    try:
+        x = torch.ones((), requires_grad=True)
+        torch.autograd.grad(x * x, x)
+    except RuntimeError as error:  # where there is a GPU, PyTorch refuses to after a gradient was taken by the parent
+        return " ".join(str(error).split())
+    return None

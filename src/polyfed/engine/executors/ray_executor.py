@@ -1,63 +1,75 @@
-"""The executor `ray`: clients' work done by processes of Ray, on this machine or on a cluster.
+"""The executor `ray`: clients' work done by processes of Ray, here or on a cluster. Only this file knows Ray.
 
 With RAY_ADDRESS set, the work goes to the machines of that cluster, else to processes that are started here and end
 with the run. Every process is an actor of Ray's with one core, and with one GPU where networks compute on these: so a
-run uses several. It makes the federation anew, from the recipe, and does what any worker does (`job_requests`): so the
-result is that of `serial` bit for bit, and a run goes on with any executor.
+run uses several. It makes the federation anew, from the recipe, and does what any worker does (`worker_requests`): so
+the result is that of `serial` bit for bit, and a run goes on with any executor.
 
 What polyfed hands to Ray are bytes, facts as JSON and tensors as they lie in memory, and nothing of ours is unpickled
 from them. Ray itself pickles what it needs to run them: the actor's class, the name of the function that makes the
 federation, with the recipe's text, and its own errors. So whoever can speak to Ray's processes can run code in them.
 Those that are started here listen on the loopback interface alone, and to those who know a token that is made for the
 run; a cluster is for its keeper to guard.
+
+Ray is imported when it is first needed, as it reads its settings from the environment then: no reports of its use, no
+dashboard, the loopback interface alone, and a token.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
+import logging
 import os
+import secrets
+import signal
 import socket
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
-from polyfed import profiling
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import from_scores_of
 from polyfed.engine.executors.base import WorkerContext
-from polyfed.engine.executors.job_requests import (
-    Worker,
-    WorkerDied,
-    WorkerLoop,
-    check_reply,
-    described_error,
-    read_answer,
-    request_facts,
-    request_row,
-    request_tensors,
-)
-from polyfed.engine.executors.jobs import Job, TrainJob
 from polyfed.engine.executors.process_pool import (
     Estimates,
     ProcessPool,
     Rebuild,
     Say,
     available_cores,
+    tune_process,
     unavailable_reason,
 )
-from polyfed.engine.executors.ray_session import CLUSTER, RaySession, address_of_cluster
-from polyfed.engine.executors.shared_buffer import Parcel
-from polyfed.engine.executors.worker import tune_process
-from polyfed.engine.weight_store import WeightRow, WeightStore
+from polyfed.engine.executors.worker_requests import (
+    Buffer,
+    Tree,
+    Worker,
+    WorkerDied,
+    WorkerLoop,
+    check_reply,
+    described_error,
+    pack,
+)
 from polyfed.errors import ConfigError, MissingPackage, RunError
+from polyfed.places import temporary_folder
+from polyfed.signals import TERMINATION_SIGNALS
 from polyfed.version import __version__
 
+CLUSTER = "RAY_ADDRESS"  # Ray's own variable
 _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a free core
+_LONGEST = 300  # characters of Ray's errors that are shown
+_REACHABLE = 10.0  # seconds that a cluster has to be found
+_SOON = "5"  # seconds after which Ray's processes here end once their head has
+_SHORT = 18  # characters that the place of a folder may have, so that Ray can give its sockets names
 
 
 class RayExecutor(ProcessPool):
@@ -191,7 +203,7 @@ class _DiedAtOnce(RunError):
     """A worker died before it had answered once."""
 
 
-class _RayWorker:
+class _RayWorker(Worker):
     """See `Worker`; it answers when `pending` is ready.
 
     Args:
@@ -199,11 +211,10 @@ class _RayWorker:
     """
 
     def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild) -> None:
-        self._store = context.store
+        super().__init__(context.store)
         self._ray = ray
         self._actor = actor = ray.actor(WorkerActor)
         self._alive = True
-        self._asked: Job | None = None
         self._placed = actor.is_there.remote()
         self.pending = actor.begin.remote(__version__, torch.__version__, str(Path.cwd()), rebuild)
 
@@ -218,37 +229,22 @@ class _RayWorker:
             RunError: it died. PolyfedError: it cannot make the federation.
         """
         try:
-            reply = json.loads(self._received())
+            reply = json.loads(bytes(self.await_reply()))
         except WorkerDied as how:
             raise _DiedAtOnce(f"a worker of Ray's died as it began: {how}") from None
         check_reply(reply)
 
-    @profiling.timed("messages")
-    def send(self, asked: Job, evaluation: int = 0) -> None:
+    def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
         """See `Worker`."""
-        row = request_row(asked)
-        parcel = Parcel()
-        described = parcel.write({**request_tensors(asked), "own": None if row is None else row.bytes})
-        held = None if row is None else row.variant
-        request = {**request_facts(asked, evaluation), "tensors": described, "own": held}
-        self._asked = asked
-        self.pending = self._actor.answer.remote(parcel.seal(request))
+        self.pending = self._actor.answer.remote(bytes(pack(facts, tree)))
 
-    @profiling.timed("messages")
-    def receive(self) -> tuple[Any, float]:
+    def await_reply(self) -> Buffer:
         """See `Worker`."""
-        parcel = Parcel()
-        reply = parcel.open(self._received())
-        check_reply(reply)
-        asked = self._asked
-        assert asked is not None
-        tensors = parcel.read(reply["tensors"])
-        fresh = None
-        if isinstance(asked, TrainJob) and reply["new"]:
-            fresh = self._store.allocate(asked.client.architecture, asked.variant)
-            _fill(fresh, tensors["weights"])
-        self._asked = None
-        return read_answer(asked, reply, tensors, fresh), reply["seconds"]
+        try:
+            return bytearray(self._ray.received(self.pending))
+        except WorkerDied:
+            self._alive = False
+            raise
 
     def is_alive(self) -> bool:
         """See `Worker`."""
@@ -259,40 +255,11 @@ class _RayWorker:
         self._alive = False
         self._ray.kill(self._actor)
 
-    def _received(self) -> bytes:
-        """What it has sent, when it is there.
-
-        Raises:
-            Died: it is no more.
-        """
-        try:
-            return self._ray.received(self.pending)
-        except WorkerDied:
-            self._alive = False
-            raise
-
-
-def _fill(row: WeightRow, content: torch.Tensor) -> WeightRow:
-    """Write a whole row, as it lies in another process.
-
-    Raises:
-        RunError: it is not as long as the network's rows are here.
-    """
-    if content.shape != row.bytes.shape:
-        raise RunError(f"expected {row.bytes.numel()} bytes of weights of '{row.architecture}', got {content.numel()}")
-    row.bytes.copy_(content)
-    return row
-
-
-# the actor --------------------------------------------------------------------------------------------------------
-
 
 class WorkerActor:
-    """A worker in a process of Ray's. But for `begin`, what it is told is bytes; what it says is bytes always."""
+    """A worker in a process of Ray's. But for `begin`, it takes bytes; it answers bytes always."""
 
     def __init__(self) -> None:
-        self._inbox = Parcel()
-        self._outbox = Parcel()
         self._loop: WorkerLoop | None = None
 
     def is_there(self) -> bool:
@@ -317,12 +284,8 @@ class WorkerActor:
                 os.chdir(folder)
             tune_process()
             made = rebuild()
-            store = WeightStore(made.model_factory, [])  # of one client's rows at a time
-            store.keep_in_main_memory()
-            context = WorkerContext(
-                made.method, made.model_factory, made.clients, store, from_scores_of(made.evaluation)
-            )
-            self._loop = _ActorLoop(context, self._inbox, self._outbox)
+            scores = from_scores_of(made.evaluation)
+            self._loop = WorkerLoop(WorkerContext(made.method, made.model_factory, made.clients, made.store, scores))
             return b"{}"
         except Exception as error:
             return json.dumps(described_error(error)).encode()
@@ -330,26 +293,210 @@ class WorkerActor:
     def answer(self, request: bytes) -> bytes:
         """Do what is asked."""
         assert self._loop is not None
-        reply = self._loop.reply(self._inbox.open(request))
-        return self._outbox.seal(reply)
+        return bytes(self._loop.reply(bytearray(request)))
 
 
-class _ActorLoop(WorkerLoop):
-    """Weights come with the request, and go with the answer."""
+# Ray itself ----------------------------------------------------------------------------------------------------------
 
-    def own_row(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> WeightRow | None:
-        """See `WorkerLoop`."""
-        if request["own"] is None:
-            return None
-        return _fill(self._row(request, request["own"]), tensors["own"])
 
-    def fresh_row(self, request: Mapping[str, Any]) -> WeightRow:
-        """See `WorkerLoop`."""
-        return self._row(request, request["variant"])
+def address_of_cluster() -> str | None:
+    """Where the cluster is that was named; None: Ray is started here."""
+    address = os.environ.get(CLUSTER)
+    return None if address in (None, "", "local") else address
 
-    def weights_sent(self, fresh: WeightRow) -> torch.Tensor | None:
-        """See `WorkerLoop`."""
-        return fresh.bytes
 
-    def _row(self, request: Mapping[str, Any], variant: str) -> WeightRow:
-        return self.context.store.allocate(self.context.clients[request["client"]].architecture, variant)
+class RaySession:
+    """Ray: started here, or the cluster that was named. One that the program has started itself is used, and left.
+
+    Args:
+        workers: how many actors there will be. on_gpus: each has a GPU.
+
+    Raises:
+        RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores or GPUs.
+    """
+
+    def __init__(self, workers: int, on_gpus: bool = False) -> None:
+        self._on_gpus = on_gpus
+        self._folders = contextlib.ExitStack()
+        self._is_ours = False
+        with _deferred_signals():
+            if address_of_cluster() is None:
+                self._start(workers)
+            else:
+                self._join()
+        import ray
+
+        total = int(ray.cluster_resources().get("GPU" if on_gpus else "CPU", 0))
+        if total < workers:
+            self.end()
+            what = "GPUs" if on_gpus else "cores"
+            raise ConfigError(f"expected at most {total} workers, as Ray has so many {what} here, got {workers}")
+
+    def actor(self, kind: type) -> Any:
+        """A new actor of a class, with a core, and a GPU where each has one, where most are free."""
+        import ray
+
+        gpus = int(self._on_gpus)
+        return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind).remote()
+
+    def ready(self, promises: Sequence[Any], seconds: float | None = None) -> list[Any]:
+        """The first of what was promised that is there; [] when so many seconds have passed."""
+        import ray
+
+        found: list[Any] = ray.wait(list(promises), num_returns=1, timeout=seconds)[0]
+        return found
+
+    def received(self, promise: Any) -> bytes:
+        """What an actor has promised, when it is there.
+
+        Raises:
+            WorkerDied: the actor is no more.
+        """
+        import ray
+
+        try:
+            data: bytes = ray.get(promise)
+            return data
+        except ray.exceptions.RayError as error:
+            raise WorkerDied(type(error).__name__) from None
+
+    def kill(self, actor: Any) -> None:
+        """End an actor."""
+        import ray
+
+        with contextlib.suppress(Exception):  # Ray itself may have ended
+            ray.kill(actor)
+
+    def end(self) -> None:
+        """Leave it; end what was started here."""
+        if self._is_ours:
+            import ray
+
+            ray.shutdown()
+        self._folders.close()
+
+    def _start(self, workers: int) -> None:
+        if _is_without_token():
+            raise ConfigError(
+                "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
+                "has imported it before; start it there with ray.init(), or import it later"
+            )
+        open_to_all = self._folders.enter_context(_short_folder()) / "r"  # Ray opens it, and nothing above it
+        with _environment(_own_environment()):
+            self._init(
+                lambda problem: RunError(f"Ray did not start: {problem}"),
+                address="local",
+                num_cpus=workers,
+                num_gpus=torch.cuda.device_count() if self._on_gpus else 0,
+                include_dashboard=False,
+                _temp_dir=str(open_to_all),
+            )
+
+    def _join(self) -> None:
+        address = address_of_cluster() or ""
+        check_reachable(address)
+        with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
+            self._init(lambda problem: ConfigError(f"{CLUSTER}: no cluster at {address}: {problem}"), address=address)
+
+    def _init(self, error_of: Callable[[str], Exception], **settings: Any) -> None:
+        """Start Ray or join it, quietly."""
+        import ray
+
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
+            self._is_ours = True
+        except BaseException as error:
+            ray.shutdown()
+            self.end()
+            if not isinstance(error, Exception):
+                raise
+            raise error_of(" ".join(str(error).split())[:_LONGEST]) from error
+
+
+def check_reachable(address: str) -> None:
+    """Whether anybody listens there, for whom Ray itself would wait for minutes.
+
+    Raises:
+        ConfigError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():  # "auto": Ray knows where it is
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHABLE).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{CLUSTER}: no cluster at {address}: {error}") from None
+
+
+def _short_folder() -> contextlib.AbstractContextManager[Path]:
+    """A temporary folder whose name is short enough for Ray's sockets."""
+    short = len(tempfile.gettempdir()) <= _SHORT
+    return temporary_folder("polyfed-ray", None if short else "/tmp")
+
+
+@functools.cache
+def cluster_token() -> str:
+    """What Ray's processes must know to be heard; one for the life of this process, as Ray keeps the first."""
+    return secrets.token_hex(32)
+
+
+def _is_without_token() -> bool:
+    """Whether Ray has read its settings already, and there was no word of a token in them."""
+    ray = sys.modules.get("ray")
+    if ray is None or ray.is_initialized() or "RAY_AUTH_MODE" in os.environ:
+        return False
+    return cluster_token.cache_info().currsize == 0
+
+
+def _own_environment() -> dict[str, str]:
+    """What Ray's processes here have in their environment besides ours."""
+    own = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of this machine alone: it listens on the loopback interface
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": _SOON,
+        "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
+    }
+    if "RAY_AUTH_MODE" not in os.environ:
+        own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster_token()}
+    return own
+
+
+@contextlib.contextmanager
+def _environment(own: Mapping[str, str]) -> Iterator[None]:
+    """Within the block these variables are set."""
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _deferred_signals() -> Iterator[None]:
+    """Ctrl-C and the like wait until the block is over, so that no process is started that nobody knows of.
+
+    The handlers are those from before then: Ray has one of its own for SIGTERM.
+    """
+    arrived = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, *TERMINATION_SIGNALS)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    for number in arrived:
+        signal.raise_signal(number)

@@ -1,0 +1,404 @@
+"""What a run asks of a worker process, and what this answers: one piece of memory each, whoever carries it.
+
+It is the length of the facts, the facts as JSON, and the tensors as they lie in memory: nothing is unpickled.
+A worker keeps nothing that a result depends on: data, networks and the method it has already, the client's weights and
+state come with each request. So another one can take its place at any time.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import json
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed import profiling
+from polyfed.core.client import Client
+from polyfed.core.message import freeze
+from polyfed.core.method import TrainingResult
+from polyfed.core.server import PublicPass
+from polyfed.engine.executors.base import WorkerContext, run_public_pass
+from polyfed.engine.executors.client_work import run_job, score_parts
+from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
+from polyfed.engine.scoring import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache
+from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
+from polyfed.errors import PolyfedError, RunError
+
+_ALIGNED = 64  # bytes; as PyTorch aligns its own tensors, on which the last bits of a product may depend
+_LENGTH = 8  # bytes of the number that says how long the facts are
+_FLAGS = ("is_final", "exchange_index", "scores", "from_scores", "counted", "uploads")  # of a `TrainJob`
+
+Buffer = bytearray | memoryview
+Tree = Mapping[str, Any]  # names -> tensors, None, or such mappings; a message, a state, or several of them
+
+
+# bytes ------------------------------------------------------------------------------------------------------------
+
+
+def pack(facts: Mapping[str, Any], tree: Tree, room: Callable[[int], Buffer] = bytearray) -> Buffer:
+    """Facts and tensors in one piece of memory. Strides are those that ``tensor.clone()`` would have.
+
+    Args:
+        room: gives memory of so many bytes.
+
+    Raises:
+        RunError: something in `tree` is neither a tensor, nor a mapping, nor None.
+    """
+    placed_tensors: list[tuple[Tensor, list[Any]]] = []
+    size = 0
+
+    def place(tensor: Any) -> list[Any]:
+        nonlocal size
+        if not isinstance(tensor, Tensor):
+            raise RunError(f"expected tensors in messages and states, got {type(tensor).__name__}")
+        like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
+        where = [str(tensor.dtype).removeprefix("torch."), tensor.shape, like.stride(), size]
+        placed_tensors.append((tensor.detach(), where))
+        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        return where
+
+    described = json.dumps({**facts, "tensors": _mapped(tree, place)}).encode()
+    described += b" " * (-(_LENGTH + len(described)) % _ALIGNED)
+    begin = _LENGTH + len(described)
+    data = room(begin + size)
+    data[:begin] = len(described).to_bytes(_LENGTH, "little") + described
+    for tensor, where in placed_tensors:
+        _tensor_at(data, begin, where).copy_(tensor)
+    return data
+
+
+def unpack(data: Buffer, copies: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The facts and the tensors of `pack`, these in memory of their own, or where they lie."""
+    begin = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+    facts: dict[str, Any] = json.loads(bytes(data[_LENGTH:begin]))
+    there = _mapped(facts.pop("tensors"), lambda where: _tensor_at(data, begin, where))
+    return facts, _mapped(there, Tensor.clone) if copies else there
+
+
+def _tensor_at(data: Buffer, begin: int, where: Any) -> Tensor:
+    name, shape, strides, offset = where
+    dtype, count = getattr(torch, name), math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin + offset).as_strided(shape, strides)
+
+
+def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of all leaves but None, which stay."""
+    if tree is None or isinstance(tree, Tensor | list):  # asked first, as there are many of them
+        return None if tree is None else function(tree)
+    if isinstance(tree, Mapping):
+        return {name: _mapped(entry, function) for name, entry in tree.items()}
+    return function(tree)
+
+
+# the run's side ---------------------------------------------------------------------------------------------------
+
+
+class WorkerUnavailable(Exception):
+    """No worker can be had here; says why."""
+
+
+class WorkerDied(Exception):
+    """The worker ended before it answered; says how."""
+
+
+class Worker(abc.ABC):
+    """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there.
+
+    Args:
+        store: of the clients' weights.
+    """
+
+    def __init__(self, store: WeightStore) -> None:
+        self._store = store
+        self._asked: Job | None = None
+
+    @profiling.timed("messages")
+    def send(self, asked: Job, evaluation: int = 0) -> None:
+        """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to.
+
+        Raises:
+            RunError: a message or a state holds something that is no tensor.
+        """
+        self._asked = asked
+        self.transmit(*_request(asked, evaluation))
+
+    @profiling.timed("messages")
+    def receive(self) -> tuple[Any, float]:
+        """The result, see `_read_answer`, in tensors of its own; and how many seconds it took.
+
+        Raises:
+            WorkerDied: it is no more. PolyfedError: that of the work, as if it had been done here.
+        """
+        reply, tensors = unpack(self.await_reply())
+        check_reply(reply)
+        assert self._asked is not None
+        asked, self._asked = self._asked, None
+        return _read_answer(asked, reply, tensors, self._store), reply["seconds"]
+
+    @abc.abstractmethod
+    def wait_ready(self) -> None:
+        """Wait until it is there.
+
+        Raises:
+            WorkerUnavailable: it cannot compute.
+        """
+
+    @abc.abstractmethod
+    def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
+        """Hand it a request."""
+
+    @abc.abstractmethod
+    def await_reply(self) -> Buffer:
+        """Its answer, when it is there.
+
+        Raises:
+            WorkerDied: it is no more.
+        """
+
+    @abc.abstractmethod
+    def is_alive(self) -> bool:
+        """Whether the process is still there."""
+
+    @abc.abstractmethod
+    def terminate(self) -> None:
+        """End the process, if it has not ended. It keeps nothing that would be lost."""
+
+
+def _request(asked: Job, evaluation: int) -> tuple[dict[str, Any], Tree]:
+    facts: dict[str, Any] = {"client": asked.client.id, "round": asked.round, "timed": profiling.is_profiling()}
+    if isinstance(asked, PassJob):
+        facts |= {"what": "pass", "outputs": asked.asked.outputs}
+        return facts, {"weights": asked.asked.weights, "rows": asked.asked.rows}
+    row = client_row(asked.client)
+    facts |= {"variant": asked.variant, "own": None if row is None else row.variant}
+    if isinstance(asked, TrainJob):
+        facts |= {"what": "job", **{name: getattr(asked, name) for name in _FLAGS}}
+    else:
+        parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
+        facts |= {"what": "scoring", **parts, "version": asked.client.version, "evaluation": evaluation}
+    own = None if row is None else row.bytes
+    return facts, {"message": asked.message, "state": asked.client.state, "own": own}
+
+
+def check_reply(reply: Mapping[str, Any]) -> None:
+    """Whether it is an answer; the times that the worker has measured count here, too.
+
+    Raises:
+        PolyfedError: the worker's; where it was raised is in the notes.
+    """
+    if "error" in reply:
+        kind, text, where = reply["error"]
+        error = _error_class(kind)(text)
+        error.add_note(where)
+        raise error
+    profiling.include(reply.get("timings"))
+    profiling.include_processor_seconds(reply.get("processor_seconds", 0.0))  # a greeting has none
+
+
+def _read_answer(
+    asked: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], store: WeightStore
+) -> JobResult | Scores | Tensor:
+    """The result of a request; of a `TrainJob`, what did not change is the client's own again."""
+    if isinstance(asked, EvalJob):
+        return {part: _read_score(figures) for part, figures in tensors.items()}
+    if isinstance(asked, PassJob):
+        outputs: Tensor = tensors["outputs"]
+        return outputs
+    own = asked.client
+    weights = own.weights
+    if tensors["weights"] is not None:
+        fresh = store.allocate(own.architecture, asked.variant)
+        _check_length(own.architecture, tensors["weights"], fresh.bytes.numel())
+        fresh.bytes.copy_(tensors["weights"])
+        weights = fresh
+    return JobResult(
+        own.id,
+        freeze(tensors["message"]),
+        weights,
+        own.state if tensors["state"] is None else _filled(tensors["state"], own.state),
+        TrainingResult(*reply["trained"]),
+        reply["bytes_up"],
+        reply["sums"],
+        None if tensors["score"] is None else _read_score(tensors["score"]),
+        reply["refused"],
+        operations=reply["operations"],
+    )
+
+
+def _check_length(architecture: str, content: Tensor, expected: int) -> None:
+    """Whether a row is as long as the network's rows are here.
+
+    Raises:
+        RunError: it is not.
+    """
+    if content.numel() != expected:
+        raise RunError(f"expected {expected} bytes of weights of '{architecture}', got {content.numel()}")
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    """A score in tensors, for `_read_score`."""
+    others = {name: _figures(other) for name, other in score.others.items()}
+    if isinstance(score, RegressionScore):
+        numbers = torch.tensor([score.total, score.rmse, score.r2], dtype=torch.float64)
+        return {"regression": numbers, "others": others}
+    shares = {name: torch.tensor(getattr(score, name), dtype=torch.float64) for name in FROM_SCORES}
+    missing = None if score.missing is None else _figures(score.missing)
+    return {"confusion": score.confusion, **shares, "others": others, "missing": missing}
+
+
+def _read_score(figures: Mapping[str, Any]) -> Score:
+    others = {name: _read_score(other) for name, other in figures["others"].items()}
+    if "regression" in figures:
+        total, rmse, r2 = figures["regression"].tolist()
+        return RegressionScore(int(total), rmse, r2, others)
+    missing = None if figures["missing"] is None else _read_score(figures["missing"])
+    assert missing is None or isinstance(missing, ClientScore)
+    auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
+    return ClientScore(figures["confusion"], auc, others, calibration_error, missing)
+
+
+def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    """The state with the client's own tensors where there is None."""
+    filled = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            filled[name] = _filled(value, own.get(name))
+        else:
+            filled[name] = own[name] if value is None else value
+    return filled
+
+
+def _changed(state: Mapping[str, Any], before: Any) -> dict[str, Any]:
+    """The state with None for the tensors that are the very same as before, under the same name."""
+    known = before if isinstance(before, Mapping) else {}
+    changed: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            changed[name] = _changed(value, known.get(name))
+        else:
+            changed[name] = None if value is known.get(name) else value
+    return changed
+
+
+def _error_class(name: str) -> type[PolyfedError]:
+    """The kind of error that is called so; `RunError` where there is none."""
+    kinds = [PolyfedError]
+    found: type[PolyfedError] = RunError
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if _name_of(kind) == name:
+            found = kind
+    return found
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# the worker's side ------------------------------------------------------------------------------------------------
+
+
+def described_error(error: Exception) -> dict[str, Any]:
+    """The answer that says what went wrong, for `check_reply`."""
+    is_ours = isinstance(error, PolyfedError)
+    kind = type(error) if is_ours else RunError
+    text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    return {"error": [_name_of(kind), text, "".join(traceback.format_exception(error))]}
+
+
+class WorkerLoop:
+    """Carries out requests.
+
+    Args:
+        context: what is worked on; its store holds no weights here. room: gives memory for answers, see `pack`.
+    """
+
+    def __init__(self, context: WorkerContext, room: Callable[[int], Buffer] = bytearray) -> None:
+        self._context = context
+        self._room = room
+        self._memory = ScoreCache(context.from_scores)
+        self._evaluation = 0
+        for client in context.clients:
+            client.weights = None
+            client.state = {}  # they come with each job
+
+    def reply(self, data: Buffer) -> Buffer:
+        """Do what is asked; an error of the work is an answer, too. `data` stays as it is until the next request."""
+        began = time.perf_counter()
+        used = time.process_time()
+        try:
+            request, tensors = unpack(data, copies=False)
+            with profiling.profile(request["timed"], "messages") as watch:
+                work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
+                facts, found = work[request["what"]](request, tensors)
+            facts["seconds"] = time.perf_counter() - began
+            facts["processor_seconds"] = time.process_time() - used
+            if watch is not None:
+                facts["timings"] = watch.seconds
+            try:
+                return pack(facts, found, self._room)
+            except RunError as error:
+                raise placed(error, self._context.clients[request["client"]], "uploading", request["round"]) from error
+        except Exception as error:
+            return pack(described_error(error), {}, self._room)
+
+    def _row(self, client: Client, variant: str, content: Tensor | None = None) -> WeightRow:
+        """A row outside the store, holding `content`, or nothing yet."""
+        layout = self._context.store.layout(client.architecture, variant)
+        if content is None:
+            content = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        _check_length(client.architecture, content, layout.nbytes)
+        return WeightRow(client.architecture, variant, layout, -1, content)
+
+    def _client(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
+        client: Client = copy.copy(self._context.clients[request["client"]])
+        client.weights = None if request["own"] is None else self._row(client, request["own"], tensors["own"])
+        client.state = tensors["state"]
+        client.version = request.get("version", -1)  # by which representations are remembered, for scores
+        return client
+
+    def _job(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
+        method = self._context.method
+        client = self._client(request, tensors)
+        exchanges = method.final_exchanges() if request["is_final"] else method.exchanges(request["round"])
+        exchange = exchanges[request["exchange_index"]]
+        flags = {name: request[name] for name in _FLAGS}
+        job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
+        fresh = self._row(client, job.variant)
+        done = run_job(job, method, self._context.model_factory, lambda: fresh)
+        facts = {
+            "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
+            "bytes_up": done.bytes_up,
+            "sums": done.sums,
+            "refused": done.refused,
+            "operations": done.operations,
+        }
+        return facts, {
+            "message": done.message,
+            "state": _changed(done.state, client.state) if done.counts else None,
+            "score": None if done.score is None else _figures(done.score),
+            "weights": fresh.bytes if done.weights is fresh else None,
+        }
+
+    def _scoring(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
+        if request["evaluation"] != self._evaluation:
+            self._memory.forget_content()
+            self._evaluation = request["evaluation"]
+        client, message = self._client(request, tensors), tensors["message"]
+        job = EvalJob(client, request["variant"], message, request["round"], request["parts"], request["shared"])
+        scores = score_parts(job, self._context.method, self._context.model_factory, self._memory)
+        return {}, {part: _figures(score) for part, score in scores.items()}
+
+    def _pass(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
+        facts = (request["client"], tensors["weights"], request["outputs"], tensors["rows"], request["round"])
+        return {}, {"outputs": run_public_pass(PublicPass(*facts), self._context)}

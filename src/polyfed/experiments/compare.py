@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.settings import EACH_GROUP
 from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import resolve_recipe
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.held_out_turns import plan_turns
+from polyfed.experiments.held_out import group_folders, without
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
+from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import Line, notes, paragraph
@@ -119,8 +118,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     if controls:
         chosen |= controls_of(base, chosen, data)
     unique_seeds = list(dict.fromkeys(seeds))
-    plan = functools.partial(plan_turns, data=data) if base.evaluation.held_out == EACH_GROUP else _plan_runs
-    planned = plan(chosen.values(), unique_seeds, folder)
+    groups = group_folders(base, data) if base.evaluation.held_out == EACH_GROUP else {}
+    planned = _plan_runs(list(chosen.values()), unique_seeds, folder, groups)
     watchers: list[Logger] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, overwrite, data)
     few = len(set(seeds))
@@ -166,13 +165,25 @@ def _choose(base: Recipe, names: Sequence[str]) -> dict[str, Recipe]:
     return chosen
 
 
-def _plan_runs(recipes: Iterable[Recipe], seeds: Sequence[int], folder: Path) -> list[PlannedRun]:
-    """All runs; seed by seed, so that the runs of a seed share the data in memory."""
-    chosen = list(recipes)
+def _plan_runs(
+    recipes: Sequence[Recipe], seeds: Sequence[int], folder: Path, groups: Mapping[str, str]
+) -> list[PlannedRun]:
+    """All runs; seed by seed, so that the runs of a seed share the data in memory. groups: held out in turn."""
+    if not groups:
+        return [
+            PlannedRun(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
+            for seed in seeds
+            for recipe in recipes
+        ]
     return [
-        PlannedRun(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
+        PlannedRun(
+            f"{recipe.name} without {group}",
+            without(recipe, group).with_run(seed=seed, out=None),
+            folder / place / recipe.name / f"seed-{seed}",
+        )
         for seed in seeds
-        for recipe in chosen
+        for group, place in groups.items()
+        for recipe in recipes
     ]
 
 

@@ -14,9 +14,10 @@ from polyfed.core.message import nbytes
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.errors import MissingPackage, PolyfedError
-from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
 from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.run import refuse_unread_settings, resolve_recipe
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
 from polyfed.plugins.device_simulation import Workload, estimate_duration
 from polyfed.registry import METHODS

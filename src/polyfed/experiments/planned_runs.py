@@ -11,8 +11,9 @@ from polyfed.config.recipe import Recipe
 from polyfed.engine.checkpoint import check_made_of, made_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
-from polyfed.experiments.build import build_federation, check_run_folder_place
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord

@@ -25,7 +25,7 @@ from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.errors import ConfigError
 from polyfed.methods.local import Local
 
-__all__ = ["LocalByRows", "SharedByNetwork", "check_pooled", "is_pooled", "pooled_method", "with_pooled_rows"]
+__all__ = ["is_pooled", "pool"]
 
 _SECTIONS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
 
@@ -35,11 +35,15 @@ def is_pooled(recipe: Recipe) -> bool:
     return recipe.run.control in ("pooled", "pooled-steps")
 
 
-def check_pooled(recipe: Recipe) -> None:
-    """Whether a recipe can be that of a ceiling.
+def pool(
+    recipe: Recipe, clients: Sequence[ClientData]
+) -> tuple[Method, list[ClientData], Callable[[Executor], Executor]]:
+    """What a ceiling trains by, the rows that each client trains on, and what shares a network among its clients.
+
+    clients: with their own training rows.
 
     Raises:
-        ConfigError: it cannot; says what is in the way.
+        ConfigError: a recipe cannot be that of a ceiling; says what is in the way.
     """
     on = [section for section in _SECTIONS if getattr(recipe, section).effective()]
     wrong = ""
@@ -60,9 +64,10 @@ def check_pooled(recipe: Recipe) -> None:
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "
             f"clients, nothing else), got {wrong}"
         )
+    return _method(recipe, clients), _with_pooled_rows(clients), SharedByNetwork
 
 
-def with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
+def _with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
     """The clients' data, each with the training rows of all, in the order of the clients."""
     x = torch.cat([client.train.x for client in clients])
     y = torch.cat([client.train.y for client in clients])
@@ -73,11 +78,8 @@ def with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
     return [dataclasses.replace(client, train=LabeledSamples(x, y, client.train.scale)) for client in clients]
 
 
-def pooled_method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:
-    """Local; where a round is to have a client's steps, with so many rows that are drawn.
-
-    clients: with their own training rows.
-    """
+def _method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:
+    """Local; where a round is to have a client's steps, with so many rows that are drawn."""
     if recipe.run.control == "pooled":
         return Local()
     mean = sum(len(client.train) for client in clients) / len(clients)

@@ -24,6 +24,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError
+from polyfed.experiments.data_cache import DataCache
 from polyfed.methods.local import Local
 
 __all__ = ["PretrainedNetworks", "pretrain"]
@@ -34,41 +35,45 @@ class PretrainedNetworks(Plugin):
 
     name = "pretraining"
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any]) -> None:
         super().__init__()
-        self._told = dict(told)
+        self._kept = dict(facts)
 
     def facts(self) -> dict[str, Any]:
         """The settings, the rows, and the seconds that it took."""
-        return {self.name: self._told}
+        return {self.name: self._kept}
 
 
 def pretrain(
-    recipe: Recipe, builders: Mapping[str, Builder], public: PublicData | None, classes: int, train: bool = True
+    recipe: Recipe, builders: Mapping[str, Builder], data: DataCache, train: bool = True
 ) -> tuple[dict[str, Builder], PretrainedNetworks]:
     """Builders of the same networks with trained weights, and who tells of it.
 
     Args:
-        builders: of the clients' architectures. public: of the recipe. classes: of the task.
+        builders: of the clients' architectures. data: kept between calls.
         train: False: leave weights as drawn, for who only asks what a run costs.
 
     Raises:
-        ConfigError: there are no hold-out rows.
+        ConfigError: there are no hold-out rows, or no classes that all clients share.
     """
+    federated = data.federated(recipe)
+    if federated.source.is_regression or recipe.data.label_space == "own":
+        raise ConfigError("pretraining.epochs: expected classes that all clients share, got others")
+    public = data.public(recipe)
     if public is None or public.origin != "holdout":
         raise ConfigError(
             "pretraining.epochs: expected hold-out rows to train on, got none; set data.holdout, and no public_dataset"
         )
-    told: dict[str, Any] = {**recipe.pretraining.effective(), "rows": len(public)}
+    facts: dict[str, Any] = {**recipe.pretraining.effective(), "rows": len(public)}
     if not train:
-        return dict(builders), PretrainedNetworks(told)
+        return dict(builders), PretrainedNetworks(facts)
     made: dict[str, Builder] = {}
     seconds = 0.0
     for name, builder in builders.items():
-        weights, took = _trained(recipe, name, builder, public, classes)
+        weights, took = _trained(recipe, name, builder, public, federated.classes)
         made[name] = functools.partial(_build_with, builder, weights)
         seconds += took
-    return made, PretrainedNetworks({**told, "seconds": round(seconds, 1)})
+    return made, PretrainedNetworks({**facts, "seconds": round(seconds, 1)})
 
 
 def _build_with(builder: Builder, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from polyfed.config.recipe import Recipe
-from polyfed.engine.federation import Run
+from polyfed.engine.arguments import list_of
+from polyfed.engine.federation import Federation, Run
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import ConfigError
-from polyfed.experiments.build import (
-    build_federation,
-    check_run_folder_place,
-    refuse_unread_settings,
-    resolve_recipe,
-)
+from polyfed.engine.unread_settings import unread_settings
+from polyfed.errors import ConfigError, described
+from polyfed.experiments.build import build_federation
+from polyfed.places import check_name
 
 __all__ = ["run"]
 
@@ -76,3 +76,49 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     if method is None:
         refuse_unread_settings(federation)
     return federation.run(resume=resume, overwrite=overwrite, progress=progress)
+
+
+def resolve_recipe(
+    recipe: str | Path | Recipe, overrides: Sequence[str], method: str | None, **settings: Any
+) -> Recipe:
+    """A recipe from a file, or the one given with the same changes."""
+    if not isinstance(recipe, Recipe | str | os.PathLike):
+        write = "; write polyfed.Recipe.from_dict(...)" if isinstance(recipe, Mapping) else ""
+        raise ConfigError(f"recipe: expected a recipe's file or a Recipe, got {described(recipe)}{write}")
+    if method is not None and not isinstance(method, str):
+        raise ConfigError(
+            f"method: expected a method's name, such as 'fedgh', got {described(method)}; its hyperparameters are "
+            "overrides, such as 'method.header_lr=0.1'"
+        )
+    for text in list_of("overrides", overrides):
+        if not isinstance(text, str):
+            raise ConfigError(f"overrides: expected texts such as 'data.num_clients=20', got {described(text)}")
+    if not isinstance(recipe, Recipe):
+        return Recipe.load(recipe, overrides, method=method, **settings)
+    for what, given in (("overrides", overrides), ("a preset", settings.pop("preset", None))):
+        if given:
+            raise ConfigError(f"expected {what} together with a recipe's file, got {what} with a Recipe")
+    chosen = recipe if method is None else recipe.choose(method)
+    changes = {key: value for key, value in settings.items() if value is not None}
+    if "out" in changes:
+        changes["out"] = str(changes["out"])
+    return chosen.with_run(**changes)
+
+
+def refuse_unread_settings(federation: Federation) -> None:
+    """Whether a recipe's own method reads all of its settings; one that was asked for in its place is only told.
+
+    Raises:
+        ConfigError: it does not read one.
+    """
+    unread = unread_settings(federation)
+    if unread:
+        raise ConfigError(unread[0])
+
+
+def check_run_folder_place(place: Path) -> None:
+    """Whether a run folder can be made there; nothing is."""
+    check_name(place)
+    above = next(above for above in (place, *place.absolute().parents) if above.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"expected a place for the run folder {place}, got {above}, where nothing can be written")

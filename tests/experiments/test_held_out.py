@@ -17,7 +17,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.held_out_turns import plan_turns
+from polyfed.experiments.held_out import group_folders
 from polyfed.loggers.console import Console
 from tests.helpers.hospitals import GROUPS, hospitals
 
@@ -116,10 +116,9 @@ def test_groups_with_names_that_are_no_folders_have_folders_of_their_own(tmp_pat
     settings = hospitals(tmp_path, evaluation=EACH)
     table = tmp_path / "table.csv"
     table.write_text(table.read_text().replace("south", "a/b").replace("west", "A b"))
-    planned = plan_turns([Recipe.from_dict(settings)], [0], tmp_path, DataCache())
-    places = [run.folder.relative_to(tmp_path).parts[0] for run in planned]
+    places = group_folders(Recipe.from_dict(settings), DataCache()).values()
     assert len({place.lower() for place in places}) == 3
-    assert all(run.folder.parents[2] == tmp_path for run in planned)
+    assert not any("/" in place for place in places)
 
 
 @pytest.mark.parametrize(

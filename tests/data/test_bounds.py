@@ -14,7 +14,6 @@ import torch
 from PIL import ExifTags, Image
 
 import polyfed as pf
-from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.arrow_tables import open_parquet
 from polyfed.data.datasets import load_dataset
@@ -47,14 +46,6 @@ def packed(path: Path, megabytes: int) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_a_small_archive_of_many_zeros(tmp_path: Path) -> None:
-    path = packed(tmp_path / "train" / "0.npz", 300)
-    assert path.stat().st_size < 2**20
-    with pytest.raises(ConfigError, match=r"expected at most 268435456 bytes of arrays in .*0\.npz, .* got 3145"):
-        load_dataset(f"npz:{tmp_path}")
-
-
 def test_an_archive_as_people_pack_them_is_read(tmp_path: Path) -> None:
     packed(tmp_path / "train" / "0.npz", 2)  # zeros as well, a thousandth of their size
     assert load_dataset(f"npz:{tmp_path}").train.x.shape == (2, 1, 1024, 1024)
@@ -79,22 +70,6 @@ def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path) -> None:
         READERS[reader](path)
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_device_without_end_is_not_read(reader: str, tmp_path: Path) -> None:
-    path = tmp_path / "zero"
-    path.symlink_to("/dev/zero")
-    with pytest.raises(ConfigError, match=r"expected a file, got a pipe or a device: .*zero"):
-        READERS[reader](path)
-
-
-def test_a_pipe_beside_arrays_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ConfigError, match="expected a file, got a pipe or a device"):
-        load_dataset(f"npz:{tmp_path}")
-
-
 @pytest.fixture
 def pixels(tmp_path: Path) -> Path:
     """Two classes with an image each, of 90 million black pixels in 11 kB."""
@@ -109,15 +84,6 @@ def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> No
     """Without so much as Pillow's warning, which would be another line."""
     with pytest.raises(ConfigError, match=r"expected an image, got .*\(90000000 pixels\) exceeds limit"):
         load_dataset(f"images:{pixels}", image_size=image_size)
-
-
-def test_an_image_of_too_many_pixels_says_one_line(
-    pixels: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
-) -> None:
-    (pixels / "recipe.toml").write_text('[models]\narchitectures = ["cnn1"]\n[method]\nname = "local"\n')
-    assert cli.status(["check", str(pixels / "recipe.toml"), "--set", f"data.dataset=images:{pixels}"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    assert list(recwarn) == []
 
 
 def test_more_images_than_the_machine_has_memory_for() -> None:

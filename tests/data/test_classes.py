@@ -13,10 +13,8 @@ import polyfed as pf
 from polyfed.data.classes import remarks
 from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import check
-from polyfed.methods import Local
 from tests.helpers.small_data import encode, put, some_images, write_parquet
 
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"
@@ -45,32 +43,6 @@ def test_of_parquet_files_that_name_their_classes(tmp_path: Path) -> None:
     assert refusal("parquet", tmp_path) == f"{expected} -1 in row 1 of {tmp_path / 'test.parquet'}{NONE}"
     write_parquet(tmp_path / "test.parquet", some_images(2), {"label": [2, 1]}, names=names)
     assert refusal("parquet", tmp_path).startswith(f"{expected} 2 in row 0 of {tmp_path / 'test.parquet'}; drop such")
-
-
-def test_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "someone" / "a" / "data"
-    write_parquet(place / "train-0.parquet", some_images(3), {"label": [0, 1, 2]}, features=False)
-    write_parquet(place / "test-0.parquet", some_images(2), {"label": [-1, -1]}, features=False)
-    said = "got -1 in row 0 of split 'test' of hub:someone/a, the first of 2 such rows"
-    assert said in refusal("hub:someone/a", None, image_column="img")
-
-
-def test_of_texts(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    (tmp_path / "talk").mkdir()
-    pq.write_table(pa.table({"text": ["a", "b", "c"], "label": [0, 1, -1]}), tmp_path / "talk" / "train.parquet")
-    assert f"got -1 in row 2 of {tmp_path / 'talk' / 'train.parquet'};" in refusal(
-        "talk", tmp_path, words=TextConfig("text")
-    )
-    put(tmp_path / "talk.csv", "text,label\na,0\nb,-1\nc,1\n")
-    said = refusal("csv:talk.csv", tmp_path, words=TextConfig("text"))
-    assert f"got -1 in line 3 of {tmp_path / 'talk.csv'};" in said
 
 
 def test_of_tables(tmp_path: Path) -> None:
@@ -173,14 +145,3 @@ def test_a_run_and_a_check_say_what_is_odd(stray: pf.Recipe) -> None:
     found = check(stray)
     assert list(found.class_remarks) == ODD
     assert all(line in str(found).splitlines() for line in ODD)
-
-
-def test_so_does_a_federation_made_in_python() -> None:
-    x, y = torch.rand(8, 4), torch.tensor([0, 1, 0, 1, 0, 1, 0, 5])
-    hears = Hears()
-    clients = [pf.Client("mlp-64-32", (x, y), test=(x, y + 1)) for _ in range(2)]
-    pf.Federation(clients, Local(), pf.Training(rounds=1), loggers=[hears]).run()
-    assert hears.messages == [
-        "classes with test rows that nobody trains on (2): 2, 6",
-        "classes that nobody trains on or is tested on (2): 3, 4",
-    ]

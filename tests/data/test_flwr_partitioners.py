@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfed.data import flwr_partitioners
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import LabeledSamples
@@ -98,16 +97,6 @@ def test_rows_are_those_that_the_partitioner_gives_by_itself(flwr: Any, name: st
     assert len(federated.test) == 150
 
 
-@pytest.mark.parametrize("name", ["DirichletPartitioner", "ShardPartitioner"])
-def test_the_runs_seed_is_theirs_unless_one_is_given(flwr: Any, name: str) -> None:
-    a, b, c = (rows(deal(f"flwr:{name}", seed, **REAL[name])) for seed in (0, 0, 1))
-    assert a == b
-    assert a != c
-    fixed = {**REAL[name], "seed": 7}
-    d, e = (rows(federate_with(f"flwr:{name}", seed, fixed)) for seed in (0, 1))
-    assert d == e
-
-
 def federate_with(partition: Any, seed: int, arguments: dict[str, Any], clients: int = 5) -> FederatedDataset:
     return federate(
         source(),
@@ -133,14 +122,6 @@ def test_an_object_deals_and_can_deal_again(flwr: Any) -> None:
     assert not own.is_dataset_assigned()
     by_name = federate_with("flwr:DirichletPartitioner", 0, {"alpha": 0.5, "seed": 3})
     assert rows(deal(own)) == rows(by_name)
-
-
-def test_holdout_and_pooled_sides_with_a_partitioner(flwr: Any) -> None:
-    federated = federate(
-        source(), num_clients=3, partition="flwr:IidPartitioner", rng=purposes(0), split="8:1:1", holdout=60
-    )
-    every = [r for c in federated.clients for part in (c.train, c.validation, c.test) for r in ids(part)]
-    assert sorted(every + ids(federated.holdout)) == list(range(750))
 
 
 @pytest.mark.parametrize(
@@ -192,13 +173,6 @@ class Halves:
         if self.fault == "columns":
             return self.dataset.select_columns(["label"])
         return self.dataset.select(range(0 if self.fault == "twice" else number, len(self.dataset), 2))
-
-
-def test_any_object_of_that_kind_deals() -> None:
-    pytest.importorskip("datasets")
-    assert flwr_partitioners.is_flwr_partitioner(Halves())
-    assert not flwr_partitioners.is_flwr_partitioner("iid")
-    assert rows(deal(Halves(), num_clients=2)) == [list(range(0, 600, 2)), list(range(1, 600, 2))]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,11 +142,6 @@ def test_names_that_are_none(name: str) -> None:
     assert "expected a data set of the Hub as 'hub:owner/name'" in refusal(f"hub:{name}")
 
 
-def test_unknown_without_network(owner: Path) -> None:
-    message = refusal("hub:someone/nothing")
-    assert message.startswith("cannot load 'hub:someone/nothing': ")
-
-
 def test_subset_is_the_hubs(tmp_path: Path) -> None:
     assert "'hub:owner/name' only" in refusal("digits", subset="small")
     assert "'hub:owner/name' only" in refusal("cifar10", revision="main")
@@ -196,21 +190,6 @@ def test_errors_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch, error: 
     assert said in message
     assert "at revision 'v1'" in message
     assert asked == [(("a/b", None), {"revision": "v1"})]  # and never trust_remote_code
-
-
-def test_notes_on_retries_are_held_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    notes = logging.getLogger("huggingface_hub.utils._http")
-
-    def unreachable(*_: Any, **__: Any) -> Any:
-        notes.warning("Retrying in 1s")
-        raise ConnectionError("no")
-
-    stand_in(monkeypatch)
-    monkeypatch.setattr(sys.modules["datasets"], "get_dataset_config_names", unreachable)
-    assert "cannot be reached" in refusal("hub:a/b")
-    assert caplog.records == []
-    notes.warning("later")  # what others log is theirs again
-    assert [record.message for record in caplog.records] == ["later"]
 
 
 def test_a_missing_or_old_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,32 +50,11 @@ def test_sides_classes_and_order(animals: Path) -> None:
     assert source.mean == pytest.approx([np.mean([GRAY + 1, GRAY, GRAY + 2]) / 255])
 
 
-def test_class_folders_alone_are_a_training_side_and_numbers_go_by_value(tmp_path: Path) -> None:
-    for name in ("10", "9", "2"):
-        put(tmp_path / name, GRAY + int(name))
-    source = load_dataset(f"images:{tmp_path.name}", tmp_path.parent)
-    assert source.test is None
-    assert source.class_names == ("2", "9", "10")
-    assert source.train.x[:, 0, 0, 0].tolist() == [2, 9, 10]
-
-
 def test_other_splits_can_make_the_training_side(animals: Path) -> None:
     put(animals / "extra" / "ape", GRAY + 9)
     put(animals / "extra" / "bee", GRAY + 8)
     assert read(animals, train_splits=["train", "extra"]).train.x[:, 0, 0, 0].tolist() == [1, 0, 2, 9, 8]
     assert "expected a split 'extras'" in refusal(animals, train_splits=["extras"])
-
-
-def test_a_relative_path_is_below_root_or_the_present_folder_or_the_environments(
-    animals: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"images:{animals.name}"
-    assert len(load_dataset(name, animals.parent).train) == 3
-    monkeypatch.setenv("POLYFED_DATA", str(animals.parent))
-    assert len(load_dataset(name).train) == 3
-    monkeypatch.delenv("POLYFED_DATA")
-    monkeypatch.chdir(animals.parent)
-    assert len(load_dataset(name).train) == 3
 
 
 def test_several_sizes_need_image_size(tmp_path: Path) -> None:

@@ -121,14 +121,6 @@ def test_one_odd_row_does_not_turn_characters_into_words(tmp_path: Path, x: str,
     assert "o" in by_characters.words
 
 
-def test_what_is_asked_for_goes_before_what_is_found(tmp_path: Path) -> None:
-    put(tmp_path, train_0=content({"ROMEO": CHARACTERS}))
-    assert torch.equal(read(tmp_path).train.x, read(tmp_path, words=TextConfig(tokens="characters")).train.x)
-    source = read(tmp_path, words=TextConfig(tokens="words"))
-    assert source.vocabulary is not None
-    assert source.vocabulary.words[0] == "be"
-
-
 def test_names_of_images_are_no_texts(tmp_path: Path) -> None:
     """CelebA's form; a text now and then may look like one."""
     put(tmp_path / "a", train_0=content({"12": (["120000.jpg", "120001.JPG", "x"], [0, 1, 1])}))
@@ -185,14 +177,3 @@ def test_a_folder_without_files(tmp_path: Path) -> None:
     for options in ({"label_column": "y"}, {"train_splits": ["train", "valid"]}, {"feature_columns": ["a"]}):
         with pytest.raises(ConfigError):
             read(tmp_path, **options)
-
-
-def test_a_data_set_of_the_hub_by_its_user_column() -> None:
-    """`datasets` in Python: the column of users goes to `train_columns`."""
-    datasets = pytest.importorskip("datasets")
-    rows = {"x": [[float(n), 1.0] for n in range(8)], "label": [0, 1] * 4, "user": list("aabbbccc")}
-    table = datasets.Dataset.from_dict(rows)
-    source = pf.from_tensors(table.select_columns(["x", "label"]), train_columns={"user": table["user"]})
-    data = pf.federate(source, None, "by_group", group_by="user", split="1:0:1")
-    assert data.groups == (("a",), ("b",), ("c",))
-    assert [len(client.train) + len(client.test) for client in data.clients] == [2, 3, 3]

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polyfed.data.datasets import DatasetSource, from_tensors
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import (
     Partition,
     balanced_counts,
     by_class,
-    class_shares,
+    by_group,
     dirichlet,
     iid,
     partition_like,
     proportional_counts,
+    quantity,
 )
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.registry import PARTITIONS
+from tests.helpers.small_data import federate, purposes
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -71,12 +77,6 @@ def test_draws_repeat_by_seed_and_differ_between_seeds(name: str) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(first.rows, other.rows, strict=True))
 
 
-def test_the_registry_knows_them() -> None:
-    assert PARTITIONS["iid"] is iid
-    assert PARTITIONS["dirichlet"] is dirichlet
-    assert PARTITIONS["by_class"] is by_class
-
-
 @quick
 @given(st.integers(1, 60), st.integers(60, 200), st.integers(0, 2**32))
 def test_iid_sizes_differ_by_at_most_one_and_nothing_is_left(clients: int, rows: int, seed: int) -> None:
@@ -110,12 +110,6 @@ def test_dirichlet_is_balanced_as_the_paper_says() -> None:
         assert (counts[before >= len(y) / 10] == 0).all()
 
 
-def test_dirichlet_skew_falls_with_alpha() -> None:
-    y = labels(500)
-    spread = [table(dirichlet(y, 10, generator(1), alpha), y).std() for alpha in (0.1, 1.0, 100.0)]
-    assert spread[0] > spread[1] > spread[2]
-
-
 def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
     y, clients, alpha = labels(400, 4), 6, 0.7
     rng, total = generator(3), 1600
@@ -129,12 +123,6 @@ def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
         if sizes.sum(axis=1).min() >= 10:
             break
     assert np.array_equal(table(dirichlet(y, clients, generator(3), alpha), y, 4), sizes)
-
-
-@pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf"), "a lot", None])
-def test_dirichlet_refuses_alpha(alpha: object) -> None:
-    with pytest.raises(ConfigError, match="finite alpha > 0"):
-        dirichlet(labels(), 5, generator(), alpha)  # type: ignore[arg-type]
 
 
 def test_dirichlet_says_when_it_cannot() -> None:
@@ -188,37 +176,6 @@ def test_ring_by_hand_and_without_draws() -> None:
     # class 0 (rows 0 3 6 9): clients 0, 2; class 1 (1 4 7): clients 0, 1; class 2 (2 5 8): clients 1, 2
     assert [rows.tolist() for rows in partition.rows] == [[0, 1, 6, 7], [2, 4, 8], [3, 5, 9]]
     assert rng.bit_generator.state == state
-
-
-def test_ring_shares_differ_by_at_most_one_row() -> None:
-    y = labels(103)
-    counts = table(by_class(y, 25, generator(), 3, "round_robin"), y)
-    for label in range(10):
-        held = counts[:, label][counts[:, label] > 0]
-        assert held.max() - held.min() <= 1
-    assert all(set(np.flatnonzero(counts[c])) == {(c + i) % 10 for i in range(3)} for c in range(25))
-
-
-def test_round_robin_leaves_classes_nobody_holds_and_counts_them() -> None:
-    assert by_class(labels(), 2, generator(), 2, "round_robin").unused == 700
-
-
-def test_shards_sizes_are_the_papers() -> None:
-    y = labels(5000)
-    for each in (2, 5):
-        partition = by_class(y, 100, generator(), each, "shards")
-        assert {len(rows) for rows in partition.rows} == {500}
-        assert partition.unused == 0
-
-
-def test_shards_as_the_code_can_deal_a_class_twice() -> None:
-    y = labels()
-    single = [
-        int((table(by_class(y, 100, generator(seed), 2, "shards", distinct=False), y) > 0).sum(axis=1).min())
-        for seed in range(3)
-    ]
-    assert single == [1, 1, 1]  # the authors' deal: about 9.5 % of 100 clients
-    check(by_class(y, 100, generator(), 2, "shards", distinct=False), y, 100)
 
 
 def test_shards_pairs_are_mixed_and_shards_contiguous() -> None:
@@ -343,11 +300,6 @@ def test_a_partition_refuses_shared_and_odd_rows() -> None:
         Partition((np.array([0]),), -1)
 
 
-def test_class_shares() -> None:
-    shares = class_shares([np.array([0, 1]), np.array([2])], np.array([0, 1, 1, 1]), 3)
-    assert shares == pytest.approx(np.array([[1, 1 / 3, 0], [0, 1 / 3, 0]]))
-
-
 @quick
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(0, 300))
 def test_counts_add_up_and_stay_within_what_there_is(available: list[int], total: int) -> None:
@@ -361,3 +313,190 @@ def test_counts_add_up_and_stay_within_what_there_is(available: list[int], total
     assert share.sum() == want
     assert (share <= have).all()
     assert (np.abs(share - have * (want / max(1, have.sum()))) < 1).all()
+
+
+def ids(samples: LabeledSamples) -> list[int]:
+    return samples.x[:, 0].int().tolist()
+
+
+def users(train: list[Any], test: list[Any] | None, test_column: bool = True) -> DatasetSource:
+    """A source whose input is the row's number in the pool and whose column "user" is given."""
+
+    def side(count: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(start, start + count, dtype=np.float32)[:, None], np.arange(count) % 2
+
+    return from_tensors(
+        side(len(train), 0),
+        None if test is None else side(len(test), len(train)),
+        2,
+        train_columns={"user": train},
+        test_columns={"user": test} if test is not None and test_column else None,
+    )
+
+
+def deal(source: DatasetSource, seed: int = 0, **options: Any) -> FederatedDataset:
+    given_ = {"num_clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
+    return federate(source, **{**given_, **options})
+
+
+# by group ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_client_per_value_in_sorted_order() -> None:
+    values = np.array(["b", "a", "c", "a", "b", "b"])
+    for clients in (None, 3):
+        partition = by_group(values, clients, generator())
+        assert [rows.tolist() for rows in partition.rows] == [[1, 3], [0, 4, 5], [2]]
+        assert partition.unused == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=7), st.integers(1, 4), st.integers(0, 99))
+def test_whole_groups_are_dealt_in_balance(sizes: list[int], clients: int, seed: int) -> None:
+    clients = min(clients, len(sizes) - 1)
+    values = generator(seed).permutation(np.repeat(np.arange(len(sizes)) * 3 - 5, sizes))
+    partition = by_group(values, clients, generator(seed))
+    assert sorted(itertools.chain(*(rows.tolist() for rows in partition.rows))) == list(range(len(values)))
+    homes = [set(values[rows].tolist()) for rows in partition.rows]
+    assert all(homes)
+    assert sum(map(len, homes)) == len(sizes)  # no value in two clients
+    held = [len(rows) for rows in partition.rows]
+    best = min(  # of all deals, by trying them
+        max(sum(s for s, c in zip(sizes, deal_, strict=True) if c == client) for client in range(clients))
+        for deal_ in itertools.product(range(clients), repeat=len(sizes))
+    )
+    assert max(held) <= 4 / 3 * best
+    assert max(held) - min(held) <= max(sizes)
+
+
+def test_the_deal_of_groups_is_seeded() -> None:
+    values = np.repeat(np.arange(30), 4)
+    a, b, c = ([r.tolist() for r in by_group(values, 5, generator(seed)).rows] for seed in (0, 0, 1))
+    assert a == b
+    assert a != c
+    assert {len(rows) for rows in a} == {24}
+
+
+def test_the_official_test_side_follows_the_values() -> None:
+    source = users([3, 3, 3, 9, 9, 9, 5, 5], [9, 3, 3, 7, 5, 9, 0])
+    federated = deal(source, split="official")
+    assert [ids(c.train) for c in federated.clients] == [[0, 1, 2], [6, 7], [3, 4, 5]]
+    assert [ids(c.test) for c in federated.clients] == [[9, 10], [12], [8, 13]]
+    assert federated.unused == 2  # the test rows of 7 and 0, whom nobody holds
+    fewer = deal(source, split="official", num_clients=2)
+    for client in fewer.clients:
+        values = {[3, 3, 3, 9, 9, 9, 5, 5, 9, 3, 3, 7, 5, 9, 0][row] for row in ids(client.train)}
+        assert {[9, 3, 3, 7, 5, 9, 0][row - 8] for row in ids(client.test)} == values
+    assert fewer.unused == 2
+
+
+def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
+    train, test = [user for user in range(4) for _ in range(50)], [user for user in range(5) for _ in range(20)]
+    source = users(train, test)
+    user_of = np.array([*train, *test])
+    pooled = deal(source, split="8:1:1", holdout=20, max_train_per_client=30)
+    assert len(pooled.clients) == 5  # user 4 occurs in the test side alone
+    seen = ids(pooled.holdout)
+    for number, client in enumerate(pooled.clients):
+        mine = ids(client.train) + ids(client.validation) + ids(client.test)
+        assert set(user_of[mine]) == {number}
+        assert len(client.train) <= 30
+        seen += mine
+    assert len(set(seen)) == len(seen) == 300 - pooled.unused
+    common = deal(users(train, test, test_column=False), split="9:1:0", test="global", num_clients=2)
+    assert len(common.clients[0].test) == 100
+    assert common.clients[0].test is common.test
+    assert [len(set(user_of[ids(c.train) + ids(c.validation)])) for c in common.clients] == [2, 2]
+
+
+def test_values_of_few_rows_are_left_out() -> None:
+    values = np.array([*"aaaa", "b", *"cccc", *"dd"])
+    partition = by_group(values, None, generator(), min_samples=2)
+    assert [values[rows[0]] for rows in partition.rows] == ["a", "c", "d"]
+    assert partition.unused == 1
+    two = by_group(values, 2, generator(), min_samples=2)
+    assert sorted(map(len, two.rows)) == [4, 6]
+    whole = by_group(values, 2, generator(3))
+    assert all(map(np.array_equal, whole.rows, by_group(values, 2, generator(3), min_samples=1).rows))
+    with pytest.raises(ConfigError, match="a value to deal by with min_samples = 5 rows, got none with more than 4"):
+        by_group(values, None, generator(), min_samples=5)
+
+
+def test_whoever_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
+    source = users([*["north"] * 30, *["south"] * 20, "tiny"], None)
+    kept = deal(source, split="6:1:3")
+    assert [(len(client.train), len(client.test)) for client in kept.clients] == [(18, 9), (12, 6), (1, 0)]
+    assert kept.names == ("north", "south", "tiny")
+    assert (kept.left_out, kept.unused) == ((), 0)
+    fewer = deal(source, split="6:1:3", min_samples=5)
+    assert [len(client.train) for client in fewer.clients] == [18, 12]
+    assert (fewer.names, fewer.left_out, fewer.unused) == (("north", "south"), ("tiny",), 1)
+    assert deal(source, num_clients=2).names == deal(source, num_groups=2, num_clients=None).names == ()
+    with pytest.raises(ConfigError, match="a test row for one client at least, all 2 came out with none"):
+        deal(users(["a", "b"], None), split="6:1:3")
+    with pytest.raises(ConfigError, match=r"client 2 \('tiny'\) came out with none; leave out .* data.min_samples"):
+        deal(source, split="1:0:9")
+
+
+def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
+    with pytest.raises(ConfigError, match=r"others \(user: c, d\); .* data.split to '8:1:1'.*evaluation.held_out"):
+        deal(users([*"aabb"], [*"ccdd"]), split="official")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_clients": 4}, "there are values to deal by (3), got 4"),
+        ({"num_clients": 0}, "clients"),
+        ({"group_by": None}, "expects group_by"),
+        ({"group_by": "usr"}, "did you mean 'user'"),
+        ({"partition": "iid"}, "clients"),
+    ],
+)
+def test_by_group_refuses(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_test_side_without_the_column_is_refused_where_it_is_dealt() -> None:
+    source = users([1, 2] * 20, [1, 2] * 20, test_column=False)
+    for split in ("official", "8:1:1"):
+        with pytest.raises(ConfigError, match="the test side of 'tensors' has no column 'user'"):
+            deal(source, split=split)
+    for split in ("official", "8:1:1"):
+        with pytest.raises(ConfigError, match="one type"):
+            deal(users([1, 2] * 20, ["1", "2"] * 20), split=split)
+
+
+# quantity ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.floats(0.01, 100), st.integers(1, 20), st.integers(0, 999))
+def test_quantity_uses_every_row_and_keeps_the_minimum(clients: int, alpha: float, least: int, seed: int) -> None:
+    y = np.arange(251) % 5
+    partition = quantity(y, clients, generator(seed), alpha, least)
+    assert sorted(itertools.chain(*(rows.tolist() for rows in partition.rows))) == list(range(251))
+    assert min(map(len, partition.rows)) >= least
+
+
+def test_sizes_are_the_drawn_proportions() -> None:
+    partition = quantity(np.zeros(10_000, dtype=int), 8, generator(3), alpha=0.7, min_samples=10)
+    share = np.random.default_rng(3).dirichlet([0.7] * 8)  # the first thing drawn
+    sizes = np.array([len(rows) for rows in partition.rows])
+    assert (np.abs(sizes - (10 + share * (10_000 - 80))) < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"alpha": 0.0}, "quantity"),
+        ({"min_samples": 0}, "min_samples"),
+        ({"min_samples": 51}, "min_samples of at most 50"),
+    ],
+)
+def test_quantity_refuses(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        quantity(np.zeros(100, dtype=int), 2, generator(), **options)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import polyfed as pf
+from polyfed.data.datasets import load_dataset
 from polyfed.data.samples import from_dataset
-from polyfed.engine.federation import Federation
+from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
-from polyfed.methods.local import Local
 
 
 class Items(Dataset[Any]):
@@ -71,26 +76,6 @@ def test_a_data_set_of_hugging_face() -> None:
         from_dataset(given.add_column("user", [1, 2]))
 
 
-def test_an_array_whose_mask_masks_nothing_is_taken() -> None:
-    unmasked = np.ma.masked_array(np.ones((3, 2), dtype=np.float32), mask=False)
-    assert len(pf.Client(nn.Linear(2, 2), train=(unmasked, np.arange(3) % 2)).data.train) == 3
-
-
-def test_clients_train_on_them_as_on_pairs() -> None:
-    x, y = torch.rand(12, 3), torch.arange(12) % 2
-    initial = nn.Linear(3, 2)
-
-    def trained(data: Any) -> torch.Tensor:
-        model = nn.Linear(3, 2)
-        model.load_state_dict(initial.state_dict())
-        client = pf.Client(model, train=data, test=data)
-        done = Federation([client], Local(), pf.Training(rounds=1, batch_size=4, lr=0.1)).run()
-        return done.models[0].state_dict()["weight"]
-
-    assert torch.equal(trained(TensorDataset(x, y)), trained((x, y)))
-    assert not torch.equal(trained((x, y)), initial.weight)
-
-
 class Stream(IterableDataset[Any]):
     """No length."""
 
@@ -127,3 +112,42 @@ def test_refusals(data: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         pf.Client(nn.Linear(2, 2), train=data)
     assert "\n" not in str(caught.value)
+
+
+SAID = "an input has one label, multi-label data are not supported$"
+X, Y = torch.rand(6, 3), torch.randint(0, 2, (6, 4))
+
+
+@pytest.mark.parametrize("given", [(X, Y), TensorDataset(X, Y), [{"x": [1.0, 2.0], "label": [0, 1]}] * 3])
+def test_arrays_and_data_sets(given: object) -> None:
+    """A row of labels for every input."""
+    with pytest.raises(ConfigError, match=SAID):
+        pf.from_tensors(given)
+
+
+def test_files_of_arrays(tmp_path: Path) -> None:
+    """As PFLlib keeps them."""
+    (tmp_path / "train").mkdir()
+    np.savez(tmp_path / "train" / "0.npz", x=X.numpy(), y=Y.numpy())
+    with pytest.raises(ConfigError, match=SAID):
+        load_dataset(f"npz:{tmp_path}")
+
+
+@pytest.mark.parametrize("column", ["img", "text"])
+def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
+    """Of images and of texts."""
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, "PNG")
+    cell = stream.getvalue() if column == "img" else "a text"
+    (tmp_path / "mine").mkdir()
+    pq.write_table(pa.table({column: [cell] * 2, "label": [[0, 1], [1]]}), tmp_path / "mine" / "train.parquet")
+    words = TextConfig(column="text" if column == "text" else None)
+    with pytest.raises(ConfigError, match=SAID):
+        load_dataset("mine", tmp_path, label_column="label", words=words)
+
+
+def test_several_columns_in_a_recipe() -> None:
+    """One column of labels."""
+    data = {"dataset": "csv:a.csv", "label_column": ["ill", "old"]}
+    with pytest.raises(ConfigError, match=r"expected one column, got \['ill', 'old'\]; an input has one label"):
+        pf.Recipe.from_dict({"data": data, "models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}})

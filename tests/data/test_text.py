@@ -16,8 +16,7 @@ from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.data.partition import hash_groups
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.text import TextConfig, encode_tokens, tokenize, vocabulary
-from polyfed.data.transforms import Prepare
+from polyfed.data.text import TextConfig, tokenize, vocabulary
 from polyfed.errors import ConfigError
 from tests.helpers.small_data import federate, purposes, put, reading
 
@@ -72,12 +71,6 @@ def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -
     assert vocabulary(texts, 9, known={"a", "d", "x"}) == ("d", "a")
 
 
-def test_ids_by_hand() -> None:
-    ids = encode_tokens([["so", "odd", "good"], [], ["good"]], ["good", "so"], 2)
-    assert ids.dtype == torch.int64
-    assert ids.tolist() == [[3, 1], [0, 0], [2, 0]]
-
-
 def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) -> None:
     source = load_dataset("sentiment140", root, columns=("user",))
     assert (source.train.x.shape, source.train.x.dtype) == ((4, 25), torch.int64)
@@ -95,20 +88,6 @@ def test_length_and_vocabulary_bite(root: Path) -> None:
     source = load_dataset("sentiment140", root, words=TextConfig(vocabulary=1, length=2))
     assert source.train.x.tolist() == [[2, 1], [1, 1], [1, 2], [0, 0]]
     assert source.words == 3
-
-
-def test_any_folder_with_a_text_column(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    write(folder, "train", ["a b", "c"], [0, 1])
-    pq.write_table(pq.read_table(folder / "train.parquet").rename_columns(["words", "y"]), folder / "train.parquet")
-    source = load_dataset("mine", tmp_path, words=TextConfig(column="words", length=3))
-    assert source.train.x.tolist() == [[2, 3, 0], [4, 0, 0]]
-    assert load_dataset("parquet", folder, label_column="y", words=TextConfig(column="words")).class_names == ("0", "1")
-
-
-def test_ids_pass_unchanged_into_a_network() -> None:
-    x = torch.tensor([[3, 0]])
-    assert Prepare((), ())(x) is x
 
 
 # CSV -----------------------------------------------------------------------------------------------------------------
@@ -132,17 +111,6 @@ def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
     assert source.vocabulary is not None
     assert source.vocabulary.words[:2] == ("good", "!")
     assert source.vocabulary.column == "review"
-
-
-def test_the_side_for_tests_adds_no_words_and_numbers_are_classes(tmp_path: Path) -> None:
-    put(tmp_path / "train.csv", "text,label\nso good,4\ngood day,0\n")
-    put(tmp_path / "test.csv", "label,text\n4,good zebra\n")
-    source = read(tmp_path, words=TextConfig("text", length=2, vocabulary=2))
-    assert source.class_names == ("0", "4")
-    assert source.train.x.tolist() == [[1, 2], [2, 3]]
-    assert source.test is not None
-    assert source.test.x.tolist() == [[2, 1]]
-    assert source.words == 4
 
 
 def test_how_much_of_the_texts_is_not_read_is_told(tmp_path: Path) -> None:
@@ -217,11 +185,6 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read data\.word_vectors"):
-        load_word_vectors(tmp_path / "none.txt", {"day"})
-
-
 # wrong input ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,12 +228,6 @@ def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], obj
     with pytest.raises(ConfigError, match=message) as caught:
         ask(root)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_text_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "sentiment140", "train", ["a", None], [0, 4])
-    with pytest.raises(ConfigError, match=r"expected 'text' in every row, got an empty one in row 1 of"):
-        load_dataset("sentiment140", tmp_path)
 
 
 # users ---------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,37 @@
-"""Normalizing and augmenting: against slow, plain versions of the same."""
+"""Normalizing, augmenting, feature skew and public inputs: against slow, plain versions of the same."""
 
 from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from polyfed.config.recipe import Recipe
+from polyfed.data.dataset import public_inputs
+from polyfed.data.datasets import DatasetSource, from_tensors
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation, resize
+from polyfed.data.transforms import (
+    AUGMENTATIONS,
+    FeatureShift,
+    Prepare,
+    add_noise,
+    augment,
+    augmentation,
+    convert_channels,
+    resize,
+    rotate,
+    tint,
+)
 from polyfed.errors import ConfigError
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
+from tests.helpers.small_data import federate, purposes, some_images, write_parquet
 
 
 def pictures(count: int = 64, channels: int = 3, height: int = 12, width: int = 10) -> torch.Tensor:
@@ -36,11 +59,6 @@ def test_prepare_passes_floats_and_keeps_empty_batches() -> None:
         assert prepare(x) is x
     assert Prepare((), ())(torch.ones(2, 3)).shape == (2, 3)
     assert prepare(pictures(0, 1)).shape == (0, 1, 12, 10)
-
-
-def test_prepare_is_a_value() -> None:
-    assert Prepare((0.5,), (0.5,)) == Prepare((0.5,), (0.5,))
-    assert len({Prepare((0.5,), (0.5,)), Prepare((0.5,), (0.5,)), Prepare((0.1,), (0.5,))}) == 2
 
 
 def test_prepare_refuses() -> None:
@@ -91,12 +109,6 @@ def test_augment_repeats_by_generator_and_leaves_its_input() -> None:
     assert augmented(x[:0], seeded()).shape == (0, 3, 12, 10)
 
 
-def test_augment_does_not_touch_the_global_generator() -> None:
-    state = torch.get_rng_state()
-    augmented(pictures(), seeded())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_same_images_on_a_gpu() -> None:
     x = pictures()
@@ -133,3 +145,241 @@ def test_resizing_keeps_type_range_and_labels() -> None:
 def test_only_images_are_resized() -> None:
     with pytest.raises(ConfigError, match=r"data.image_size: expected images .* got inputs \(4, 3\)"):
         resize(LabeledSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)
+
+
+def squares(count: int = 12, channels: int = 3, height: int = 8, width: int = 8, seed: int = 0) -> torch.Tensor:
+    values = np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), dtype=np.uint8)
+    return torch.from_numpy(values)
+
+
+def source(channels: int = 3, test: bool = True) -> DatasetSource:
+    side = lambda n, seed: (squares(n, channels, seed=seed), np.arange(n) % 2)  # noqa: E731
+    return from_tensors(side(160, 1), side(40, 2) if test else None, 2)
+
+
+def deal(given: DatasetSource, seed: int = 0, **options: Any) -> FederatedDataset:
+    return federate(
+        given, **{"num_clients": 4, "partition": "iid", "split": "official:9:1", "rng": purposes(seed), **options}
+    )
+
+
+# the three rules -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quarter", [0, 1, 2, 3])
+def test_quarter_turns_are_exact_and_anticlockwise(quarter: int) -> None:
+    x = squares()
+    assert torch.equal(rotate(x, 90.0 * quarter), torch.rot90(x, quarter, (2, 3)))
+
+
+@pytest.mark.parametrize(("degrees", "height", "width"), [(30.0, 9, 9), (-75.0, 8, 8), (45.0, 7, 12)])
+def test_other_turns_are_pillows(degrees: float, height: int, width: int) -> None:
+    x = squares(3, 1, height, width)
+    ours = rotate(x, degrees).numpy()[:, 0].astype(int)
+    theirs = np.stack([Image.fromarray(p).rotate(degrees, Image.Resampling.BILINEAR) for p in x[:, 0].numpy()])
+    inner = rotate(torch.full_like(x, 255), degrees)[:, 0].numpy() == 255  # at the rim Pillow does not blend with black
+    assert inner.sum() > inner.size / 3
+    assert np.abs(ours - theirs)[inner].max() <= 2
+
+
+@pytest.mark.parametrize("deviation", [0.02, 0.1])
+def test_noise_has_the_deviation_it_says(deviation: float) -> None:
+    x = torch.full((2500, 1, 8, 8), 128, dtype=torch.uint8)
+    moved = add_noise(x, deviation, np.random.default_rng(0)).double() - 128
+    assert moved.mean().abs() < 0.3
+    assert moved.std().item() == pytest.approx(255 * deviation, rel=0.02)
+
+
+@pytest.mark.parametrize("angle", [0.0, 1.0, 3.5])
+def test_tints_by_hand(angle: float) -> None:
+    x, strength = squares(), 0.4
+    gains = 1 + strength * np.cos(angle - 2 * np.pi * np.arange(3) / 3)
+    assert gains.sum() == pytest.approx(3)
+    by_hand = np.clip(np.rint(x.numpy() * gains[:, None, None]), 0, 255)
+    assert np.abs(tint(x, strength, angle).numpy() - by_hand).max() <= 1  # a half may round either way
+    gray = squares(4, 1)
+    by_hand = (gray.numpy() / 255 - 0.5) * (1 + strength * np.cos(angle)) + 0.5 + strength * np.sin(angle) / 2
+    by_hand = np.clip(np.rint(255 * by_hand), 0, 255)
+    assert np.abs(tint(gray, strength, angle).numpy() - by_hand).max() <= 1
+
+
+# clients -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["rotation", "noise", "color"])
+def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -> None:
+    x = squares(1200, channels, 8, 8)  # more than are changed at a time
+    samples = LabeledSamples(x, torch.zeros(1200, dtype=torch.int64))
+    skew = FeatureShift(kind, 0.3, 6, purposes(0))
+    views = [skew(samples, client, "train") for client in range(6)]
+    assert all(view.x.dtype == torch.uint8 and view.x.shape == x.shape for view in views)
+    assert all(view.y is samples.y for view in views)
+    for one, two in itertools.combinations(views, 2):
+        assert not torch.equal(one.x[1000:], two.x[1000:])
+    assert sorted(skew.place(client) for client in range(6)) == list(range(6))
+    assert torch.equal(samples.x, squares(1200, channels, 8, 8))  # the source itself is not written into
+
+
+def test_own_rows_are_skewed_alike_and_common_ones_never() -> None:
+    plain, turned = (
+        deal(source(), holdout=20, feature_shift=kind, feature_shift_strength=1.0) for kind in ("none", "rotation")
+    )
+    turns = set()
+    for before, after in zip(plain.clients, turned.clients, strict=True):
+        fits = [q for q in range(4) if torch.equal(torch.rot90(before.train.x, q, (2, 3)), after.train.x)]
+        turns.add(fits[0])
+        for part in ("validation", "test"):
+            x = torch.rot90(getattr(before, part).x, fits[0], (2, 3))
+            assert torch.equal(x, getattr(after, part).x)
+            assert torch.equal(getattr(before, part).y, getattr(after, part).y)
+    assert turns == {0, 1, 2, 3}  # four clients, spread evenly
+    for kind in ("rotation", "noise"):  # noise spares nobody
+        common = deal(
+            source(), test="global", split="9:1:0", holdout=20, feature_shift=kind, feature_shift_strength=1.0
+        )
+        assert torch.equal(plain.holdout.x, common.holdout.x)
+        assert common.test is not None
+        assert torch.equal(common.test.x, squares(40, 3, seed=2))
+        assert all(client.test is common.test for client in common.clients)
+
+
+@pytest.mark.parametrize("kind", ["rotation", "noise", "color"])
+def test_strength_zero_is_off_and_seeds_count(kind: str) -> None:
+    def train(**options: Any) -> list[torch.Tensor]:
+        return [client.train.x for client in deal(source(), **options).clients]
+
+    def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    assert same(train(), train(feature_shift=kind, feature_shift_strength=0.0))
+    weak, strong = (
+        train(feature_shift=kind, feature_shift_strength=0.1),
+        train(feature_shift=kind, feature_shift_strength=0.9),
+    )
+    assert not same(weak, train())
+    assert not same(weak, strong)
+    assert same(weak, train(feature_shift=kind, feature_shift_strength=0.1))
+    assert not same(weak, train(feature_shift=kind, feature_shift_strength=0.1, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"feature_shift": "rotate"}, "did you mean 'rotation'"),
+        ({"feature_shift": "noise", "feature_shift_strength": 1.5}, "in 0..1, got 1.5"),
+        ({"feature_shift": "noise", "feature_shift_strength": float("nan")}, "in 0..1"),
+    ],
+)
+def test_skew_refuses(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        deal(source(), **options)
+
+
+def test_only_images_can_be_skewed() -> None:
+    floats = from_tensors((np.zeros((40, 3)), np.arange(40) % 2))
+    with pytest.raises(ConfigError, match="images stored as uint8"):
+        deal(floats, split="8:1:1", feature_shift="rotation")
+
+
+def picture_set(count: int, channels: int, height: int, width: int, seed: int = 0) -> DatasetSource:
+    x = np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), dtype=np.uint8)
+    return from_tensors((x, np.arange(count) % 3), name=f"set {seed}")
+
+
+def draw(other: DatasetSource, task: DatasetSource, rows: int | None = None, seed: int = 0) -> torch.Tensor:
+    return public_inputs(other, task, rows, np.random.default_rng(seed)).x
+
+
+def test_colors_are_pillows() -> None:
+    x = picture_set(5, 3, 6, 7).train.x
+    gray = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
+    assert np.array_equal(convert_channels(x, 1)[:, 0].numpy(), np.stack(gray))
+    assert torch.equal(convert_channels(convert_channels(x, 1), 3)[:, 2], convert_channels(x, 1)[:, 0])
+    assert torch.equal(convert_channels(convert_channels(x, 1), 1), convert_channels(x, 1))
+    assert convert_channels(x, 3) is x
+    with pytest.raises(ConfigError, match="2 channels"):
+        convert_channels(x[:, :2], 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("theirs", [1, 3])
+def test_images_get_the_tasks_shape(channels: int, theirs: int) -> None:
+    task, other = picture_set(4, channels, 9, 6), picture_set(20, theirs, 12, 12, 1)
+    public = public_inputs(other, task, 7, np.random.default_rng(0))
+    assert public.x.shape == (7, channels, 9, 6)
+    assert public.x.dtype == torch.uint8
+    assert public.y.tolist() == [0] * 7  # their labels mean other classes
+    flat = from_tensors((np.full((3, theirs, 5, 5), 99, dtype=np.uint8), [0, 1, 2]))
+    assert torch.equal(draw(flat, task), torch.full((3, channels, 9, 6), 99, dtype=torch.uint8))
+
+
+def test_rows_are_drawn_in_file_order_and_seeded() -> None:
+    task, other = picture_set(4, 1, 6, 6), picture_set(40, 1, 6, 6, 1)
+    chosen = draw(other, task, 10)
+    places = [next(i for i, x in enumerate(other.train.x) if torch.equal(x, mine)) for mine in chosen]
+    assert places == sorted(set(places))
+    assert len(places) == 10
+    assert torch.equal(chosen, draw(other, task, 10))
+    assert not torch.equal(chosen, draw(other, task, 10, seed=1))
+    assert torch.equal(draw(other, task), other.train.x)  # all of fewer than 5000
+    assert len(draw(picture_set(5002, 1, 6, 6, 2), task)) == 5000
+
+
+@pytest.mark.parametrize(
+    ("other", "rows", "said"),
+    [
+        (picture_set(4, 1, 6, 6), 5, "at most the 4 training rows of 'set 0', got 5"),
+        (picture_set(4, 1, 6, 6), 0, "public_samples"),
+        (from_tensors((np.zeros((4, 3)), [0, 1, 0, 1])), None, "images stored as uint8, 'tensors' has"),
+    ],
+)
+def test_public_refuses(other: DatasetSource, rows: int | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        draw(other, picture_set(4, 1, 6, 6), rows)
+
+
+# in a recipe ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder ``plants`` of 12 RGB images of 10x10 pixels."""
+    write_parquet(tmp_path / "plants" / "train.parquet", some_images(12, (10, 10, 3)), {"label": [0, 1] * 6})
+    return tmp_path
+
+
+def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
+    place = {"root": str(root)} if "public_dataset" in data else {}  # the digits need none
+    return Recipe.from_dict(
+        {
+            "data": {"dataset": "digits", **place, "num_clients": 3, "limit_train": 300, **data},
+            "models": {"architectures": ["digits-cnn1"]},
+            "method": {"name": "local"},
+            "run": {"seed": seed},
+        }
+    )
+
+
+def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
+    both, held, none = (
+        (build_federation(recipe(root, **options)).clients[0], DataCache().federated(recipe(root, **options)))
+        for options in ({"public_dataset": "plants", "holdout": 30}, {"holdout": 30}, {})
+    )
+    assert both[0].public is not None
+    assert held[0].public is not None
+    assert (both[0].public.origin, len(both[0].public)) == ("other", 12)
+    assert (held[0].public.origin, len(held[0].public)) == ("holdout", 30)
+    assert none[0].public is None
+    for one, two in zip(both[1].clients, held[1].clients, strict=True):
+        assert torch.equal(one.train.x, two.train.x)
+    assert torch.equal(both[1].holdout.x, held[1].holdout.x)
+
+
+def test_the_task_itself_is_no_other_set(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rows of the same one that no client gets are data\.holdout"):
+        recipe(root, public_dataset="digits")
+    with pytest.raises(ConfigError, match="another data set than dataset"):
+        recipe(root, dataset="cifar100", public_dataset="cifar100-coarse")
+    with pytest.raises(ConfigError, match="did you mean 'plants'"):
+        build_federation(recipe(root, public_dataset="plant"))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models import SplitModel, build, cut_shapes, with_projection
+from polyfed.models import SplitModel, build, with_projection
 from polyfed.models.adapt import split
 
 
@@ -163,15 +163,6 @@ def test_parts_of_the_branching_net() -> None:
     assert split(Skip(), "fc", None).part_of("original.unused.bias") == "extractor"
 
 
-def test_a_network_of_the_zoo_seen_as_a_plain_one() -> None:
-    ours = build("resnet10", (1, 8, 8), 3)
-    module = nn.Sequential(*ours.extractor, *ours.intermediate, ours.head)
-    model, x = split(module, str(len(module) - 1), "3"), inputs()
-    assert cut_shapes(model, x) == cut_shapes(ours, x) == ((64, 2, 2), (512,))
-    ours.eval(), model.eval()
-    assert torch.equal(model(x), ours(x))
-
-
 def test_transform_leaves_what_it_is_given() -> None:
     model = split(Nested(), "top.4", "backbone.stem").eval()  # a ReLU(inplace=True) follows
     s_in = model.extract(inputs())
@@ -179,28 +170,6 @@ def test_transform_leaves_what_it_is_given() -> None:
     model.transform(s_in)
     assert torch.equal(s_in, kept)
     assert kept.min() < 0
-
-
-def test_cuts_and_width() -> None:
-    model = split(Skip(), "fc", "layer1")
-    model.original.layer2.eval()
-    flags = [m.training for m in model.modules()]
-    before = copy.deepcopy(model.state_dict())
-    assert cut_shapes(model, inputs()) == ((4, 4, 4), (16,))
-    assert [m.training for m in model.modules()] == flags
-    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
-    assert (model.feature_dim, model.architecture) == (16, "Skip")
-
-
-def test_splitting_changes_neither_flags_nor_generator() -> None:
-    module = Skip().train()
-    module.layer1.eval()
-    flags, state = [m.training for m in module.modules()], torch.get_rng_state()
-    model = split(module, example=inputs())
-    assert [m.training for m in module.modules()] == flags
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.training
-    assert not split(Skip().eval()).training
 
 
 class Writes(nn.Module):
@@ -266,19 +235,6 @@ def test_other_weights_and_copies() -> None:
     assert torch.equal(fresh(x), model(x))
 
 
-def test_gradients_through_functional_call_and_vmap() -> None:
-    model, x = split(Nested().eval(), "top.4", "backbone.stem"), inputs()
-    weights = {key: torch.stack([t.detach(), 2 * t.detach()]) for key, t in model.state_dict().items()}
-
-    def loss(w: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(model, w, (x,)).square().sum()
-
-    together = torch.func.vmap(torch.func.grad(loss))(weights)
-    alone = torch.func.grad(loss)({key: t[1] for key, t in weights.items()})
-    for key, gradient in alone.items():
-        assert torch.allclose(together[key][1], gradient, rtol=1e-4, atol=1e-6)
-
-
 def test_projection_of_an_adapted_model() -> None:
     model, x = split(Skip().eval(), architecture="mine"), inputs()
     narrow = with_projection(model, 6).eval()
@@ -290,14 +246,6 @@ def test_projection_of_an_adapted_model() -> None:
     assert narrow.part_of("original.fc.projection.weight") == "intermediate"
     assert isinstance(model.head, nn.Linear)
     assert (model.feature_dim, model.head.in_features) == (16, 16)
-
-
-def test_functional_dropout_follows_the_mode() -> None:
-    torch.manual_seed(0)
-    model, x = split(Skip()), inputs()
-    assert not torch.equal(model.transform(model.extract(x)), model.transform(model.extract(x)))
-    model.eval()
-    assert torch.equal(model(x), model(x))
 
 
 def test_mixed_modes() -> None:
@@ -450,15 +398,6 @@ def test_a_parameter_of_the_module_itself_belongs_to_where_it_is_used() -> None:
     with pytest.raises(ConfigError, match="'gain' is used both in the extractor and in the intermediate"):
         split(Scaled(before=True), "fc", "a")
     assert split(Scaled(before=True), "fc", None, example=inputs()).part_of("original.gain") == "extractor"
-
-
-@pytest.mark.parametrize(("name", "extractor"), [("resnet18", "layer1"), ("mobilenet_v3_small", "features.0")])
-def test_networks_of_torchvision(name: str, extractor: str) -> None:
-    models = pytest.importorskip("torchvision.models")
-    module, x = models.get_model(name, num_classes=5).eval(), torch.rand(2, 3, 64, 64)
-    model = split(module, "fc" if name == "resnet18" else "classifier.3", extractor, example=x)
-    assert torch.equal(model(x), module(x))
-    assert len(cut_shapes(model, x)[0]) == 3
 
 
 def test_a_part_by_something_else_than_its_name() -> None:

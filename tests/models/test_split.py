@@ -23,10 +23,6 @@ def test_parts_of_every_name() -> None:
     assert sum(len(model.names(part)) for part in ("extractor", "intermediate", "head")) == len(model.state_dict())
 
 
-def test_an_intermediate_part_without_weights() -> None:
-    assert build("fedhenn-h1", DIGIT, 10).names("intermediate") == ()
-
-
 def test_unknown_names_and_parts() -> None:
     model = build("digits-cnn1", DIGIT, 10)
     with pytest.raises(ConfigError, match=r"digits-cnn1 has no tensor 'body\.weight'"):
@@ -63,20 +59,6 @@ def test_projection(name: str) -> None:
     assert torch.equal(wide.extract(x), model.extract(x))
     assert model(x).shape == (3, 7)  # left alone
     assert not {p.data_ptr() for p in wide.parameters()} & {p.data_ptr() for p in model.parameters()}
-
-
-def test_projection_keeps_resnets_nested() -> None:
-    with torch.device("meta"):
-        shapes = [
-            {key: t.shape for key, t in build(f"resnet{depth}", DIGIT, 10, feature_dim=64).state_dict().items()}
-            for depth in (10, 26)
-        ]
-    assert shapes[0].items() <= shapes[1].items()
-
-
-def test_projection_to_the_width_there_is_does_nothing() -> None:
-    model = build("digits-cnn1", DIGIT, 10)
-    assert with_projection(model, 64) is model
 
 
 def test_projection_in_a_body_of_another_kind_and_without_bias() -> None:

@@ -126,25 +126,6 @@ def test_names_that_are_refused(here: str, name: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_logits_among_other_outputs_are_read() -> None:
-    class Output(dict[str, Tensor]):  # as those of Hugging Face
-        __getattr__ = dict.__getitem__
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.classifier = nn.Linear(4, 6), nn.Linear(6, 3)
-
-        def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Output:
-            hidden = self.body(pixel_values).tanh()
-            return Output(logits=self.classifier(hidden), hidden_states=hidden)
-
-    module, x = Net(), torch.rand(2, 4)
-    model = split(module, "classifier", "body", example=x)
-    assert torch.equal(model(x), module(x)["logits"])
-    assert list(model.export()) == list(module.state_dict())
-
-
 # the packages: a stand-in, which every machine has, and the real ones -------------------------------------------
 
 
@@ -195,11 +176,6 @@ def test_unknown_names(fake: list[dict[str, Any]], name: str, says: str) -> None
         build(name, IMAGE, 3)
 
 
-def test_only_images(fake: list[dict[str, Any]]) -> None:
-    with pytest.raises(ConfigError, match=r"timm:net10 needs images \(channels, height, width\), got the shape \(4,\)"):
-        build("timm:net10", (4,), 3)
-
-
 @pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18", "hf:owner/name"])
 @pytest.mark.parametrize("error", [ImportError("No module\nhere"), RuntimeError("operator nms does not exist")])
 def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,13 +221,6 @@ def test_networks_of_the_packages(name: str, s_in: tuple[int, ...], width: int) 
     loads_without_polyfed(name, model, IMAGE, 5)
     with pytest.raises(ConfigError, match=r"unknown model '(timm|torchvision):resnet1O'; did you mean .*resnet1"):
         build(f"{name.partition(':')[0]}:resnet1O", IMAGE, 5)
-
-
-@pytest.mark.slow
-def test_an_image_that_is_too_small() -> None:
-    pytest.importorskip("timm", reason="the extra 'vision' is not installed")
-    with pytest.raises(ConfigError, match=r"^timm:vit_tiny_patch16_224 .*1 x 8 x 8"):
-        build("timm:vit_tiny_patch16_224", (1, 8, 8), 5)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import tomllib
 import types
@@ -206,36 +205,7 @@ def test_gray_images_see_what_rgb_images_would() -> None:
     assert five.shape[1] == 5
 
 
-def test_the_recipe_in_the_docs_is_valid() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
-    (shown,) = [block for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "?pretrained" in block]
-    recipe = pf.Recipe.from_dict(tomllib.loads(shown) | {"method": {"name": "fedhenn"}})
-    assert (recipe.data.image_size, len(recipe.models.architectures)) == (224, 3)
-
-
 # the real packages, with weights made here ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_timm_makes_the_weights_of_224_pixels_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    timm = pytest.importorskip("timm", reason="the extra 'vision' is not installed")
-    name = "vit_tiny_patch16_224"
-    whole = timm.create_model(name, depth=1)
-    kept = dict(whole.state_dict())
-    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: dict(kept))
-    monkeypatch.setattr(third_party, "timm_options", lambda *_, **__: {"num_classes": 10, "in_chans": 3, "depth": 1})
-    model = build(f"timm:{name}?pretrained", (3, 224, 224), 10)
-    export = model.export()
-    assert torch.equal(export["blocks.0.attn.qkv.weight"], kept["blocks.0.attn.qkv.weight"])
-    assert torch.equal(export["pos_embed"], kept["pos_embed"])
-    assert export["head.weight"].shape == (10, 192)
-    assert pretrained_normalization(f"timm:{name}?pretrained") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    small = {"num_classes": 10, "in_chans": 1, "img_size": (32, 32), "depth": 1}
-    monkeypatch.setattr(third_party, "timm_options", lambda *_, **__: small)
-    fewer = build(f"timm:{name}?pretrained", (1, 32, 32), 10).export()
-    assert fewer["pos_embed"].shape == (1, 5, 192), "positions are resampled"
-    gray = kept["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
-    assert torch.allclose(fewer["patch_embed.proj.weight"], gray, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,21 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import polyfed as pf
-from polyfed.core.client import PublicData
-from polyfed.core.method import Method
-from polyfed.core.settings import Training
-from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors import stacked_clients
 from polyfed.errors import ConfigError
 from polyfed.functional.cross_layer import blocks
-from polyfed.methods import FedAvg, FedIN, InclusiveFL
-from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.models import SplitModel, build, cut_shapes
 from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
-from polyfed.registry import DATASETS
-from polyfed.testing.fixtures import all_state, difference, sent
-from tests.helpers.flat_options import grouped
 
 LARGE, SMALL, TINY = (3, 224, 224), (3, 32, 32), (1, 8, 8)
 NAMES = [f"vit-s{depth}" for depth in DEPTHS]
@@ -70,15 +58,6 @@ def test_counts(names: list[str], in_shape: tuple[int, int, int], counts: list[i
     assert statistics.mean(counts) == counts[2]
 
 
-def test_counts_by_hand() -> None:
-    """Patches, class token, positions, blocks, last norm, head."""
-    width, tokens, patch = 384, 197, 16 * 16 * 3
-    block = 2 * 2 * width + 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width
-    whole = (patch + 1) * width + width + tokens * width + 8 * block + 2 * width + (width + 1) * 10
-    assert count(on_meta("vit-s8", LARGE)) == whole
-    assert not list(on_meta("vit-s8").buffers())
-
-
 @pytest.mark.parametrize(
     ("in_shape", "s_in"),
     [(LARGE, (197, 384)), (SMALL, (65, 384)), ((1, 28, 28), (50, 384)), ((3, 128, 160), (81, 384)), (TINY, (5, 384))],
@@ -101,29 +80,12 @@ def test_they_are_nested_by_name_and_shape(names: list[str]) -> None:
     assert found["intermediate.block"][2].keys() == found["extractor.block"][1].keys()
 
 
-def test_parts() -> None:
-    model = on_meta("vit-s8")
-    firsts = {part: {key.split(".")[1] for key in model.names(part)} for part in ("extractor", "intermediate")}
-    assert firsts["extractor"] == {"tokens", "block1"}
-    assert firsts["intermediate"] == {*(f"block{i}" for i in range(2, 9)), "norm"}
-    assert model.names("head") == ("head.weight", "head.bias")
-
-
 @pytest.mark.parametrize("name", ["tiny", "one block", "vit-s8-half"])
 def test_parts_make_the_whole(name: str) -> None:
     depth = {"tiny": 3, "one block": 1}.get(name)
     model, x = tiny(depth) if depth else build(name, TINY, CLASSES), torch.rand(3, *TINY)
     assert torch.equal(model(x), model.head(model.transform(model.extract(x))))
     assert model(x).shape == (3, CLASSES)
-
-
-def test_a_projection_goes_behind_the_norm() -> None:
-    model = on_meta("vit-s8", feature_dim=100)
-    assert count(model) == count(on_meta("vit-s8")) + 385 * 100 + 101 * 10 - 385 * 10
-    assert [name for name, _ in model.get_submodule("intermediate").named_children()][-2:] == [
-        "projection",
-        "projection_relu",
-    ]
 
 
 # what is computed --------------------------------------------------------------------------------------------------
@@ -168,21 +130,6 @@ def test_tokens_are_patches_behind_the_class_token() -> None:
     assert torch.equal(out[:, 0], (tokens.class_token + tokens.positions)[:, 0].expand(2, -1))
 
 
-def test_the_order_of_patches_matters_by_their_positions_only() -> None:
-    model, x = tiny(), torch.rand(2, *TINY)
-    turned = torch.cat([x[:, :, 4:], x[:, :, :4]], dim=2)  # the two rows of patches change places
-    assert not torch.allclose(model(x), model(turned), atol=1e-6)
-    with torch.no_grad():
-        model.get_parameter("extractor.tokens.positions").zero_()
-    assert torch.allclose(model(x), model(turned), atol=1e-6)
-
-
-def test_gradients_reach_every_weight() -> None:
-    model = tiny()
-    model(torch.rand(4, *TINY)).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
 def test_start_weights() -> None:
     torch.manual_seed(0)
     model = build("vit-s8-half", SMALL, 10)
@@ -204,41 +151,6 @@ def test_dropout_bites_in_training_only() -> None:
     assert plain.state_dict().keys() == dropping.state_dict().keys()
     assert not torch.equal(plain(x), dropping.train()(x))
     assert torch.equal(plain(x), dropping.eval()(x))
-
-
-def test_under_vmap_and_twice_differentiated(recwarn: pytest.WarningsRecorder) -> None:
-    model, others, x = tiny(), [tiny(seed=1), tiny(seed=2)], torch.rand(2, 3, *TINY)
-    stacked = {key: torch.stack([m.state_dict()[key] for m in others]) for key in model.state_dict()}
-
-    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(model, weights, (x,)).square().sum()
-        return out
-
-    together = torch.func.vmap(torch.func.grad(loss))(stacked, x)
-    for i, other in enumerate(others):
-        loss_of = loss(weights := {k: t.detach().requires_grad_() for k, t in other.state_dict().items()}, x[i])
-        alone = torch.autograd.grad(loss_of, list(weights.values()), create_graph=True)
-        for key, gradient in zip(weights, alone, strict=True):
-            assert torch.allclose(together[key][i], gradient, atol=1e-6)
-    twice = torch.autograd.grad(sum(g.square().sum() for g in alone), list(weights.values()))
-    assert all(bool(torch.isfinite(g).all()) for g in twice)
-    assert not recwarn.list
-
-
-@pytest.mark.slow
-def test_it_learns_digits() -> None:
-    digits = DATASETS["digits"]().train
-    order = torch.randperm(len(digits.x), generator=torch.Generator().manual_seed(0))
-    x, y = digits.x[order].float() / 240, digits.y[order]
-    torch.manual_seed(0)
-    model = vision_transformer(TINY, 10, 3, width=24, heads=3)
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(6):
-        for rows in torch.arange(1400).split(32):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-    assert (model(x[1400:]).argmax(1) == y[1400:]).float().mean() > 0.75  # chance is 0.1
 
 
 # what does not fit -------------------------------------------------------------------------------------------------
@@ -270,81 +182,21 @@ def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
     assert f"{next(iter(wrong))} {next(iter(wrong.values()))}" in str(caught.value)
 
 
-def test_it_is_not_cut_to_narrower_ones() -> None:
-    with pytest.raises(ConfigError) as caught:
-        channel_plan(tiny())
-    assert "\n" not in str(caught.value)
-
-
 # federations -------------------------------------------------------------------------------------------------------
 
-NETS: dict[str, Callable[[], SplitModel]] = {
-    "cnn": lambda: build("digits-cnn1", TINY, CLASSES),
-    "vit": lambda: vision_transformer(TINY, CLASSES, 2, width=12, heads=3),
-    "deeper": lambda: vision_transformer(TINY, CLASSES, 3, width=12, heads=3),
-}
 
+def test_gradients_of_stacked_weights_are_those_of_each() -> None:
+    model, others, x = tiny(), [tiny(seed=1), tiny(seed=2)], torch.rand(2, 3, *TINY)
+    stacked = {key: torch.stack([m.state_dict()[key] for m in others]) for key in model.state_dict()}
 
-def federation(method: Method, names: list[str], executor: str = "serial", seed: int = 0, **more: Any) -> pf.Federation:
-    """Four clients of these networks in turn, two rounds."""
-    draws = torch.Generator().manual_seed(3)
-    x, y = torch.randn(4, 20, *TINY, generator=draws), torch.randint(CLASSES, (4, 20), generator=draws)
-    held = PublicData(LabeledSamples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long)))
-    made = pf.Federation(
-        [pf.Client(names[i % len(names)], (x[i, :16], y[i, :16]), (x[i, 16:], y[i, 16:])) for i in range(4)],
-        method,
-        Training(rounds=2, batch_size=8, lr=0.05),
-        seed=seed,
-        builders={name: NETS[name] for name in names},
-        **grouped(classes=CLASSES, public=held, executor=executor, **more),
-    )
-    made.run()
-    return made
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, weights, (x,)).square().sum()
+        return out
 
-
-def test_fedavg_averages_depths_layer_by_layer() -> None:
-    ran = federation(FedAvg(weighting="uniform"), ["vit", "deeper"])
-    held = [client.weights for client in ran.clients]
-    found = sent(ran)
-    for client in (0, 1):
-        assert held[client] is not None
-        for name, tensor in held[client].items():
-            owners = [weights[name] for weights in held if weights is not None and name in weights]
-            assert len(owners) == (2 if "block3" in name else 4)
-            (mean,) = (t for key, t in found.items() if key.startswith(f"to client {client}:") and key.endswith(name))
-            assert torch.allclose(mean, torch.stack(owners).mean(0), atol=1e-6)
-            assert not torch.equal(mean, tensor)
-
-
-ROWS = {"size": 12, "batch": 12}
-
-
-@pytest.mark.parametrize(
-    "method", [FedIN(), pytest.param(InclusiveFL(), marks=pytest.mark.slow)], ids=lambda method: method.name
-)
-def test_methods_for_nested_networks_take_them(method: Method) -> None:
-    """Nobody is refused, every tensor has moved, and the deeper block, too."""
-    ran = federation(method, ["vit", "deeper"])
-    assert not any(record["refused"] for record in ran.history)
-    for client, start in zip(
-        ran.clients, (ran.server.initial_state(client.architecture) for client in ran.clients), strict=True
-    ):
-        assert client.weights is not None
-        assert all(not torch.equal(client.weights[name], tensor) for name, tensor in start.items())
-
-
-def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    plain = stacked_clients.StackedClients.gradients
-
-    def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
-        sizes.append(len(turns))
-        return plain(self, part, turns, *rest, trial=trial)
-
-    monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
-    one, other = (all_state(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized"))
-    assert difference(one, other, 1e-5) is None
-    assert max(sizes) == 2
+    together = torch.func.vmap(torch.func.grad(loss))(stacked, x)
+    for i, other in enumerate(others):
+        alone = torch.func.grad(loss)({key: tensor.detach() for key, tensor in other.state_dict().items()}, x[i])
+        assert all(torch.allclose(together[key][i], gradient, atol=1e-6) for key, gradient in alone.items())
 
 
 def test_tokens_that_are_not_there_change_nothing():

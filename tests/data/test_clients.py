@@ -1,8 +1,10 @@
-"""One folder per client: whose rows are whose, classes over all, the three kinds, and every refusal."""
+"""A folder or a file per client: whose rows are whose, classes over all, and every refusal."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,28 +42,6 @@ def test_rows_stay_with_their_client(clinics: Path) -> None:
     assert dealt.unused == 0
     assert dealt.source.class_names == ("ill", "odd", "well")
     assert dealt.label_table.tolist() == [[4, 0, 0], [0, 6, 0], [4, 0, 4]]
-
-
-def test_standardized_over_all_clients(clinics: Path) -> None:
-    source = read(clinics)
-    every = np.concatenate([name * 100 + np.arange(count) for name, count in ((2, 4), (9, 6), (10, 8))])
-    assert source.mean[0] == pytest.approx(every.mean())
-    assert source.std[0] == pytest.approx(every.std())
-    assert source.train_columns["client"].tolist() == [2] * 4 + [9] * 6 + [10] * 8
-    assert source.test_columns["client"].tolist() == [2, 2, 9, 9, 10, 10]
-
-
-def test_another_partition_can_be_asked_for(clinics: Path) -> None:
-    data = {"dataset": f"clients:{clinics}", "partition": "iid", "num_clients": 2}
-    dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
-    assert len(dealt.clients) == 2
-    assert all(len((client.train.x[:, 0] // 100).unique()) > 1 for client in dealt.clients)
-
-
-def test_a_run(clinics: Path) -> None:
-    data = {"dataset": f"clients:{clinics}", "split": "official"}
-    done = pf.run(pf.Recipe.from_dict({"data": data, "training": {"rounds": 1}, **REST}))
-    assert len(done.result["accuracy_per_client"]) == 3
 
 
 def test_parquet_files(tmp_path: Path) -> None:
@@ -165,3 +145,128 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     assert "expected csv of every client" in refusal(clinics)
     with pytest.raises(ConfigError, match="would leave out whole clients"):
         pf.Recipe.from_dict({"data": {"dataset": f"clients:{clinics}", "limit_train": 3}, **REST})
+
+
+read_arrays, refusal_arrays = reading("npz")
+
+
+def save(path: Path, x: Any, y: Any, plain: bool = False) -> None:
+    """As `numpy.savez_compressed` writes a client: two arrays, or a dictionary, which it pickles."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {"x": x, "y": y} if plain else {"data": {"x": x, "y": y}}
+    np.savez_compressed(path, **arrays)
+
+
+def draw(client: int, rows: int, shape: tuple[int, ...] = (4,)) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs from 100 times the client's number on, labels in turn of two classes."""
+    x = np.random.default_rng(client).random((rows, *shape)).astype(np.float32) + 100 * client
+    return x, np.arange(rows) % 2 + client % 2
+
+
+@pytest.fixture(params=[False, True], ids=["dictionary", "plain"])
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Clients 2, 9 and 10 with 6, 8 and 10 training rows and 4 test rows; classes 0 to 2."""
+    for client, rows in ((2, 6), (9, 8), (10, 10)):
+        save(tmp_path / "train" / f"{client}.npz", *draw(client, rows), plain=request.param)
+        save(tmp_path / "test" / f"{client}.npz", *draw(client, 4), plain=request.param)
+    return tmp_path
+
+
+def test_rows_of_arrays_stay_with_their_client(place: Path) -> None:
+    recipe = pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "split": "official"}, **REST})
+    assert (recipe.data.partition, recipe.data.group_by) == ("by_group", "client")
+    dealt = DataCache().federated(recipe)
+    assert dealt.source.class_names == ("0", "1", "2")
+    assert dealt.label_table.tolist() == [[3, 3, 0], [0, 4, 4], [5, 5, 0]]
+    for client, own, rows in zip((2, 9, 10), dealt.clients, (6, 8, 10), strict=True):
+        assert torch.equal(own.train.x, torch.from_numpy(draw(client, rows)[0]))
+        assert torch.equal(own.test.x, torch.from_numpy(draw(client, 4)[0]))
+        assert own.test.y.tolist() == draw(client, 4)[1].tolist()
+
+
+def test_floats_pass_unchanged_and_bytes_are_images(tmp_path: Path) -> None:
+    x, y = draw(3, 6, (3, 2, 2))
+    save(tmp_path / "train" / "a.npz", x.astype(np.float64), y.astype(np.int32))
+    source = read_arrays(tmp_path)
+    assert source.test is None
+    assert source.train.x.dtype == torch.float32
+    assert source.prepare(source.train.x) is source.train.x
+    assert source.train_columns["client"].tolist() == ["a"] * 6
+    save(tmp_path / "train" / "a.npz", (x - 300).astype(np.uint8) + np.uint8(51), y)
+    source = read_arrays(tmp_path)
+    assert source.mean == pytest.approx((0.2,) * 3)
+    assert source.prepare(source.train.x).abs().max() < 1e-6
+
+
+def test_config_says_how_many_classes_there_are(place: Path) -> None:
+    config = {"num_clients": 3, "num_classes": 5, "non_iid": True, "alpha": 0.1}
+    put(place / "config.json", json.dumps(config))
+    assert read_arrays(place).class_names == ("0", "1", "2", "3", "4")
+    for change, said in (
+        ({"num_classes": 2}, "expected labels in 0..1 in"),
+        ({"num_clients": 4}, f"expected 4 clients in {place / 'train'}, as {place / 'config.json'} says, got 3"),
+        ({"num_classes": "5"}, "num_classes in"),
+        ({"num_clients": True}, "num_clients in"),
+    ):
+        put(place / "config.json", json.dumps(config | change))
+        assert said in refusal_arrays(place)
+    put(place / "config.json", "[1")
+    assert "expected a JSON object" in refusal_arrays(place)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
+        (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as training inputs in"),
+        (
+            np.zeros((3, 5), np.float32),
+            np.zeros(3, np.int64),
+            "of '2' ((4,), torch.float32), got (5,)",
+        ),
+        (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got (1, 4, 4), torch.uint8 in"),
+        (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "got NaN or infinite values"),
+        (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
+        (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected training labels from 0 on in"),
+        (np.zeros((3, 4), np.int64), np.zeros(3, np.int64), "expected uint8 or float training inputs"),
+        (np.array([([1], 1), ([2, 3], 2)], dtype=object), np.zeros(2, np.int64), "(texts as lists of ids?) for x"),
+    ],
+    ids=["empty", "lengths", "shape", "kind", "nan", "fractions", "negative", "ids", "texts"],
+)
+def test_a_client_that_cannot_be(tmp_path: Path, x: Any, y: Any, said: str) -> None:
+    save(tmp_path / "train" / "2.npz", *draw(2, 4))
+    save(tmp_path / "train" / "3.npz", x, y)
+    message = refusal_arrays(tmp_path)
+    assert said in message
+    assert "3.npz" in message or "'3'" in message
+
+
+def test_refusals_of_arrays(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    assert "expected one file per client (train/0.npz, train/1.npz) in" in refusal_arrays(empty / "none")
+    for option in ({"label_column": "y"}, {"feature_columns": ["a"]}, {"image_column": "x"}, {"columns": ["user"]}):
+        assert "has no use for" in refusal_arrays(place, **option)
+    assert "no splits to choose from" in refusal_arrays(place, train_splits=["train", "more"])
+    whole = (place / "train" / "2.npz").read_bytes()
+    for content in (b"", b"no archive", whole[: len(whole) // 2]):
+        put(place / "train" / "2.npz", content)
+        assert f"got something else in {place / 'train' / '2.npz'}" in refusal_arrays(place)
+    np.save(place / "train" / "array.npy", np.zeros(3))
+    (place / "train" / "array.npy").rename(place / "train" / "2.npz")
+    assert "expected arrays x and y as numpy.savez writes them" in refusal_arrays(place)
+    np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32))
+    assert "got x for y" in refusal_arrays(place)
+    np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32), y=np.array([{}, {}], dtype=object))
+    assert "pickle" not in refusal_arrays(place)
+    put(place / "train" / "2.npz", whole)
+    save(place / "test" / "2.npz", *draw(2, 4, (5,)))
+    assert f"got (5,), torch.float32 in {place / 'test' / '2.npz'}" in refusal_arrays(place)
+    (place / "test" / "2.npz").unlink()
+    assert "got one of '9', unlike '2'" in refusal_arrays(place)
+    save(place / "test" / "2.npz", *draw(2, 4))
+    (place / "train" / "9.npz").unlink()
+    assert f"got {place / 'test' / '9.npz'} without" in refusal_arrays(place)
+    with pytest.raises(ConfigError, match="would leave out whole clients"):
+        pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "limit_train": 3}, **REST})
+    with pytest.raises(ConfigError, match="no use for vocab_size, got '3'; text_column names a column of texts"):
+        pf.run(pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "vocab_size": 3}, **REST}))

@@ -1,8 +1,7 @@
-"""FedHeNN's networks for texts: counts, padding, word vectors, parts, and a run on every executor."""
+"""Networks for texts: counts, padding, word vectors, parts, and a run on every executor."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import polyfed
-from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments.prediction import predict
 from polyfed.models import build
 from polyfed.models.split import SplitModel
+from polyfed.models.texts import TextEncoder
 
 SIZES = {"fedhenn-lstm1": 221_472, "fedhenn-lstm2": 353_568}
 
@@ -150,35 +148,33 @@ def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
     assert weights("serial")[0] != weights("serial")[1]
 
 
-def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
-    polyfed.run(recipe, out="run", overrides=["training.rounds=1", "run.executor='serial'"])
-    assert predict("run", 1, torch.tensor([[2, 3, 0, 0], [4, 1, 2, 0]])).scores.shape == (2, 2)
-    with pytest.raises(ConfigError, match="expected ids of the run's vocabulary, got 2 to 99"):
-        predict("run", 1, torch.tensor([[2, 99, 3, 4]]))
-    Path("vectors.txt").write_text("good 1 0\nbad -1 0\nday 0 1\n")
-    given = ["training.rounds=1", "run.executor='serial'", "data.word_vectors='vectors.txt'"]
-    polyfed.run(recipe, out="given", overrides=given, method="fedavg")
-    sent = json.loads(Path("given/rounds.jsonl").read_text())["bytes_by_client"].values()
-    trained = [count(build(name, (4,), 2, words=torch.zeros(5, 2))) for name in SIZES]
-    assert sum(client["up"] for client in sent) == sum(4 * number + 8 for number in trained)  # 8: how many samples
-    with pytest.raises(ConfigError, match=r"looks words up in the vectors of 'vectors\.txt'"):
-        predict("given", 0, torch.tensor([[2, 3, 0, 0]]))
+IDS = torch.tensor([[5, 3, 9, 0, 0, 0], [4, 4, 2, 7, 8, 1], [0, 0, 0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("models.architectures=['digits-cnn1']", "needs images"),
-        ("training.augmentation='crop-flip'", "expects images"),
-        ("data.image_size=8", "expected images"),
-        ("data.feature_shift='rotation'", "data.feature_shift expects"),
-        ("data.word_vectors='none.txt'", "cannot read data.word_vectors"),
-        ("data.vocab_size=0", "data.vocab_size"),
-        ("data.vocab_siz=9", "did you mean 'vocab_size'"),
-    ],
-)
-def test_wrong_settings_are_one_clear_line_and_leave_nothing(recipe: Path, override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        polyfed.run(Recipe.load(recipe, [override]), out="out")
-    assert "\n" not in str(caught.value)
-    assert not Path("out").exists()
+def test_padding_changes_nothing():
+    torch.manual_seed(0)
+    model = build("text-transformer", (6,), 2, words=12).eval()
+    whole = model(IDS)
+    assert torch.allclose(whole[:1], model(IDS[:1, :3]), atol=1e-6)
+    other = IDS.clone()
+    other[0, 1] = 6
+    assert not torch.allclose(model(other)[0], whole[0])
+    assert whole.isfinite().all()  # a text without words, too
+    assert not model.extract(IDS)[2].any()
+
+
+def test_sizes():
+    with torch.device("meta"):
+        model = build("text-transformer", (25,), 2, words=100)
+    total = sum(p.numel() for p in model.parameters())
+    assert total - 100 * 64 == 101_826
+    assert model.feature_dim == 64
+    assert {model.part_of(name) for name in model.state_dict()} == {"extractor", "intermediate", "head"}
+
+
+def test_given_word_vectors_stay_and_are_mapped():
+    vectors = torch.randn(12, 7)
+    encoder = TextEncoder(vectors, 6)
+    assert encoder(IDS).shape == (3, 64)
+    assert all("vectors" not in name for name in encoder.state_dict())
+    assert encoder.map.in_features == 7

@@ -1,4 +1,4 @@
-"""Tables from CSV files: columns, labels, standardizing, a whole run with two networks, and every refusal."""
+"""Tables from CSV files and frames: columns, labels, categories, missing numbers, whole runs, and every refusal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
 
 import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.data import inference_inputs
+from polyfed.data.dataset import DatasetSource, with_declared
 from polyfed.data.datasets import load_dataset
-from polyfed.data.transforms import Prepare
+from polyfed.data.samples import LabeledSamples, TargetScale
+from polyfed.data.table_columns import TableColumns, fill_missing, own_means
 from polyfed.errors import ConfigError, ConfigErrors
 from polyfed.experiments import prediction
-from polyfed.registry import METHODS
+from tests.helpers import regression
 from tests.helpers.small_data import put, reading
 
 PEOPLE = """height,name,weight,label,town
@@ -45,7 +48,7 @@ def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:
     assert source.feature_names == ("height", "weight", "town")
     assert source.train.x.tolist() == [[1.5, -3, 2], [2.5, 5, 1], [2, 1, 2]]
     assert source.train.y.tolist() == [1, 0, 1]
-    assert (source.class_names, source.test) == (("no", "yes"), None)
+    assert (source.class_names, source.test, source.label_column) == (("no", "yes"), None, "label")
 
 
 def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -> None:
@@ -143,12 +146,6 @@ def test_inputs_are_standardized_by_the_training_side(tmp_path: Path) -> None:
         source.prepare(torch.zeros(1, 3))
 
 
-def test_floats_that_are_no_table_pass_unchanged() -> None:
-    x = torch.rand(2, 3)
-    assert Prepare((1.0,) * 3, (2.0,) * 3)(x) is x
-    assert torch.equal(Prepare((1.0,) * 3, (2.0,) * 3, table=True)(x), (x - 1) / 2)
-
-
 @pytest.mark.parametrize(
     ("labels", "numbers", "names"),
     [
@@ -208,14 +205,6 @@ def test_refusals_of_files(tmp_path: Path) -> None:
     assert "expected a CSV file in UTF-8" in refusal(place)
     place.unlink()
     assert "expected CSV files (train*.csv, test*.csv)" in refusal(tmp_path)
-
-
-def test_feature_columns_belong_to_tables() -> None:
-    rest = {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
-    with pytest.raises(
-        ConfigError, match="feature_columns expects a dataset 'csv:PATH' or 'clients:PATH', got 'digits'"
-    ):
-        pf.Recipe.from_dict({"data": {"dataset": "digits", "feature_columns": ["a"]}, **rest})
 
 
 @pytest.fixture
@@ -300,18 +289,6 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(
         prediction.predict(tmp_path / "run", 1, bare, image_column="a")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedre", "fedsa", "fedsaf", "fedtgp"],
-)
-def test_methods_for_different_networks_take_both(method: str, flowers: Path) -> None:
-    assert method in METHODS
-    data = {"dataset": f"csv:{flowers}", "label_column": "kind", "num_clients": 3, "holdout": 66}
-    done = pf.run(pf.Recipe.from_dict({"data": data, "method": {"name": method}, **RECIPE}))
-    assert 0 <= done.result["accuracy"] <= 1
-
-
 def frame() -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -375,3 +352,195 @@ def test_a_frame_of_numbers_to_predict() -> None:
     assert made.is_regression
     assert made.train.x.tolist() == [[1, 2], [0, 1], [1, 1], [1, 2]]
     assert made.train.y.tolist() == [30, 40, 50, 36]
+
+
+PATIENTS = """age,color,weight,clinic,label
+30,red,70,a,no
+40,blue,,a,yes
+50,red,60,a,no
+36,,80,a,yes
+20,green,NA,b,no
+40,blue,?,b,yes
+60,blue,nan,b,yes
+"""
+OPTIONS = {"category_columns": ("color",), "may_be_missing": True, "columns": ("clinic",)}
+
+
+def dealt(place: Path, text: str = PATIENTS, declared: dict[str, list[float]] | None = None) -> list[Tensor]:
+    """Each clinic's rows, all of its sides: (N, 5)."""
+    place.write_text(text)
+    source = with_declared(load_dataset(f"csv:{place}", **OPTIONS), None, *(declared or {}).values())  # type: ignore[arg-type]
+    data = pf.federate(source, None, "by_group", group_by="clinic", split="1:0:1")
+    return [torch.cat([client.train.x, client.test.x]) for client in data.clients]
+
+
+def test_how_they_are_stored(tmp_path: Path) -> None:
+    """Age, weight, color, and two columns that say what is missing; 0 is no color."""
+    (tmp_path / "a.csv").write_text(PATIENTS)
+    source = load_dataset(f"csv:{tmp_path / 'a.csv'}", **OPTIONS)  # type: ignore[arg-type]
+    assert source.feature_names == ("age", "weight", "color", "age is missing", "weight is missing")
+    assert source.train.x[:, 2].tolist() == [3, 1, 3, 0, 2, 1, 1]
+    assert source.train.x[:, 4].tolist() == [0, 1, 0, 0, 1, 1, 1]
+    assert source.columns == TableColumns(((), (), ("blue", "green", "red"), (), ()), ((0, 3), (1, 4)))
+    assert source.columns.counts == (0, 0, 4, 0, 0)
+    known = torch.tensor([70.0, 60, 80], dtype=torch.float64)
+    assert source.mean == pytest.approx((276 / 7, 70, 0, 0, 0))
+    assert source.std[1] == pytest.approx(float(known.std(correction=0)))
+    assert source.std[2:] == (1, 1, 1)
+
+
+def test_a_client_fills_with_the_mean_of_its_own_training_rows() -> None:
+    """By hand; a feature without any value gets the center of all, which a network reads as 0."""
+    columns = TableColumns((), ((0, 2), (1, 3)))
+    train = torch.tensor([[1.0, 9, 0, 1], [3, 9, 0, 1], [9, 9, 1, 1]])
+    values = own_means(train, columns, (50.0, 70.0, 0.0, 0.0))
+    assert values == [2, 70]
+    test = LabeledSamples(torch.tensor([[5.0, 6, 1, 0], [7, 8, 0, 1]]), torch.tensor([0, 1]))
+    assert fill_missing(test, columns, values).x.tolist() == [[2, 6, 1, 0], [7, 70, 0, 1]]
+    assert test.x[0, 0] == 5
+
+
+def test_no_other_clients_row_has_a_say(tmp_path: Path) -> None:
+    """Clinic a's inputs stay as they are, bit for bit, whatever clinic b's rows are; its own training rows count."""
+    other = PATIENTS.replace("20,green,NA,b", "99,green,5,b").replace("40,blue,?,b", "1,blue,1000,b")
+    declared = {"mean": [40.0, 70, 0, 0, 0], "std": [10.0, 10, 1, 1, 1]}
+    settings: dict[str, list[float]]
+    for settings in ({}, declared):
+        assert torch.equal(
+            dealt(tmp_path / "a.csv", declared=settings)[0], dealt(tmp_path / "b.csv", other, settings)[0]
+        )
+    own = PATIENTS.replace("30,red,70,a", "30,red,10,a").replace("50,red,60,a", "50,red,20,a")
+    assert not torch.equal(dealt(tmp_path / "a.csv")[0][:, 1], dealt(tmp_path / "b.csv", own)[0][:, 1])
+    weightless = dealt(tmp_path / "a.csv", declared=declared)[1]
+    assert weightless[:, 1].tolist() == [70, 70, 70]
+
+
+def test_test_rows_have_no_say(tmp_path: Path) -> None:
+    """What stands for missing values is the mean over training rows alone."""
+    place = tmp_path / "a.csv"
+    place.write_text(PATIENTS.replace("36,,80,a", "36,,81,a").replace("50,red,60,a", "50,red,45,a"))
+    source = load_dataset(f"csv:{place}", **OPTIONS)  # type: ignore[arg-type]
+    client = pf.federate(source, None, "by_group", group_by="clinic", split="1:0:1").clients[0]
+    known = client.train.x[client.train.x[:, 4] == 0, 1]
+    filled = torch.cat([part.x[part.x[:, 4] == 1, 1] for part in (client.train, client.test)])
+    everywhere = torch.cat([part.x[part.x[:, 4] == 0, 1] for part in (client.train, client.test)])
+    assert filled.tolist() == [pytest.approx(float(known.mean()))]
+    assert float(known.mean()) != pytest.approx(float(everywhere.mean()))
+
+
+def test_missing_values_are_errors_unless_asked_for(tmp_path: Path) -> None:
+    """With a hint."""
+    (tmp_path / "a.csv").write_text(PATIENTS)
+    with pytest.raises(ConfigError, match=r"line 3 of column 'weight' .* set missing_values"):
+        load_dataset(f"csv:{tmp_path / 'a.csv'}", columns=("clinic",))
+    (tmp_path / "a.csv").write_text(PATIENTS.replace("70,a", "inf,a"))
+    with pytest.raises(ConfigError, match="expected a finite number in line 2 of column 'weight'"):
+        load_dataset(f"csv:{tmp_path / 'a.csv'}", **OPTIONS)  # type: ignore[arg-type]
+
+
+def test_folders_of_clients_share_their_categories(tmp_path: Path) -> None:
+    """A color that one clinic alone has, has one number at both."""
+    for clinic, rows in (("a", "red,1,no\nblue,2,yes\n"), ("b", "blue,3,no\ngreen,,yes\n")):
+        (tmp_path / clinic).mkdir()
+        (tmp_path / clinic / "train.csv").write_text("color,size,label\n" + rows)
+    source = load_dataset(f"clients:{tmp_path}", category_columns=("color",), may_be_missing=True)
+    assert source.train.x[:, 1].tolist() == [3, 1, 1, 2]
+    assert source.columns.counts == (0, 4, 0)
+
+
+def test_a_run_and_what_its_models_say_of_new_rows(tmp_path: Path) -> None:
+    """A stored model reads categories and missing values as its client did."""
+    place = tmp_path / "a.csv"
+    place.write_text(PATIENTS)
+    recipe = pf.Recipe.from_dict(
+        {
+            "data": {
+                "dataset": f"csv:{place}",
+                "partition": "by_group",
+                "group_by": "clinic",
+                "category_columns": ["color"],
+                "missing_values": "client_mean",
+                "split": "1:0:1",
+            },
+            "models": {"architectures": ["mlp-16-32", "mlp-64-32"]},
+            "method": {"name": "local"},
+            "training": {"rounds": 1, "lr": 0.1},
+        }
+    )
+    pf.run(recipe, out=tmp_path / "run")
+    data = pf.federate(load_dataset(f"csv:{place}", **OPTIONS), None, "by_group", group_by="clinic", split="1:0:1")  # type: ignore[arg-type]
+    for client in (0, 1):
+        model = prediction.load_model(tmp_path / "run", client)
+        scores = prediction.predict(tmp_path / "run", client, place).scores
+        own = data.clients[client]
+        rows = torch.cat([own.train.x, own.test.x])
+        expected = model.network(model.prepare(rows)).detach()
+        of_client = scores[:4] if client == 0 else scores[4:]
+        ages = torch.tensor(
+            [30.0, 40, 50, 36] if client == 0 else [20.0, 40, 60]
+        )  # which tell the rows of a clinic apart
+        assert torch.allclose(expected[rows[:, 0].argsort()], of_client[ages.argsort()], atol=1e-6)
+
+
+def costs(folder: Path) -> DatasetSource:
+    path = regression.write_table(folder / "costs.csv")
+    return pf.load_dataset(f"csv:{path}", label_column="cost", columns=["site"], regression=True)
+
+
+def test_labels_of_a_table_are_read_as_numbers(tmp_path: Path) -> None:
+    source = costs(tmp_path)
+    assert source.is_regression
+    assert (source.classes, source.class_names) == (0, ())
+    assert source.feature_names == ("a", "b", "c")
+    stored = [line.split(",")[3] for line in (tmp_path / "costs.csv").read_text().splitlines()[1:]]
+    assert source.train.y.tolist() == np.array(stored, dtype=np.float32).tolist()
+    assert "numbers to predict" in repr(source)
+
+
+def test_each_clients_numbers_are_standardized_by_its_own_training_rows(tmp_path: Path) -> None:
+    source = costs(tmp_path)
+    dealt = pf.federate(source, num_clients=None, partition="by_group", group_by="site", split="6:2:2")
+    scales = []
+    for client in dealt.clients:
+        y = client.train.scale.restored(client.train.y)
+        assert client.train.scale.mean == pytest.approx(float(y.mean()), rel=1e-5)
+        assert client.train.scale.std == pytest.approx(float(y.std(correction=0)), rel=1e-5)
+        assert float(client.train.y.mean()) == pytest.approx(0, abs=1e-5)
+        assert client.test.scale == client.validation.scale == client.train.scale
+        parts = [part.scale.restored(part.y) for part in (client.train, client.validation, client.test)]
+        assert all(any(abs(float(value) - known) < 1e-3 for known in source.train.y.tolist()) for value in parts[2])
+        scales.append(client.train.scale)
+    assert len(set(scales)) == 3
+    assert [round(scale.mean / 100) for scale in scales] == [0, 1, 2]
+    assert dealt.label_table.tolist() == [[len(client.train)] for client in dealt.clients]
+
+
+def test_numbers_that_do_not_vary_are_only_centered() -> None:
+    x = torch.zeros(4, 2)
+    dealt = pf.federate(pf.from_tensors((x, torch.full((4,), 7.0))), num_clients=1, split="2:0:2")
+    assert dealt.clients[0].train.scale == TargetScale(7.0, 1.0)
+    assert dealt.clients[0].test.y.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "by_class"])
+def test_partitions_by_class_are_refused(tmp_path: Path, partition: str) -> None:
+    with pytest.raises(ConfigError, match=f"partition '{partition}' deals by classes; expected iid, .*by_group"):
+        pf.federate(costs(tmp_path), num_clients=2, partition=partition)
+
+
+def test_what_cannot_be_predicted_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "words.csv"
+    path.write_text("a,cost\n1,2.5\n2,much\n")
+    with pytest.raises(ConfigError, match=r"expected a finite number to predict in line 3 of column 'cost' .*'much'"):
+        pf.load_dataset(f"csv:{path}", label_column="cost", regression=True)
+    path.write_text("a,cost\n1,2.5\n2,3.5\n")
+    with pytest.raises(ConfigError, match=r"got '2.5'; data.task = 'regression' predicts numbers"):
+        pf.load_dataset(f"csv:{path}", label_column="cost")
+    with pytest.raises(ConfigError, match=r"data\.task 'regression': expected a table, .* got 'digits'"):
+        pf.load_dataset("digits", regression=True)
+    with pytest.raises(ConfigError, match="expected finite numbers to predict, got nan in row 1"):
+        LabeledSamples(torch.zeros(2, 1), torch.tensor([1.0, float("nan")]))
+    with pytest.raises(ConfigError, match="expected no classes, as labels of 'tensors' are floats"):
+        pf.from_tensors((torch.zeros(2, 1), torch.zeros(2)), classes=2)
+    with pytest.raises(ConfigError, match=r"of shape \(N,\), got \(2, 2\)"):  # several numbers per row
+        pf.from_tensors((torch.zeros(2, 1), torch.zeros(2, 2)))

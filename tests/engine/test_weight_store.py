@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +19,7 @@ from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
+from polyfed.engine.weight_store import RowLayout, WeightStore
 from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg
 from polyfed.testing import ConformanceKit
@@ -62,16 +60,11 @@ def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.fixture(params=["memory", "disk", "alone"])
+@pytest.fixture(params=["memory", "disk"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every kind of memory there is, growing often."""
-    monkeypatch.setattr(weight_store, "GROWTH_BYTES", 1)
+    """Every place that there is for rows."""
     if request.param == "disk":
         monkeypatch.setattr(weight_store, "available_memory", lambda: 10.0)
-    if request.param == "alone":
-        monkeypatch.delattr(os, "memfd_create", raising=False)
-    elif request.param == "memory" and not hasattr(os, "memfd_create"):
-        pytest.skip("there is no memory to share on this system")
     return str(request.param)
 
 
@@ -132,54 +125,14 @@ def test_only_the_networks_own_tensors_go_in() -> None:
 # places -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_place_is_free_when_nobody_looks_at_it(kind: str) -> None:
+def test_rows_are_apart_and_live_as_long_as_somebody_looks(kind: str) -> None:
     rows = made()
     held = {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(9)}
-    assert len({row.begin for row in held.values()}) == 9
-    place, tensor = held[4].begin, held.pop(4)["first.weight"][2:]
+    tensor = held.pop(4)["first.weight"][2:]
     kept = tensor.clone()
-    for seed in range(20, 26):
-        held[seed] = rows.store(0, "tied", "", drawn("tied", seed))
-    assert place not in {row.begin for row in held.values()}, "a tensor that looks into it is alive"
+    held |= {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(20, 26)}
     assert torch.equal(tensor, kept)
-    del tensor
-    gc.collect()
-    places = [row.begin for row in held.values()]
-    fresh = rows.allocate("tied")
-    while fresh.begin != place:  # among those that were never used
-        held[fresh.begin], fresh = fresh, rows.allocate("tied")
-        assert len(held) < 100
-    assert place not in places
-    assert all(alike(row, drawn("tied", seed)) for seed, row in held.items() if seed < 26)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
-def test_another_process_reads_and_writes_rows(kind: str) -> None:
-    if kind == "alone":
-        pytest.skip("nobody shares it")
-    rows = made()
-    rows.open()
-    ask, answer = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            for _ in range(2):
-                source, target = json.loads(os.read(ask[0], 1000))
-                row = rows.view("tied", "", source)
-                rows.view("tied", "", target).write({name: t + 1 for name, t in row.items()})
-                os.write(answer[1], b"x")
-        finally:
-            os._exit(0)
-    held: list[WeightRow] = []
-    for count in (1, 20):  # then in memory that was not there when the process was made
-        held += [rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(count)]
-        fresh = rows.allocate("tied")
-        os.write(ask[1], json.dumps([held[-1].begin, fresh.begin]).encode())
-        assert os.read(answer[0], 1) == b"x"
-        assert alike(fresh, {name: t + 1 for name, t in held[-1].items()})
-    os.waitpid(child, 0)
-    for end in (*ask, *answer):
-        os.close(end)
+    assert all(alike(row, drawn("tied", seed)) for seed, row in held.items())
 
 
 def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +187,7 @@ def test_weights_are_replaced_and_never_written_into() -> None:
     fed.run()
     assert len(held) == 24
     assert all(alike(row, before) for row, before in held)
-    assert len({row.begin for row, _ in held}) == 24, "a place is not used again as long as somebody looks"
+    assert len({row.bytes.data_ptr() for row, _ in held}) == 24, "a place is not used again as long as somebody looks"
 
 
 def test_who_is_given_other_weights_is_told() -> None:

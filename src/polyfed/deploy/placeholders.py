@@ -36,7 +36,7 @@ class RemoteStore(WeightStore):
     def allocate(self, architecture: str, variant: str = "") -> WeightRow:
         """See `WeightStore`; nothing can be written into it."""
         layout = self.layout(architecture, variant)
-        return WeightRow(architecture, variant, layout, 0, torch.zeros(layout.nbytes, dtype=torch.uint8))
+        return WeightRow(architecture, variant, layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
 
 
 class PlaceholderModel(SplitModel):

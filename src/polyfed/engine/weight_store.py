@@ -1,27 +1,23 @@
-"""The clients' weights: one flat row per client, in memory that worker processes share, or on the run's GPU.
+"""The clients' weights: one flat row per client, in memory, in nameless files, or on the run's GPU.
 
 A row begins with the network's float32 numbers, parameters and buffers, tied tensors once, each tensor begun at a
-multiple of 64 bytes; tensors of other types (BatchNorm's counters) lie behind them. Rows of one architecture and
-variant lie side by side. Who has no weights of its own has no row.
+multiple of 64 bytes; tensors of other types (BatchNorm's counters) lie behind them. Who has no weights of its own has
+no row.
 
-A row is written once, by whoever allocated it, and never again: new weights go to another row. A row's place
-is free for others as soon as no tensor that looks into it is alive.
+A row is written once and never again: new weights go to another row. Its memory is free as soon as no tensor that looks
+into it is alive.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
-import mmap
 import os
 import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +27,6 @@ from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
-GROWTH_BYTES = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
 _SHARE = 0.5  # of the available memory that all clients' rows together may need, to be kept in memory
 _DEVICE_SHARE = 0.1  # likewise of a GPU's free memory; a round holds rows from before and after it
 
@@ -118,16 +113,14 @@ class WeightRow(Mapping[str, Tensor]):
     """A client's weights, by name: in main memory, views into the row or, where that lies on a GPU, copies.
 
     Attributes:
-        architecture, variant: of the network that they are of. begin: where in the store's memory the row lies; -1: on
-        a GPU.
+        architecture, variant: of the network that they are of.
         bytes: (nbytes,) uint8, the whole row. flat: (P,) its float32 numbers, gaps (zeros) included.
     """
 
-    def __init__(self, architecture: str, variant: str, layout: RowLayout, begin: int, content: Tensor) -> None:
+    def __init__(self, architecture: str, variant: str, layout: RowLayout, content: Tensor) -> None:
         self.architecture = architecture
         self.variant = variant
         self.layout = layout
-        self.begin = begin
         self.bytes = content
         self._views: dict[str, Tensor] | None = None
         self._read: dict[str, Tensor] | None = None  # what was asked for of a row on a GPU
@@ -154,8 +147,8 @@ class WeightRow(Mapping[str, Tensor]):
             raise ValueError(f"expected the tensors of '{self.architecture}', but only one side has '{odd}'")
         for name, view in self.views.items():
             if tensors[name].shape != view.shape:
-                came = tuple(tensors[name].shape)
-                raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
+                shape = tuple(tensors[name].shape)
+                raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {shape}")
         views = list(self.views.values())
         here = move_together([tensors[name] for name in self.views], [view.device for view in views])
         if views:  # an empty row stands for weights that are elsewhere
@@ -177,14 +170,12 @@ class WeightRow(Mapping[str, Tensor]):
 class WeightStore:
     """The rows of a federation's clients.
 
-    Memory is used for what was written to. It is shared with processes forked from this one after `open`; only this
-    one makes rows, the others find them by their places. Where the rows of all clients would not fit into half of the
-    available memory, they lie in a file without a name, which the system reads and writes as it needs them. Where the
-    networks compute on an NVIDIA GPU, they lie there if they fit into a tenth of its free memory.
+    Where the rows of all clients would not fit into half of the available memory, each lies in a file without a name,
+    which the system reads and writes as it needs. Where the networks compute on an NVIDIA GPU, they lie there if they
+    fit into a tenth of its free memory.
 
     Args:
-        architectures: the networks. owners: the architectures of all clients. folder: for such a file; None: the
-            system's place for temporary files.
+        owners: the architectures of all clients. folder: for such files; None: the system's place for temporary files.
     """
 
     def __init__(self, model_factory: ModelFactory, owners: Sequence[str], folder: Path | None = None) -> None:
@@ -192,10 +183,8 @@ class WeightStore:
         self._owners = owners
         self._folder = folder
         self._layouts: dict[tuple[str, str], RowLayout] = {}
-        self._free: dict[tuple[str, str], list[int]] = {}
-        self._rows: dict[tuple[str, str], int] = {}  # places made, free or not
-        self._memory: _Memory | None = None
-        self._on_device: bool | None = None  # decided when the first row is made
+        self._on_device: bool | None = None  # decided, as the next, when the first row is made
+        self._on_disk: bool | None = None
 
     @property
     def nbytes(self) -> int:
@@ -216,10 +205,6 @@ class WeightStore:
         """Have rows there, wherever the networks compute; before the first is made."""
         self._on_device = False
 
-    def open(self) -> None:
-        """Have memory that processes forked from now on share."""
-        self._opened()
-
     def layout(self, architecture: str, variant: str = "") -> RowLayout:
         """Where the tensors of this network lie in a row."""
         key = (architecture, variant)
@@ -233,20 +218,15 @@ class WeightStore:
         Raises:
             RunError: there is no room for it.
         """
-        key = (architecture, variant)
         layout = self.layout(architecture, variant)
-        if self.on_device:
-            content = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._model_factory.device)
-            return WeightRow(architecture, variant, layout, -1, content)
-        free = self._free.setdefault(key, [])
-        memory = self._opened()
-        if not free:
-            count = max(1, self._rows.get(key, 0))
-            begin = memory.extend(count * layout.nbytes)
-            free.extend(reversed(range(begin, begin + count * layout.nbytes, layout.nbytes)))
-            self._rows[key] = self._rows.get(key, 0) + count
-        begin = free.pop()
-        return WeightRow(architecture, variant, layout, begin, memory.at(begin, layout.nbytes, free.append))
+        if self._on_disk is None:
+            self._on_disk = not self.on_device and self.nbytes > _SHARE * available_memory()
+        if self._on_disk:
+            content = _on_disk(layout.nbytes, self._folder)
+        else:
+            device = self._model_factory.device if self.on_device else "cpu"
+            content = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
+        return WeightRow(architecture, variant, layout, content)
 
     def store(self, number: int, architecture: str, variant: str, tensors: Mapping[str, Tensor]) -> WeightRow:
         """A row of client `number` holding copies of `tensors`.
@@ -264,16 +244,6 @@ class WeightStore:
                 raise ValueError(f"expected {place.dtype} for '{name}', got {tensors[name].dtype}")
         return self.allocate(architecture, variant).write(tensors)
 
-    def view(self, architecture: str, variant: str, begin: int) -> WeightRow:
-        """The row at a place, as a forked process finds it: it is there as long as this store's process holds it."""
-        layout = self.layout(architecture, variant)
-        return WeightRow(architecture, variant, layout, begin, self._opened().at(begin, layout.nbytes))
-
-    def _opened(self) -> _Memory:
-        if self._memory is None:
-            self._memory = _Memory(_file(self.nbytes, self._folder))
-        return self._memory
-
 
 def client_row(client: Client) -> WeightRow | None:
     """The row of a federation's client, None where it has no weights of its own.
@@ -286,47 +256,25 @@ def client_row(client: Client) -> WeightRow | None:
     raise RunError(f"expected a row of the store as {client.title}'s weights, got {type(client.weights).__name__}")
 
 
-@dataclass(frozen=True)
-class _File:
-    """What memory is mapped from. number: of the open file; -1: of none, and nobody shares it. grow: to a size."""
+def _on_disk(size: int, folder: Path | None) -> Tensor:
+    """(size,) uint8, zeros: a file without a name, gone with the tensor.
 
-    number: int
-    grow: Callable[[int], None]
-
-
-def _file(needed: int, folder: Path | None) -> _File:
-    """In memory if `needed` bytes are no more than a share of what is available, else on disk."""
-    if needed > _SHARE * available_memory():
-        number, name = tempfile.mkstemp(prefix=".polyfed", dir=_existing(folder))
-        os.unlink(name)
-        return _File(number, lambda size: _reserve(number, size))
-    try:
-        number = os.memfd_create("polyfed")
-    except (AttributeError, OSError):  # macOS; where a sandbox forbids it
-        return _File(-1, lambda size: None)
-    return _File(number, lambda size: _enlarge(number, size))
-
-
-def _enlarge(number: int, size: int) -> None:
-    """Make memory so large; what is not written to takes none."""
-    try:
-        os.ftruncate(number, size)
-    except OSError as error:
-        raise RunError(f"expected room for {size} bytes of clients' weights in memory: {error.strerror}") from None
-
-
-def _reserve(number: int, size: int) -> None:
-    """Make a file so large, with room on disk for all of it, as writing to mapped memory could not report a lack."""
-    held = os.fstat(number).st_size
+    Room for all of it is taken at once, as writing to mapped memory could not report a lack.
+    """
+    number, name = tempfile.mkstemp(prefix=".polyfed", dir=_existing(folder))
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(number, held, size - held)
+            os.posix_fallocate(number, 0, size)
         else:
             os.ftruncate(number, size)
+        return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
     except OSError as error:
         raise RunError(
             f"expected room for {size} bytes of clients' weights on disk, as memory is short: {error.strerror}"
         ) from None
+    finally:
+        os.close(number)
+        os.unlink(name)
 
 
 def _existing(folder: Path | None) -> Path | None:
@@ -353,41 +301,3 @@ def read_number(path: str, label: str, unit: int) -> float | None:
         return next(float(line.removeprefix(label).split()[0]) * unit for line in lines if line.startswith(label))
     except (OSError, ValueError, StopIteration):
         return None
-
-
-class _Memory:
-    """A file's content, mapped piece by piece as it grows, so that what was mapped stays where it is."""
-
-    def __init__(self, file: _File) -> None:
-        self._file = file
-        self._begins: list[int] = []
-        self._pieces: list[mmap.mmap] = []
-        self._mapped = self._used = 0  # bytes
-        if file.number >= 0:
-            weakref.finalize(self, os.close, file.number)
-
-    def extend(self, size: int) -> int:
-        """Where `size` more bytes begin, which lie in one piece."""
-        if self._used + size > self._mapped:
-            self._used, unit = self._mapped, mmap.ALLOCATIONGRANULARITY
-            more = -(-max(size, GROWTH_BYTES, self._mapped // 4) // unit) * unit
-            self._file.grow(self._mapped + more)
-            self._map(more)
-        self._used += size
-        return self._used - size
-
-    def at(self, begin: int, size: int, free: Callable[[int], None] | None = None) -> Tensor:
-        """(size,) uint8: these bytes. free: called with `begin` when no tensor looks at them any more."""
-        if begin >= self._mapped:  # what the process that this one was forked from has added since
-            self._map(os.fstat(self._file.number).st_size - self._mapped)
-        place = bisect.bisect_right(self._begins, begin) - 1
-        part = np.frombuffer(self._pieces[place], np.uint8, size, begin - self._begins[place])
-        if free is not None:
-            weakref.finalize(part, free, begin).atexit = False
-        return torch.from_numpy(part)
-
-    def _map(self, size: int) -> None:
-        offset = self._mapped if self._file.number >= 0 else 0
-        self._pieces.append(mmap.mmap(self._file.number, size, offset=offset))
-        self._begins.append(self._mapped)
-        self._mapped += size

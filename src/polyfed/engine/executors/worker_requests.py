@@ -358,7 +358,7 @@ class WorkerLoop:
         if content is None:
             content = torch.zeros(layout.nbytes, dtype=torch.uint8)
         _check_length(client.architecture, content, layout.nbytes)
-        return WeightRow(client.architecture, variant, layout, -1, content)
+        return WeightRow(client.architecture, variant, layout, content)
 
     def _client(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
         client: Client = copy.copy(self._context.clients[request["client"]])

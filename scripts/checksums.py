@@ -74,6 +74,8 @@ def _fitting(method: str) -> tuple[str, ...]:
     """What a method needs on the quickstart's networks."""
     if method in SLICES:
         return ONE_NETWORK
+    if method == "fedhenn-homogeneous":
+        return (*ONE_NETWORK, f"methods.{method}.alignment_data.size=200", f"methods.{method}.alignment_data.every=5")
     if method in BY_LAYER:
         return (f"methods.{method}.aggregation=same-shape",)
     return ()
@@ -131,8 +133,7 @@ FEATURES: dict[str, Case] = {
     "Krum": Case("fedavg", ("robust_aggregation.aggregator=multi_krum", "adversaries.label_flip_fraction=0.2")),
     "bounded norms": Case("fedgh", ("robust_aggregation.max_update_norm=20.0",)),
     "final round": Case("fedrep", ("methods.fedrep.final_head_epochs=2",)),
-    "final average": Case("fedhenn", (*ONE_NETWORK, "methods.fedhenn.setting=homogeneous",
-                                      "methods.fedhenn.final_average=true")),
+    "final average": Case("fedhenn-homogeneous", ("methods.fedhenn-homogeneous.final_average=true",)),
     "early stop": Case("local", ("training.rounds=8", "evaluation.patience=1", "evaluation.min_delta=0.2")),
     "schedule": Case("fedavg", ("training.lr_schedule=cosine",)),
     "bf16": Case("fedavg", ("run.precision=bf16",)),

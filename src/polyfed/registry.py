@@ -259,6 +259,7 @@ METHODS = Registry(
         "fedgen": "polyfed.methods.fedgen:FedGen",
         "fedgh": "polyfed.methods.fedgh:FedGH",
         "fedhenn": "polyfed.methods.fedhenn:FedHeNN",
+        "fedhenn-homogeneous": "polyfed.methods.fedhenn:HomogeneousFedHeNN",
         "fedin": "polyfed.methods.fedin:FedIN",
         "fedl2g": "polyfed.methods.fedl2g:FedL2G",
         "fedkd": "polyfed.methods.fedkd:FedKD",

@@ -333,9 +333,10 @@ def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch:
 def test_run_tells_why_it_ended_early_and_what_a_final_round_changed(polyfed_: Terminal) -> None:
     words = ["--method", "local", "--set", "training.lr=0.0", "--set", "training.rounds=9", "-q", "--out"]
     assert "stopped after round 2" in polyfed_("run", "tiny.toml", "--set", "evaluation.patience=1", *words, "a").out
-    same = ["--set", "models.architectures=['digits-cnn1']", "--set", "method.setting=homogeneous"]
+    same = ["--set", "models.architectures=['digits-cnn1']"]
     close = ["--set", "method.alignment_data.size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
-    assert " % before the final round" in polyfed_("run", "tiny.toml", "--method", "fedhenn", *same, *close).out
+    method = ["--method", "fedhenn-homogeneous"]
+    assert " % before the final round" in polyfed_("run", "tiny.toml", *method, *same, *close).out
 
 
 def test_a_label_may_hold_anything(polyfed_: Terminal) -> None:

@@ -113,7 +113,7 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     ("method", "hyperparameters"),
     [
         pytest.param("fedrep", {"head_epochs": 1, "final_head_epochs": 1}, marks=pytest.mark.slow),
-        ("fedhenn", {"alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}),
+        ("fedhenn-homogeneous", {"alignment_data": {"size": 10}, "final_average": True}),
     ],
 )
 def test_nodes_take_part_in_a_final_round(tmp_path: Path, method: str, hyperparameters: Mapping[str, Any]) -> None:

@@ -33,9 +33,7 @@ SETTINGS: Mapping[str, Any] = {
     "run": {"executor": "serial", "checkpoint_every": 2},
 }
 FINAL = {"method": {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}}
-AVERAGE = {
-    "method": {"name": "fedhenn", "alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}
-}
+AVERAGE = {"method": {"name": "fedhenn-homogeneous", "alignment_data": {"size": 10}, "final_average": True}}
 
 
 def recipe(rounds: int, **sections: Mapping[str, Any]) -> Recipe:

@@ -26,7 +26,7 @@ from tests.helpers import regression
 SHORT = Training(rounds=2, batch_size=8, lr=0.05)
 TAKE_NUMBERS = (
     "local", "fedavg", "fedopt", "fedprox", "fednova", "scaffold", "moon", "incoavg", "fedrep", "lgfedavg", "fedselect",
-    "fedfomo", "fedin", "fedhenn", "fml", "fedmrl", "inclusivefl", "fiarse",
+    "fedfomo", "fedin", "fedhenn", "fedhenn-homogeneous", "fml", "fedmrl", "inclusivefl", "fiarse",
 )  # fmt: skip
 
 
@@ -91,8 +91,8 @@ def test_an_averaged_network_is_trained_on_the_squared_error() -> None:
 
 @pytest.mark.parametrize("name", TAKE_NUMBERS)
 def test_methods_that_take_numbers(name: str) -> None:
-    settings = {"alignment_data": {"size": 16}} if name == "fedhenn" else {}
-    task = Task(public=pf.PublicData(LabeledSamples(*regression.rows(16, 99)))) if name == "fedhenn" else None
+    settings = {"alignment_data": {"size": 16}} if name.startswith("fedhenn") else {}
+    task = Task(public=pf.PublicData(LabeledSamples(*regression.rows(16, 99)))) if name.startswith("fedhenn") else None
     found = run(METHODS[name](**settings), clients=regression.clients((4, 4, 4)), task=task)
     assert math.isfinite(found.result["rmse"])
 

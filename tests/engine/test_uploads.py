@@ -35,6 +35,7 @@ from polyfed.methods import (
     FedLoRA,
     FedSelect,
     HeteroFL,
+    HomogeneousFedHeNN,
     Local,
 )
 from polyfed.plugins.settings import Compression
@@ -244,7 +245,7 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
         (FedHeNN(alignment_data={"size": 8}), BOUND, "got fedhenn, which sends 'model': whole weights"),
         (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
         (
-            FedHeNN(alignment_data={"size": 8}, setting="homogeneous", final_average=True),
+            HomogeneousFedHeNN(alignment_data={"size": 8}, final_average=True),
             BOUND,
             "sends 'model': whole weights",
         ),

@@ -14,8 +14,8 @@ from polyfed.core.client import Client
 from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import ConfigError
 from polyfed.functional.compression import dequantize_columns
-from polyfed.methods import FedHeNN, Local
-from polyfed.methods.building_blocks import kernel_alignment
+from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local
+from polyfed.methods.building_blocks import mean_kernel
 from tests.helpers.nested import nested
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
@@ -42,7 +42,7 @@ def hetero(**hyperparameters):
 
 
 def homo(**hyperparameters):
-    return hetero(setting="homogeneous", **hyperparameters)
+    return HomogeneousFedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **hyperparameters}))
 
 
 def kernel(model, x):
@@ -279,7 +279,7 @@ def test_too_few_hold_out_rows_are_refused_before_round_1():
 
 @pytest.mark.parametrize(("rank", "exact_rank", "columns"), [(128, 256, 23), (3, 22, 3), (3, 23, 23)])
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
-    monkeypatch.setattr(kernel_alignment, "EXACT_RANK", exact_rank)
+    monkeypatch.setattr(mean_kernel, "EXACT_RANK", exact_rank)
     members = clients(MIXED)
     history = rounds(hetero(rank=rank), members, held=public(), rounds=3, client_fraction=0.5, local_epochs=1)
     for number, round in enumerate(history, 1):

@@ -88,18 +88,3 @@ def test_permuted_is_the_mean_kernel_in_another_order():
         assert up_to_scale(received_kernel(message), k_bar) > 1e-2
         orders.append(order.tolist())
     assert orders[0] != orders[1]
-
-
-@pytest.mark.parametrize(
-    ("hyperparameters", "said"),
-    [
-        (
-            {"control": "own", "setting": "homogeneous"},
-            "control: expected setting 'heterogeneous', as the other has no",
-        ),
-        ({"control": "permuted", "setting": "homogeneous"}, "control: expected setting 'heterogeneous'"),
-    ],
-)
-def test_controls_that_cannot_be_are_refused(hyperparameters, said):
-    with pytest.raises(ValueError, match=said):
-        hetero(**hyperparameters)

@@ -13,8 +13,8 @@ from polyfed.core.client import Client, PublicData
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.compression import dequantize_columns
-from polyfed.methods import FedHeNN, fedhenn
-from polyfed.methods.building_blocks import kernel_alignment
+from polyfed.methods import FedHeNN, HomogeneousFedHeNN, fedhenn
+from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models.split import SequentialSplit
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.nested import nested
@@ -44,7 +44,8 @@ def hetero(**hyperparameters):
 
 
 def homo(**hyperparameters):
-    return hetero(setting="homogeneous", **hyperparameters)
+    usual = {"eta0": 0.5, "size": 20, "batch": 20, "eta_schedule": "constant"}
+    return HomogeneousFedHeNN(**nested(**{**usual, **hyperparameters}))
 
 
 def received(method, members, *, round=2, number=0, step=0, held=None):
@@ -103,7 +104,7 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
 
 def test_rbf_with_few_landmarks_is_near(monkeypatch):
     _, _, exact, _ = received(hetero(similarity="rbf"), clients(MIXED))
-    monkeypatch.setattr(kernel_alignment, "LANDMARKS", 12)
+    monkeypatch.setattr(mean_kernel, "LANDMARKS", 12)
     _, _, near, _ = received(hetero(similarity="rbf"), clients(MIXED))
     kernels = [f @ f.T for f in (dequantize_columns(m["factor"]).double().numpy() for m in (exact, near))]
     assert dequantize_columns(near["factor"]).shape[1] == 4 * 12
@@ -137,11 +138,8 @@ def test_homogeneous_distances(similarity):
 @pytest.mark.parametrize(
     ("hyperparameters", "text"),
     [
-        ({"similarity": "procrustes"}, "procrustes: expected the representation of one model"),
         ({"uploads": "kernels"}, r"expected alignment_data\.refresh 0"),
         ({"uploads": "kernels", "refresh": 3}, "got 3"),
-        ({"setting": "homogeneous", "uploads": "kernels", "refresh": 0}, "expected setting 'heterogeneous'"),
-        ({"final_average": True}, "expected setting 'homogeneous'"),
     ],
 )
 def test_combinations_that_cannot_be(hyperparameters, text):
@@ -152,14 +150,13 @@ def test_combinations_that_cannot_be(hyperparameters, text):
 # ---- where the RAD comes from, and how it travels ----
 
 
-@pytest.mark.parametrize("setting", others_slow(["heterogeneous", "homogeneous"], quick=["heterogeneous"]))
+@pytest.mark.parametrize("form", others_slow([hetero, homo], quick=[hetero]))
 @pytest.mark.parametrize("refresh", others_slow([1, 2, 0], quick=[2]))
-def test_transports_are_alike_but_for_bytes(setting, refresh):
+def test_transports_are_alike_but_for_bytes(form, refresh):
     members = clients(["deep"] * 3)
-    hyperparameters = {"setting": setting, "refresh": refresh}
-    reference = rounds(hetero(**hyperparameters), members, held=public(), rounds=3)
+    reference = rounds(form(refresh=refresh), members, held=public(), rounds=3)
     for transport in ("indices", "seed"):
-        other = rounds(hetero(**hyperparameters, transport=transport), members, held=public(), rounds=3)
+        other = rounds(form(refresh=refresh, transport=transport), members, held=public(), rounds=3)
         for number, (a, b) in enumerate(zip(reference, other, strict=True)):
             assert all(same(a.weights[i], b.weights[i]) for i in range(3))
             sent = number == 0 or (refresh and number % refresh == 0)
@@ -200,7 +197,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     def run():
         count = 0
-        whole = kernel_alignment.public_outputs
+        whole = mean_kernel.public_outputs
 
         def counted(server, models, *args):
             nonlocal count
@@ -208,13 +205,13 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
             return whole(server, models, *args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_alignment, "public_outputs", counted)
+            patch.setattr(mean_kernel, "public_outputs", counted)
             history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
         return count, [{**round.record, **dict.fromkeys(TIMES, 0)} for round in history]
 
     count, records = run()
     assert count == (8 * 4 if refresh else 8 + 3 * 4)
-    monkeypatch.setattr(kernel_alignment, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(mean_kernel, "REMEMBERED_BYTES", 0)
     again, plain = run()
     assert again == 8 * 4
     assert plain == records

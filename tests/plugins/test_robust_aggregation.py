@@ -16,7 +16,7 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, MethodCard, TrainingResult
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
-from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
+from polyfed.methods import FedFomo, FedGH, HomogeneousFedHeNN, Local
 from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule, check_rule, rejection_reason
 from polyfed.plugins.settings import RobustAggregation
 from polyfed.registry import METHODS
@@ -318,7 +318,7 @@ def test_what_cannot_be_held_to_one_another_is_refused() -> None:
     ):
         check_rule(FedFomo(), "multi_krum")
     check_rule(FedFomo(), RobustAggregation(max_update_norm=1.0).aggregator)
-    check_rule(FedHeNN(setting="homogeneous", alignment_data={"size": 8}), "median")
+    check_rule(HomogeneousFedHeNN(alignment_data={"size": 8}), "median")
     check_rule(Local(), "median")
     for kind in METHODS.values():
         method = kind()

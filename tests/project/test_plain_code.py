@@ -20,7 +20,7 @@ TWO_BLOCKS = {
     "depthfl": {"client_shares", "early_exits"},
     "feddf": {"ensemble_distillation", "weight_averaging"},
     "fedet": {"ensemble_distillation", "weight_averaging"},
-    "fedhenn": {"kernel_alignment", "weight_averaging"},
+    "fedhenn": {"alignment_data", "mean_kernel", "weight_averaging"},
     "fedin": {"feature_pairs", "weight_averaging"},
     "fjord": {"channel_groups", "static_batchnorm"},
     "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},

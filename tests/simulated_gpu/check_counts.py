@@ -19,7 +19,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.optimizers import Optimizer
 from polyfed.engine.weight_store import WeightRow
 from polyfed.methods import FedAvg, FedHeNN
-from polyfed.methods.building_blocks.kernel_alignment import AlignmentData
+from polyfed.methods.building_blocks.alignment_data import AlignmentData
 from polyfed.registry import METHODS
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
 

@@ -49,6 +49,7 @@ from polyfed.methods import (
     FedTGP,
     FjORD,
     HeteroFL,
+    HomogeneousFedHeNN,
     InclusiveFL,
     InCoAvg,
     LGFedAvg,
@@ -714,7 +715,6 @@ test_fedgh_whole_round = also(
     )
 )
 
-NO_MEAN = "there is no K_bar"
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
@@ -746,30 +746,16 @@ test_fedhenn = testing.conformance(
     },
     no_effect={
         "kernel.rank": "with few features in all the factor is exact",
-        "final_average": "no weights are averaged",
     },
 )
 
 test_fedhenn_homogeneous = testing.conformance(
-    FedHeNN(setting="homogeneous", alignment_data={"size": 16, "batch": 8}, eta0=0.5),
+    HomogeneousFedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     reference_loss=alignment,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", same_architecture=True)],
     changed_values={"alignment_data.refresh": 0},
-    no_effect={
-        **dict.fromkeys(
-            (
-                "kernel.pool",
-                "kernel.norm",
-                "kernel.control",
-                "kernel.rank",
-                "kernel.precision",
-            ),
-            NO_MEAN,
-        ),
-        **NO_RBF,
-        "uploads": "the weights are what is averaged",
-    },
+    no_effect=NO_RBF,
 )
 
 test_fedhenn_kernel_uploads = also(
@@ -812,8 +798,7 @@ test_fedhenn_permuted_kernel = also(
 
 test_fedhenn_procrustes = also(
     testing.conformance(
-        FedHeNN(
-            setting="homogeneous",
+        HomogeneousFedHeNN(
             kernel={"similarity": "procrustes"},
             alignment_data={"size": 16, "batch": 8, "refresh": 2},
             eta0=0.5,

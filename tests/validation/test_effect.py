@@ -51,11 +51,6 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         "width = 2.0 does nothing beside similarity = 'linear'; set",
     ),
     (
-        FedHeNN,
-        {"setting": "homogeneous", "kernel": {"rank": 4}},
-        "kernel.rank = 4 does nothing beside setting",
-    ),
-    (
         LGFedAvg,
         {"shared_part": "none", "weighting": "uniform"},
         "weighting = 'uniform' does nothing beside shared_part = 'none'",

@@ -15,7 +15,8 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import list_hyperparameters
 from polyfed.experiments.method_table import page as described
 from polyfed.methods import FedHeNN
-from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
+from polyfed.methods.building_blocks.alignment_data import AlignmentData
+from polyfed.methods.building_blocks.mean_kernel import MeanKernel
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.hyperparameters import flat_settings, hyperparameters, table
 
@@ -89,10 +90,6 @@ def test_the_resolved_recipe_is_read_again(path: Path, tmp_path: Path) -> None:
         (["method.kernel=3"], "method.kernel: expected a table, got 3"),
         (["method.eta0.x=3"], "unknown key 'method.eta0.x'"),
         (["method.kernel.width=2.0"], "method.kernel: width = 2.0 does nothing beside similarity = 'linear'"),
-        (
-            ["method.setting=homogeneous", "method.kernel.pool=seen"],
-            "method: kernel.pool = 'seen' does nothing beside setting = 'homogeneous'",
-        ),
     ],
 )
 def test_what_is_wrong_in_a_table_is_one_line(path: Path, settings: list[str], said: str) -> None:
@@ -105,9 +102,6 @@ def test_what_is_wrong_in_a_table_is_one_line(path: Path, settings: list[str], s
 def test_what_is_laid_over_takes_along_what_lies_in_tables(path: Path) -> None:
     linear = Recipe.load(path, ["method.kernel.similarity=linear"], method="rbf").chosen_method
     assert linear.kernel == MeanKernel(pool="seen")
-    homogeneous = Recipe.load(path, ["method.setting=homogeneous"]).chosen_method
-    assert homogeneous.kernel == MeanKernel()
-    assert homogeneous.alignment_data.size == 30
 
 
 @hyperparameters

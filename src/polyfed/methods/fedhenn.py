@@ -2,15 +2,15 @@
 
 Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
 Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
-Heterogeneous (Algorithm 2): target K_bar = mean of K_j over the clients' latest weights; no weights are averaged.
-Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
+FedHeNN (Algorithm 2):             target K_bar = mean of K_j over the clients' latest weights; none are averaged.
+HomogeneousFedHeNN (Algorithm 1):  target is the kernel of the weights received; these are averaged as in FedAvg.
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
 Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
 the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
 Nystroem rows. (4) None of the RAD: rows that the server has besides, held out or of another data set, as in the
 paper; the authors' code draws the clients' training images. (5) Its pass is in eval mode. (6) eta(t) is the authors'
-code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. The page has (9) to (12).
+code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. The pages have more.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 
@@ -43,69 +43,25 @@ from polyfed.core.method import (
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import SAMPLES, Form, own_network
+from polyfed.core.upload_forms import SAMPLES, own_network
 from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode
-from polyfed.methods.building_blocks import kernel_alignment, weight_averaging
-from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
+from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.building_blocks.alignment_data import ACKNOWLEDGMENT, AlignmentData
+from polyfed.methods.building_blocks.mean_kernel import KernelSimilarity, MeanKernel, representation_form
 
 ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
 
 
-_FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
-
-
 @hyperparameters
-class FedHeNN(Method):
-    """Alignment of representations by centered kernel alignment on common unlabeled inputs."""
+class KernelAlignment(Method):
+    """What both algorithms share: the settings of the alignment, and a client's step with rows of the RAD."""
 
-    # `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
-    # what a client does with the RAD while it trains.
-
-    card = MethodCard(
-        name="fedhenn",
-        paper="Makhija et al., ICML 2022",
-        down="L inputs + L r (homogeneous: P)",
-        up="P (kernels: L D)",
-        states="server: the RAD, latest w_k or A_k",
-        form=_FORM,
-        delta_entries=("model",),
-    )
-
-    setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
-    eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: Local (homogeneous: FedAvg)
+    eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: off
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
     alignment_data: Annotated[AlignmentData, table(AlignmentData)] = AlignmentData()  # the RAD
-    kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
-    uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
-    final_average: bool = False  # homogeneous: average all latest weights after the last round
-
-    def __new__(cls, *given: Any, **settings: Any) -> Self:
-        """Create an object of the class for this `setting`."""
-        kind: Any = cls
-        setting = settings.get("setting", "heterogeneous")
-        if cls is FedHeNN and setting == "heterogeneous":
-            kind = HeterogeneousFedHeNN
-        elif cls is FedHeNN and setting == "homogeneous":
-            kind = HomogeneousFedHeNN
-        made: Self = super().__new__(kind)
-        return made
-
-    def __repr__(self) -> str:
-        """Hyperparameters that differ from FedHeNN's defaults, including the setting."""
-        given = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(FedHeNN)]
-        told = [f"{name}={value!r}" for name, value, default in given if value != default]
-        return f"FedHeNN({', '.join(told)})"
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        self._check()
-        return self
-
-    def _check(self) -> None:
-        """Reject incompatible settings; raises ValueError."""
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
@@ -116,23 +72,17 @@ class FedHeNN(Method):
         """Whether a round uses the RAD: if its term has weight."""
         return self.eta(round) > 0
 
-    @property
-    def is_control(self) -> bool:
-        return self.kernel.control != "none"
+    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
+        """d: distance of a step's representations from their target."""
+        raise NotImplementedError
 
     @property
     def requirements(self) -> Requirements:
         uses_rad = self.uses_rad(2)
         return Requirements(
-            split_model=True,
-            same_architecture=self.setting == "homogeneous",
-            hint="use method.setting = 'heterogeneous'",
-            public=self.alignment_data.size if uses_rad else 0,
-            same_input_shape=uses_rad,
-            shared_outputs="it averages networks" if self.setting == "homogeneous" else "",
+            split_model=True, public=self.alignment_data.size if uses_rad else 0, same_input_shape=uses_rad
         )
 
-    # client: a step ----------------------------------------------------------------------------------------
     def _received_rad(self, client: Client, message: Message) -> Tensor | None:
         """The RAD where the client's network computes, if there is one: steps draw their rows there."""
         rad = self.alignment_data.receive(client, message)
@@ -157,7 +107,7 @@ class FedHeNN(Method):
         if "rad_x" not in context:
             return task
         with profiling.section("align"), eval_mode(model):
-            d = self._distance(model.represent(context["rad_x"]), context)
+            d = self.distance(model.represent(context["rad_x"]), context)
         profiling.time_backward("align", d, task)
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
@@ -169,7 +119,7 @@ class FedHeNN(Method):
         task = super().gradients(model, batch, {name: value for name, value in context.items() if name != "rad_x"})
         with profiling.section("align"):
             d, term = inference.chunked_gradients(
-                model, context["rad_x"], lambda z_Bd: self._distance(z_Bd, context), ROWS_AT_ONCE
+                model, context["rad_x"], lambda z_Bd: self.distance(z_Bd, context), ROWS_AT_ONCE
             )
         grads = dict(task.grads)
         for name, grad in term.items():
@@ -179,29 +129,34 @@ class FedHeNN(Method):
         sums = {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
         return StepResult(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
 
-    def _distance(self, a_Bd: Tensor, context: Context) -> Tensor:
-        """Distance of a step's representations from their target."""
-        kernel = self.kernel
-        is_factor = self.setting == "heterogeneous"
-        return kernel_distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
-
 
 @hyperparameters
-class HeterogeneousFedHeNN(FedHeNN):
-    """Algorithm 2: personal networks of any architecture, aligned to the mean kernel of all clients."""
+class FedHeNN(KernelAlignment):
+    """Personal networks of any architecture, aligned to the mean kernel of all clients (Algorithm 2)."""
 
-    card = FedHeNN.card
+    card = MethodCard(
+        name="fedhenn",
+        paper="Makhija et al., ICML 2022",
+        down="L inputs + L r",
+        up="P (kernels: L D)",
+        states="server: the RAD, latest w_k or A_k",
+        form={"model": own_network, "kernel": representation_form, "rad_draw": ACKNOWLEDGMENT},
+        delta_entries=("model",),
+    )
 
-    setting: Literal["heterogeneous"] = "heterogeneous"
+    kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
+    uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
 
-    def _check(self) -> None:
-        if self.final_average:
-            raise ValueError("final_average: expected setting 'homogeneous', as no weights are averaged in the other")
-        if self.kernel.similarity == "procrustes":
-            raise ValueError("procrustes: expected the representation of one model to turn to, got the mean of kernels")
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         refresh = self.alignment_data.refresh
         if self.uploads == "kernels" and refresh:
             raise ValueError(f"uploads 'kernels': expected alignment_data.refresh 0, a fixed RAD, got {refresh}")
+        return self
+
+    @property
+    def is_control(self) -> bool:
+        return self.kernel.control != "none"
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
@@ -211,10 +166,6 @@ class HeterogeneousFedHeNN(FedHeNN):
         if precision != "float32":
             return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
         return {}
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "personal"
 
     @property
     def accepts_stale_uploads(self) -> bool:
@@ -260,20 +211,34 @@ class HeterogeneousFedHeNN(FedHeNN):
             message["kernel"] = self.kernel.upload(client, client.context["rad"])
         return message
 
+    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
+        kernel = self.kernel
+        return kernel_distance(kernel.similarity, a_Bd, context["rad_target"], factor=True, width=kernel.width)
+
 
 @hyperparameters
-class HomogeneousFedHeNN(FedHeNN):
-    """Algorithm 1: one architecture, averaged as in FedAvg; clients are aligned to the received weights."""
+class HomogeneousFedHeNN(KernelAlignment):
+    """One architecture, averaged as in FedAvg; clients are aligned to the received weights (Algorithm 1)."""
 
-    card = FedHeNN.card
+    card = MethodCard(
+        name="fedhenn-homogeneous",
+        paper="Makhija et al., ICML 2022",
+        differs="nothing",
+        down="P + L inputs",
+        up="P + 1",
+        states="server: the RAD, w",
+        form={"model": own_network, "n": SAMPLES, "rad_draw": ACKNOWLEDGMENT},
+        delta_entries=("model",),
+    )
 
-    setting: Literal["homogeneous"] = "homogeneous"
+    kernel: Annotated[KernelSimilarity, table(KernelSimilarity)] = KernelSimilarity()
+    final_average: bool = False  # average all latest weights after the last round
 
-    def _check(self) -> None:
-        if self.uploads == "kernels":
-            raise ValueError("uploads 'kernels': expected setting 'heterogeneous', as the other one averages weights")
-        if self.kernel.control != "none":
-            raise ValueError("kernel.control: expected setting 'heterogeneous', as the other has no mean kernel")
+    @property
+    def requirements(self) -> Requirements:
+        return dataclasses.replace(
+            super().requirements, same_architecture=True, hint="use fedhenn", shared_outputs="it averages networks"
+        )
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
@@ -323,3 +288,7 @@ class HomogeneousFedHeNN(FedHeNN):
             return {"n": n}
         acknowledged = self.alignment_data.acknowledge(client) if client.exchange == "train" else {}
         return {**acknowledged, "model": float_state(client.model), "n": n}
+
+    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
+        kernel = self.kernel
+        return kernel_distance(kernel.similarity, a_Bd, context["rad_target"], factor=False, width=kernel.width)

@@ -127,7 +127,6 @@ def test_every_method_has_one_result(name: str) -> None:
     [
         {"uploads": "kernels", "alignment_data": {"refresh": 0}},
         {"alignment_data": {"refresh": 2}},
-        {"setting": "homogeneous", "final_average": True},
         {"kernel": {"control": "own"}},
         {"kernel": {"control": "permuted"}},
     ],

@@ -51,6 +51,7 @@ from polyfed.methods import (
     FedProx,
     FedSelect,
     FjORD,
+    HomogeneousFedHeNN,
     Local,
 )
 from polyfed.models.split import SequentialSplit
@@ -225,7 +226,7 @@ def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
 
 
 def test_phases_final_rounds_public_and_other_data() -> None:
-    final = FedHeNN(setting="homogeneous", final_average=True, alignment_data={"size": 8, "batch": 8})
+    final = HomogeneousFedHeNN(final_average=True, alignment_data={"size": 8, "batch": 8})
     assert same(of_kit(final, one=True)).history[-1]["final_round"]
 
     class Thrice(Local):

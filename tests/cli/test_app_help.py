@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -181,82 +178,6 @@ def png(pixels: np.ndarray) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
-
-
-# completion ---------------------------------------------------------------------------------------------------------
-
-RECIPE = """
-[methods.mine-one]
-name = "fedgh"
-
-[presets.small.training]
-rounds = 1
-"""
-
-
-def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
-    """What the shell is offered for the last word, as a new process gives it."""
-    code = (
-        "import atexit, sys\n"
-        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
-        "from polyfed.cli.app import main\nmain([])"
-    )
-    begun = words.split(" ")
-    env = {
-        **os.environ,
-        "_POLYFED_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(begun) - 1),
-    }
-    env["_TYPER_COMPLETE_ARGS"] = words
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.split() == ["False"], "PyTorch is not loaded for it"
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("polyfed co", ["compare"]),
-        ("polyfed recipe tr", ["training"]),
-        ("polyfed recipe method.fedg", ["method.fedgen", "method.fedgh"]),
-        ("polyfed methods fedg", ["fedgen", "fedgh"]),
-        ("polyfed run mine.toml --method fedg", ["fedgen", "fedgh"]),
-        ("polyfed run mine.toml --method min", ["mine-one"]),
-        ("polyfed run none.toml --method min", []),
-        ("polyfed run mine.toml --preset ", ["small"]),
-        ("polyfed compare mine.toml --methods fedgh,min", ["fedgh,mine-one"]),
-        ("polyfed compare mine.toml --methods fedgh,fedgh", []),
-        ("polyfed run mine.toml --executor v", ["vectorized"]),
-        ("polyfed plot runs --figures cka,t", ["cka,tsne"]),
-        ("polyfed deploy lo", ["local"]),
-    ],
-)
-def test_the_shell_is_offered_names(words: str, found: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(RECIPE)
-    assert offered(words, tmp_path) == found
-
-
-def test_other_shells_are_offered_them_too(tmp_path: Path) -> None:
-    assert '"fedgh"' in "".join(offered("polyfed methods fedgh", tmp_path, "zsh"))
-
-
-def test_a_broken_recipe_is_no_obstacle_to_completion(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("methods = 3")
-    assert offered("polyfed run mine.toml --method fedgh", tmp_path) == ["fedgh"]
-    (tmp_path / "mine.toml").write_text("[")
-    assert offered("polyfed run mine.toml --method fedgh", tmp_path) == ["fedgh"]
-
-
-def test_the_script_for_a_shell_can_be_had(tmp_path: Path) -> None:
-    code = "from polyfed.cli.app import main; main(['--show-completion', 'bash'])"
-    env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "_POLYFED_COMPLETE=complete_bash" in done.stdout
 
 
 # lists --------------------------------------------------------------------------------------------------------------

@@ -72,15 +72,7 @@ def checked(**training: Any) -> CostEstimate:
     return estimate_costs(federation(Local(), **training))
 
 
-@pytest.mark.parametrize(("share", "heard"), [(1.0, 6), (0.5, 3), (0.2, 2)])
-def test_the_server_hears_as_many_as_in_a_run(share: float, heard: int) -> None:
-    """And no fewer than there are networks."""
-    del NOTED[:]
-    estimate_costs(federation(Counting(aggregation="same-shape"), client_fraction=share))
-    assert [("plan", heard), ("aggregate", heard)] * 2 == NOTED
-
-
-def test_a_client_answers_with_an_upload_of_the_network_that_it_has_in_the_round(recipe: Path) -> None:
+def test_networks_that_change_from_round_to_round(recipe: Path) -> None:
     """HeteroFL's clients draw a width in every round: who is measured in round 2 had another in round 1."""
     found = check(recipe, method="heterofl", overrides=["models.architectures=['digits-cnn2']", "data.num_clients=8"])
     assert len(found.architectures) > 1
@@ -88,12 +80,12 @@ def test_a_client_answers_with_an_upload_of_the_network_that_it_has_in_the_round
 
 
 def test_nobody_is_missing_in_a_check() -> None:
-    """Who drops out, or is late, in a run is told and heard in its check all the same."""
+    """One client of each network takes part in both rounds, whoever drops out or is late in a run."""
     del NOTED[:]
     made = federation(Counting(aggregation="same-shape"))
     absent = pf.Availability(dropout_rate=0.9, delay_rate=0.9)
     estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
-    assert NOTED == [("plan", 6), ("aggregate", 6)] * 2
+    assert NOTED == [("plan", 2), ("aggregate", 2)] * 2
 
 
 def test_operations_and_parameters_of_each_network() -> None:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import completion
 from polyfed.cli.options import AsJson, OwnDevice, Trust, parse_decimals, parse_names
 from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
 
@@ -24,12 +23,7 @@ def attack(
         typer.Option(metavar="0,0.4,...", help="Levels of noise on what it sends [0, and the run's own or 0.8]."),
     ] = None,
     sources: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="s_in, s_out or both of FedIN's features [s_in]; prototypes.",
-            autocompletion=completion.several_of("s_in", "s_out", "prototypes"),
-        ),
+        str | None, typer.Option(metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes.")
     ] = None,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
@@ -75,12 +69,7 @@ def leakage(
     ],
     shadows: Annotated[int, typer.Option(metavar="NUMBER", help="Shadow models per client and kind; 0: no LiRA.")] = 16,
     shadow_data: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What the attacker has to train them on: others' rows, or the holdout.",
-            autocompletion=completion.one_of("others", "holdout"),
-        ),
+        str, typer.Option(metavar="NAME", help="What the attacker has to train them on: others' rows, or the holdout.")
     ] = "others",
     clients: Annotated[int | None, typer.Option(metavar="NUMBER", help="The first so many clients [all].")] = None,
     images: Annotated[int, typer.Option(metavar="NUMBER", help="Images to make again; 0: none.")] = 4,

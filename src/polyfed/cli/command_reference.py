@@ -17,7 +17,7 @@ Made by `python -m polyfed.cli.command_reference` of what every command says of 
 
 ## Shell completion
 
-bash, zsh, fish and PowerShell complete commands, options, methods, presets and variants of the recipe that is named:
+bash, zsh, fish and PowerShell complete commands and options:
 
 ```bash
 polyfed --install-completion

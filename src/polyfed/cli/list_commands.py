@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import completion
 from polyfed.cli.options import AsJson
 from polyfed.cli.output import print_json, print_text, terminal_width
 from polyfed.errors import ConfigError
@@ -17,11 +16,7 @@ from polyfed.errors import ConfigError
 def recipe(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Only this section, key or method: training, training.lr, method.fedhenn.",
-            autocompletion=completion.recipe_sections,
-        ),
+        typer.Argument(metavar="NAME", help="Only this section, key or method: training, training.lr, method.fedhenn."),
     ] = None,
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/reference/recipe.md.")] = False,
@@ -59,9 +54,7 @@ def methods(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME",
-            help="Only this one, with all that is said of it; also package.module:Class of your own.",
-            autocompletion=completion.registered_methods,
+            metavar="NAME", help="Only this one, with all that is said of it; also package.module:Class of your own."
         ),
     ] = None,
     json: AsJson = False,
@@ -94,9 +87,7 @@ def methods(
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME", help="Only this one, with its parts.", autocompletion=completion.registered_models
-        ),
+        typer.Argument(metavar="NAME", help="Only this one, with its parts."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -118,12 +109,7 @@ def models(
 
 def datasets(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Only this one, with all that is said of it.",
-            autocompletion=completion.registered_datasets,
-        ),
+        str | None, typer.Argument(metavar="NAME", help="Only this one, with all that is said of it.")
     ] = None,
     json: AsJson = False,
 ) -> None:

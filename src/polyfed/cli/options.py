@@ -8,11 +8,8 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import completion
 from polyfed.errors import ConfigError
 
-STAGES = ("received", "after_training", "personal")
-FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
 DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
@@ -22,7 +19,6 @@ MethodName = Annotated[
     typer.Option(
         metavar="NAME",
         help="A method, a variant from the recipe's [methods], or one of your own: package.module:Class.",
-        autocompletion=completion.methods,
     ),
 ]
 Overrides = Annotated[
@@ -30,47 +26,31 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.num_clients=20. May be repeated."),
 ]
 PresetNames = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Lay a table of the recipe's [presets] over it; or several: A,B.",
-        autocompletion=completion.presets,
-    ),
+    str | None, typer.Option(metavar="NAME", help="Lay a table of the recipe's [presets] over it; or several: A,B.")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
 Device = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help=f"{DEVICES} [the recipe's].", autocompletion=completion.one_of("cpu", "cuda")),
+    typer.Option(metavar="NAME", help=f"{DEVICES} [the recipe's]."),
 ]
-OwnDevice = Annotated[
-    str, typer.Option(metavar="NAME", help=f"{DEVICES}.", autocompletion=completion.one_of("cpu", "cuda"))
-]
+OwnDevice = Annotated[str, typer.Option(metavar="NAME", help=f"{DEVICES}.")]
 Workers = Annotated[
     int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
 ]
 Executor = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
-        help="Who does the clients' work: auto, serial, processes, vectorized, ray [the recipe's].",
-        autocompletion=completion.one_of("auto", "serial", "processes", "vectorized", "ray"),
+        metavar="NAME", help="Who does the clients' work: auto, serial, processes, vectorized, ray [the recipe's]."
     ),
 ]
 TargetAccuracy = Annotated[
     str | None,
     typer.Option(
-        metavar="SHARE",
-        help="Also what it took to reach an accuracy: 0.6, '60 %', or '90 % of local', '90 % of best'.",
+        metavar="SHARE", help="Also what it took to reach an accuracy: 0.6, '60 %', or '90 % of local', '90 % of best'."
     ),
 ]
 Loggers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--logger",
-        metavar="NAME",
-        help="Live curves in the run folder: tensorboard.",
-        autocompletion=completion.one_of("tensorboard"),
-    ),
+    list[str] | None, typer.Option("--logger", metavar="NAME", help="Live curves in the run folder: tensorboard.")
 ]
 Trust = Annotated[
     bool,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli import completion
-from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, Trust, parse_names
+from polyfed.cli.options import DEVICES, AsJson, OwnDevice, TargetAccuracy, Trust, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text
@@ -24,21 +23,10 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
     stage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="received, after_training or personal [each run's own].",
-            autocompletion=completion.one_of(*STAGES),
-        ),
+        str | None, typer.Option(metavar="NAME", help="received, after_training or personal [each run's own].")
     ] = None,
     x: Annotated[
-        str,
-        typer.Option(
-            "--x-axis",
-            metavar="NAME",
-            help="Axis of the curves: round, bytes, seconds or simulated.",
-            autocompletion=completion.one_of("round", "bytes", "seconds", "simulated"),
-        ),
+        str, typer.Option("--x-axis", metavar="NAME", help="Axis of the curves: round, bytes, seconds or simulated.")
     ] = "round",
     metric: Annotated[
         str,
@@ -46,9 +34,6 @@ def report(
             metavar="NAME",
             help="What curves show: accuracy (or RMSE), bottom_decile, balanced_accuracy, f1, auc, calibration_error, "
             "r2.",
-            autocompletion=completion.one_of(
-                "accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc", "calibration_error", "r2"
-            ),
         ),
     ] = "accuracy",
     metrics: Annotated[
@@ -97,33 +82,18 @@ def plot(
         typer.Argument(metavar="RUN", help="Run folders, folders above them, or that of a sweep.", show_default=False),
     ],
     figures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Which of these figures [all that can be drawn].",
-            autocompletion=completion.several_of(*FIGURES),
-        ),
+        str | None, typer.Option(metavar="A,B,...", help="Which of these figures [all that can be drawn].")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [analysis in the first RUN].")] = None,
     stage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Scoring stage of curves and variants [each run's own].",
-            autocompletion=completion.one_of(*STAGES),
-        ),
+        str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and variants [each run's own].")
     ] = None,
     smoothing_window: Annotated[
         int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")
     ] = 1,
     inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
     inputs_from: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="cka, tsne: whose rows they are, test or holdout.",
-            autocompletion=completion.one_of("test", "holdout"),
-        ),
+        str, typer.Option(metavar="NAME", help="cka, tsne: whose rows they are, test or holdout.")
     ] = "test",
     layers: Annotated[
         str | None,
@@ -134,10 +104,7 @@ def plot(
     ] = None,
     clients: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: clients at most.")] = 40,
     points: Annotated[int, typer.Option(metavar="NUMBER", help="tsne: points of a panel at most.")] = 1000,
-    device: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES}.", autocompletion=completion.one_of("cpu", "cuda")),
-    ] = "cpu",
+    device: Annotated[str, typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES}.")] = "cpu",
     trust: Trust = False,
 ) -> None:
     """Figures of finished runs.

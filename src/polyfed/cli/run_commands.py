@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli import completion
 from polyfed.cli.options import (
     AsJson,
     Device,
@@ -105,11 +104,7 @@ def compare(
     recipe: RecipePath,
     methods: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Methods and variants [all that the recipe names]; Local always is one.",
-            autocompletion=completion.method_lists,
-        ),
+        typer.Option(metavar="A,B,...", help="Methods and variants [all that the recipe names]; Local always is one."),
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every method for each.")] = "0",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs and tables [runs/RECIPE].")] = None,
@@ -216,12 +211,7 @@ def benchmark(
         str | None, typer.Option("--settings", metavar="A,B,...", help="Only these settings of the suite [all].")
     ] = None,
     methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Only these methods, or further ones [the suite's].",
-            autocompletion=completion.method_lists,
-        ),
+        str | None, typer.Option(metavar="A,B,...", help="Only these methods, or further ones [the suite's].")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for its runs [runs/SUITE].")] = None,
     results: Annotated[
@@ -268,12 +258,7 @@ def check(
     recipe: RecipePath,
     method: MethodName = None,
     methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="A line for each of these methods and variants; or all.",
-            autocompletion=completion.method_lists,
-        ),
+        str | None, typer.Option(metavar="A,B,...", help="A line for each of these methods and variants; or all.")
     ] = None,
     overrides: Overrides = None,
     seed: Seed = None,

@@ -1,8 +1,7 @@
 """Rounds that the engine plays before a run, so that they can be measured: nobody is missing, and nothing is written.
 
 Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
-the later ones; and the final round, where there is one. One client of each network works, on a few batches, and the
-others answer with what it has uploaded, so that the server has as much to do as in a run.
+the later ones; and the final round, where there is one. One client of each network takes part, with a few batches.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,8 +93,8 @@ class TrialRounds:
         self.networks = {c.id: f"{c.architecture} {self._variants[c.id]}".rstrip() for c in federation.clients}
         firsts = {self.networks[client.id]: client for client in reversed(federation.clients)}
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
-        measured = [client.id for client in self._measured]
-        self.executor = MeasuringExecutor(method, federation.model_factory, federation.store, measured, batches)
+        self._measured_ids = [client.id for client in self._measured]
+        self.executor = MeasuringExecutor(method, federation.model_factory, federation.store, batches)
         self._runner = dataclasses.replace(
             federation.runner,
             executor=self.executor,
@@ -129,23 +128,17 @@ class TrialRounds:
             method=federation.method,
             server=federation.server,
             history=federation.history,
-            present=federation.server.all_client_ids,
+            present=self._measured_ids,
             evaluated=False,
-            cohort=self._cohort(),
+            cohort=self._measured_ids,
         )
         began = time.perf_counter()
         worked = self.executor.seconds
         self._runner.play(round, exchanges)
-        server_seconds = (time.perf_counter() - began) - (self.executor.seconds - worked)
-        return _Played(number, round.totals.down, round.totals.up, server_seconds)
-
-    def _cohort(self) -> list[int]:
-        """As many as take part in a round, all measured clients among them."""
-        everybody = self._federation.server.all_client_ids
-        measured = [client.id for client in self._measured]
-        others = [number for number in everybody if number not in measured]
-        count = self._federation.training.cohort_size(len(everybody))
-        return sorted([*measured, *others[: max(0, count - len(measured))]])
+        cohort = federation.training.cohort_size(len(federation.clients))
+        seconds = (time.perf_counter() - began) - (self.executor.seconds - worked)
+        scale = max(1.0, cohort / len(self._measured))  # the server hears fewer than in a run
+        return _Played(number, round.totals.down, round.totals.up, scale * seconds)
 
     def _described(self, client: Client, first: _Played, second: _Played, last: _Played) -> ArchitectureCheck:
         federation = self._federation
@@ -197,31 +190,19 @@ class _Cost:
 
 
 class MeasuringExecutor(Serial):
-    """Carries out the jobs of one client of each network, with a few batches of each phase, and measures them.
-
-    Any other client answers with the upload of one that had the same network in the exchange, and stays as it is. Where
-    nobody trains and everybody is asked, everybody answers: it is cheap, and the answers may be needed.
+    """Carries out jobs with a few batches of each phase, and measures them.
 
     Args:
         store: where new weights go.
-        measured: numbers of the clients that always work themselves.
         batches: of each phase at most, in rounds after the first; one in the first.
 
     Attributes:
-        costs: (round, number of a client) -> what it cost, of those who worked.
+        costs: (round, number of a client) -> what it cost.
         seconds: of all work so far.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        model_factory: ModelFactory,
-        store: WeightStore,
-        measured: Collection[int],
-        batches: int,
-    ) -> None:
+    def __init__(self, method: Method, model_factory: ModelFactory, store: WeightStore, batches: int) -> None:
         super().__init__(method, model_factory, store)
-        self._measured = frozenset(measured)
         self._most = batches
         self._batches: dict[int, int] = {}  # client -> how many it trains on in its next exchange
         self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
@@ -232,10 +213,7 @@ class MeasuringExecutor(Serial):
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         began = time.perf_counter()
-        working = self._working(jobs)
-        own = {job.client.id: self._carry_out(job) for job in working}
-        of_network = {_network(job): own[job.client.id] for job in reversed(working)}
-        outcomes = [own.get(job.client.id) or _answer(job, of_network[_network(job)]) for job in jobs]
+        outcomes = [self._carry_out(job) for job in jobs]
         self.seconds += time.perf_counter() - began
         done(len(jobs))
         return outcomes
@@ -248,20 +226,6 @@ class MeasuringExecutor(Serial):
                 rows = self._shares.get((exchange.name, phase.rows), 1.0) * len(phase_data(client, phase)[0])
                 total += phase.epochs * math.ceil(rows / client.training.batch_size)
         return total
-
-    def _working(self, jobs: Sequence[TrainJob]) -> list[TrainJob]:
-        """The jobs that are carried out: those of the measured and of who is only asked, one of every other network."""
-        working = []
-        for job in jobs:
-            only_asked = job.exchange.who == "all" and not job.exchange.trains
-            if only_asked or job.client.id in self._measured:
-                working.append(job)
-        networks = {_network(job) for job in working}
-        for job in jobs:
-            if _network(job) not in networks:
-                networks.add(_network(job))
-                working.append(job)
-        return working
 
     def _carry_out(self, job: TrainJob) -> JobResult:
         """Receive, train on a few batches, upload; what it cost is added up."""
@@ -314,13 +278,3 @@ class MeasuringExecutor(Serial):
         if not exchange.trains:
             return ()
         return self._method.phases(client.training) if exchange.phases is None else exchange.phases
-
-
-def _network(job: TrainJob) -> tuple[str, str]:
-    """The architecture and the variant that a client trains in an exchange."""
-    return job.client.architecture, job.variant
-
-
-def _answer(job: TrainJob, measured: JobResult) -> JobResult:
-    """What a client sends that does not work itself: what one with the same network sent. It stays as it is."""
-    return dataclasses.replace(measured, client_id=job.client.id, weights=job.client.weights, state=job.client.state)

@@ -20,6 +20,7 @@ from polyfed.data.partition import (
     by_class,
     by_group,
     dirichlet,
+    groups_like,
     iid,
     partition_like,
     proportional_counts,
@@ -128,12 +129,10 @@ def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
 def test_dirichlet_says_when_it_cannot() -> None:
     with pytest.raises(ConfigError, match="at least 1010 rows for 101 clients"):
         dirichlet(labels(), 101, generator(), 0.5)
-    with pytest.raises(ConfigError, match=r"one of 20 draws.*larger alpha"):
-        dirichlet(labels(), 90, generator(), 0.05, max_tries=20)
+    with pytest.raises(ConfigError, match=r"one of 1000 draws.*larger alpha"):
+        dirichlet(labels(20), 20, generator(), 0.01)
     with pytest.raises(ConfigError, match="min_samples"):
         dirichlet(labels(), 5, generator(), 0.5, min_samples=0)
-    with pytest.raises(ConfigError, match="max_tries"):
-        dirichlet(labels(), 5, generator(), 0.5, max_tries=0)
 
 
 @pytest.mark.parametrize("alpha", [1e-320, 1e-12, 1e307])
@@ -367,6 +366,13 @@ def test_whole_groups_are_dealt_in_balance(sizes: list[int], clients: int, seed:
     )
     assert max(held) <= 4 / 3 * best
     assert max(held) - min(held) <= max(sizes)
+
+
+def test_values_beyond_both_ends_are_nobodys() -> None:
+    values = np.array(["f", "f", "k"])
+    alike = groups_like(by_group(values, None, generator()), values, np.array(["a", "f", "g", "k", "zz"]))
+    assert [rows.tolist() for rows in alike.rows] == [[1], [3]]
+    assert alike.unused == 3
 
 
 def test_the_deal_of_groups_is_seeded() -> None:

@@ -249,7 +249,7 @@ def test_no_user_is_in_two_clients_and_unseen_users_test_somewhere(groups: int) 
         return LabeledSamples(torch.from_numpy(users[:, None]), torch.from_numpy(users % 2))
 
     columns = [{"user": users.astype(str)} for users in (train, test)]
-    source = DatasetSource("t", side(train), side(test), 2, ("0", "1"), (), (), *columns)
+    source = DatasetSource("t", side(train), side(test), ("0", "1"), (), (), *columns)
     dealt = federate(
         source,
         num_clients=6,

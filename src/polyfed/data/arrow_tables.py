@@ -44,7 +44,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, first_line, gathered
 from polyfed.registry import suggest
 
-_VERSION = "images-3"  # part of every cache key: raise it when decoding or label handling changes
+_VERSION = "images-4"  # part of every cache key: raise it when decoding or label handling changes
 _ROWS = 1000  # rows read at a time
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -104,11 +104,7 @@ def has_parquet(folder: Path) -> bool:
 
 
 def open_parquet(path: Path) -> Part:
-    """A Parquet file.
-
-    Raises:
-        ConfigError: not a whole Parquet file, or no file.
-    """
+    """A Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -152,10 +148,6 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
         sides: "train" and, if there is one, "test".
         options: of it image_column, label_column and columns, of which one that the test side lacks is left out there.
         label_column: where the options name none.
-
-    Raises:
-        ConfigError: a file that is not whole Parquet, columns missing or ambiguous, an image that does not decode,
-            images of several shapes, labels that are missing, negative or out of range.
     """
     found = _same_columns(sides, "image", options.image_column, options.label_column or label_column)
     key = _cache_key(sides, found)
@@ -171,11 +163,9 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
             shape = images[side].shape[1:]
         labels, names = encode_labels(raw, found.label, found.class_names, _files(sides))
         samples = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}
-        read = LabeledImages(samples["train"], samples.get("test"), names, turned=turned)
-        if key:
-            read = cache_decoded(key, samples, names, turned)
+        read = cache_decoded(key, samples, names, turned) if key else LabeledImages(samples, names, turned=turned)
     more = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
-    return replace(read, train_columns=more["train"], test_columns=more.get("test", {}), label_column=found.label)
+    return replace(read, columns=more, label_column=found.label)
 
 
 def read_texts(
@@ -212,17 +202,17 @@ def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str 
 
 
 def _cache_key(sides: Parts, columns: Columns) -> str | None:
-    """Of Parquet files by their content; None for the Hub."""
+    """Of Parquet files; None for the Hub."""
     files = {side: [part.where for part in parts if isinstance(part.where, Path)] for side, parts in sides.items()}
     every = [path for paths in files.values() for path in paths]
     if not every:
         return None
     try:
-        sums = cache.file_checksums(every)
+        stamps = cache.file_marks(every)
     except OSError as error:
         raise ConfigError(f"cannot read the files in {every[0].parent}: {first_line(error)}") from error
     of_sides = [side for side, paths in files.items() for _ in paths]
-    marks = (f"{side} {checksum}" for side, checksum in zip(of_sides, sums, strict=True))
+    marks = (f"{side} {stamp}" for side, stamp in zip(of_sides, stamps, strict=True))
     return cache.cache_key([_VERSION, columns.content, columns.label, *marks])
 
 
@@ -299,11 +289,7 @@ def _label_values(labels: Sequence[Any], column: str, where: object) -> NDArray[
 
 
 def _extra_columns(parts: Sequence[Part], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
-    """Further columns of one side, row by row; one that the first part lacks is left out, unless it is needed.
-
-    Raises:
-        ConfigError: a column that is absent; values that are no whole numbers or strings, or missing.
-    """
+    """Further columns of one side, row by row; one that the first part lacks is left out, unless it is needed."""
     found = {}
     for name in dict.fromkeys(names):
         if not needed and name not in parts[0].schema.names:
@@ -329,10 +315,6 @@ def hub_sides(repository: str, options: SourceOptions) -> Parts:
     Args:
         repository: ``owner/name``, or a name alone.
         options: of it subset (needed where there are several and none is the default), revision and train_splits.
-
-    Raises:
-        ConfigError: `datasets` is missing or too old, no network, a data set that is unknown or gated, or of several
-            configurations; no training split.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")

@@ -13,13 +13,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
-
-from polyfed.results.read import parse_json
-
-_CHUNK = 1 << 20  # bytes read at a time while hashing
 
 
 def cache_dir() -> Path | None:
@@ -36,40 +31,10 @@ def cache_key(parts: Iterable[str]) -> str:
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
-def file_checksums(paths: Iterable[Path]) -> list[str]:
-    """The sha256 (hex) of each file's content.
-
-    A file whose path, size and times are those of an earlier call is not read again; the memory of this is a small
-    JSON file in the cache folder.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    place = cache_dir()
-    notes = place / "checksums.json" if place else None
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        read = parse_json(notes.read_bytes()) if notes else {}
-        known = read if isinstance(read, dict) else {}
-    sums = []
-    changed = False
-    for path in paths:
-        status = path.stat()
-        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        entry = known.get(str(path.resolve()))
-        if not (isinstance(entry, list) and len(entry) == 4 and entry[:3] == stamp and isinstance(entry[3], str)):
-            hasher = hashlib.sha256()
-            with path.open("rb") as stream:
-                while block := stream.read(_CHUNK):
-                    hasher.update(block)
-            entry = [*stamp, hasher.hexdigest()]
-            changed = True
-            known[str(path.resolve())] = entry
-        sums.append(entry[3])
-    if changed and notes:
-        text = json.dumps(known)
-        _write(notes, lambda temporary: temporary.write_text(text))
-    return sums
+def file_marks(paths: Iterable[Path]) -> list[str]:
+    """What tells each file from another one, and from itself once it is written anew: its path, size and time."""
+    found = [(path.resolve(), path.stat()) for path in paths]
+    return [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in found]
 
 
 def load_entry(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:

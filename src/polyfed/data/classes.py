@@ -37,9 +37,6 @@ def encode_labels(
         column: where they stood.
         names: of the classes, if the files name them.
         files: side -> what it was read from, to name the row of a label that is refused.
-
-    Raises:
-        ConfigError: a number that is none of the named classes, or is below 0, unless all labels are -1 and 1.
     """
     values = np.unique(np.concatenate(list(raw.values())))
     expected = f"from 0 on in column '{column}'"

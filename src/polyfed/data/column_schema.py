@@ -42,9 +42,6 @@ def pick_columns(
     Args:
         kind: "image" or "text". schema: of Arrow. features: what `datasets` knows about the columns.
         named: the column of images or texts, when it cannot be told. label_column: likewise. where: for messages.
-
-    Raises:
-        ConfigError: none, several, one that is named but absent, or a type that cannot hold them.
     """
     content = pick_content(kind, schema, features, named, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
@@ -142,9 +139,6 @@ def column_values(values: Any, where: str) -> NDArray[Any]:
     Args:
         values: array-like of whole numbers, booleans or strings.
         where: what they are, for the message.
-
-    Raises:
-        ConfigError: other values, missing ones, or numbers and strings mixed.
     """
     given = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
     if all(isinstance(value, str) for value in given):

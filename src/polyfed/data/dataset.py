@@ -40,9 +40,9 @@ class DatasetSource:
         name: what it is called in recipes and results.
         train: the training side, at least one sample.
         test: the official test side, or None.
-        classes: how many classes there are; labels lie in 0..classes-1. 0: they are numbers to predict (regression).
-        class_names: one name per class.
-        mean: per channel in 0..1, for `Prepare`; per feature of a table; empty for other inputs.
+        class_names: one per class, of labels 0..classes-1; none where labels are numbers to predict (regression).
+        mean: per channel in 0..1, for `Prepare`, by default of the training side; per feature of a table; empty for
+            other inputs.
         std: likewise.
         train_columns: further values of the training rows by column, each (N,) int64 or strings: a user, a writer.
         test_columns: likewise of the test rows.
@@ -61,10 +61,9 @@ class DatasetSource:
     name: str
     train: LabeledSamples
     test: LabeledSamples | None
-    classes: int
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = None  # type: ignore[assignment]
+    std: tuple[float, ...] = None  # type: ignore[assignment]
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     words: int | Tensor | None = None
@@ -75,11 +74,12 @@ class DatasetSource:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.classes < 1) != self.is_regression or len(self.class_names) != self.classes:
-            raise ConfigError(
-                f"expected one name for each of the classes of '{self.name}', got {len(self.class_names)} names for "
-                f"{self.classes} classes"
-            )
+        if bool(self.class_names) == self.is_regression:
+            raise ConfigError(f"expected classes with names in '{self.name}', or numbers to predict, got both or none")
+        if self.mean is None:
+            mean, std = statistics(self.train.x)
+            object.__setattr__(self, "mean", mean)
+            object.__setattr__(self, "std", std)
         for side, samples in self.splits():
             if len(samples) == 0:
                 raise ConfigError(f"expected at least one {side} sample in '{self.name}', got none")
@@ -97,15 +97,33 @@ class DatasetSource:
                 f"expected a mean and a std for each of the {channels} {what} of '{self.name}', got "
                 f"{len(self.mean)} and {len(self.std)}"
             )
-        for what, rows, columns in (
-            ("training", len(self.train), self.train_columns),
-            ("test", 0 if self.test is None else len(self.test), self.test_columns),
-        ):
-            for column, values in columns.items():
-                if values.shape != (rows,):
-                    raise ConfigError(
-                        f"expected {rows} {what} values in column '{column}' of '{self.name}', got {values.shape}"
-                    )
+        self._check_columns("training", len(self.train), self.train_columns)
+        self._check_columns("test", 0 if self.test is None else len(self.test), self.test_columns)
+
+    def _check_columns(self, side: str, rows: int, columns: Mapping[str, NDArray[Any]]) -> None:
+        for column, values in columns.items():
+            if values.shape != (rows,):
+                raise ConfigError(
+                    f"expected {rows} {side} values in column '{column}' of '{self.name}', got {values.shape}"
+                )
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        sides: Mapping[str, LabeledSamples],
+        class_names: tuple[str, ...],
+        further: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
+        **more: Any,
+    ) -> DatasetSource:
+        """A source of sides and their further columns by name: "train" and, if there is one, "test"."""
+        columns: dict[str, Any] = {f"{side}_columns": values for side, values in (further or {}).items()}
+        return cls(name, sides["train"], sides.get("test"), class_names, **columns, **more)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are; 0: labels are numbers to predict."""
+        return len(self.class_names)
 
     def _check_labels(self, side: str, samples: LabeledSamples) -> None:
         if samples.are_numbers != self.is_regression:
@@ -161,9 +179,6 @@ def with_declared(
 
     Args:
         class_names: in order, with all of the source's own among them. mean, std: see `DatasetSource`. None: its own.
-
-    Raises:
-        ConfigError: it has a class that is not among them, or other channels or features.
     """
     if mean is not None and std is not None:
         if len(mean) != len(source.mean):
@@ -188,7 +203,7 @@ def with_declared(
     number = torch.tensor([place[name] for name in source.class_names])
     train = LabeledSamples(source.train.x, number[source.train.y])
     test = None if source.test is None else LabeledSamples(source.test.x, number[source.test.y])
-    return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
+    return replace(source, train=train, test=test, class_names=tuple(class_names))
 
 
 _USUAL_PUBLIC = 5000  # rows; FedHeNN's number of alignment inputs
@@ -242,14 +257,12 @@ def from_tensors(
         classes = 0
     elif classes is None:
         classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
-    mean, std = statistics(sides[0].x)
-    names = tuple(str(c) for c in range(classes))
-    further = [
-        {key: column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
-        for given in (train_columns, test_columns)
-    ]
-    test_side = sides[1] if len(sides) > 1 else None
-    return DatasetSource(name, sides[0], test_side, classes, names, mean, std, further[0], further[1])
+    further = {
+        side: {key: column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
+        for side, given in (("train", train_columns), ("test", test_columns))
+    }
+    named = dict(zip(("train", "test"), sides, strict=False))
+    return DatasetSource.of(name, named, tuple(map(str, range(classes))), further)
 
 
 def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

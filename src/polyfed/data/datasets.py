@@ -24,7 +24,7 @@ import torch
 
 from polyfed.data import arrow_tables, images, leaf_json, package_datasets, pflib_npz, tables
 from polyfed.data.arrow_tables import has_parquet
-from polyfed.data.dataset import DatasetSource, check_used, from_tensors, statistics
+from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
 from polyfed.data.labeled_texts import encode_texts
 from polyfed.data.options import AS_USUAL, SourceOptions
@@ -139,11 +139,7 @@ def describe() -> list[dict[str, Any]]:
 
 
 def page(name: str) -> dict[str, Any]:
-    """Describe one data set: a row of `describe`, and text (all else that is to be known).
-
-    Raises:
-        ConfigError: there is no such data set.
-    """
+    """Describe one data set: a row of `describe`, and text (all else that is to be known)."""
     rows = {row["name"]: row for row in describe()}
     if name not in rows:
         raise ConfigError(f"unknown dataset '{name}'{suggest(name, rows)}")
@@ -181,7 +177,7 @@ def digits(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSou
     table = _handwritten()
     x = torch.from_numpy(table[:, :-1] * np.uint8(15)).reshape(-1, 1, 8, 8)
     train = LabeledSamples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
-    return DatasetSource("digits", train, None, 10, tuple(str(c) for c in range(10)), *statistics(x))
+    return DatasetSource("digits", train, None, tuple(str(c) for c in range(10)))
 
 
 def _published(
@@ -378,19 +374,10 @@ def _from_parts(
 
 def _from_images(name: str, read: images.LabeledImages, published: Statistics | None = None) -> DatasetSource:
     """A source from decoded images, or arrays; `published` are mean and std where they are known."""
-    mean, std = published or statistics(read.train.x)
-    return DatasetSource(
-        name,
-        read.train,
-        read.test,
-        len(read.class_names),
-        read.class_names,
-        mean,
-        std,
-        read.train_columns,
-        read.test_columns,
-        label_column=read.label_column,
-        remarks=(f"images turned as their EXIF tags say: {read.turned}",) if read.turned else (),
+    turned = (f"images turned as their EXIF tags say: {read.turned}",) if read.turned else ()
+    more: dict[str, Any] = dict(zip(("mean", "std"), published or (), strict=False))
+    return DatasetSource.of(
+        name, read.sides, read.class_names, read.columns, label_column=read.label_column, remarks=turned, **more
     )
 
 

@@ -208,11 +208,7 @@ class _Pool:
         self.size = len(self.y)
 
     def column(self, name: str | None, rows: Rows) -> NDArray[Any]:
-        """The further values of `rows` (training rows, test rows, or both) in a column.
-
-        Raises:
-            ConfigError: no name, no such column, or one that a side lacks.
-        """
+        """The further values of `rows` (training rows, test rows, or both) in a column."""
         if name is None:
             raise ConfigError("partition 'by_group' expects group_by, the column to deal by, got none")
         sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
@@ -276,9 +272,6 @@ def assign_rows(
     """Deal rows of the pool; the result counts among them and always has class shares.
 
     values: what they are dealt by, of a deal by group.
-
-    Raises:
-        ConfigError: a partition that does not fit the rows, the number of clients or its own settings.
     """
     y = pool.y[rows]
     if values is not None:
@@ -455,9 +448,6 @@ def own_label_space(data: ClientData, class_names: Sequence[str], title: str) ->
 
     Args:
         class_names: of the whole task. title: of the client, for errors.
-
-    Raises:
-        ConfigError: fewer than two classes.
     """
     own = data.train.y.unique()
     if len(own) < 2:

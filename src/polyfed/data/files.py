@@ -30,11 +30,7 @@ _RATIO = 100  # and beyond these so many times its own; arrays of numbers shrink
 
 
 def check_file(path: Path) -> None:
-    """Whether a path that is there is a file or a folder, or a link to one.
-
-    Raises:
-        ConfigError: it is a pipe, a device or a socket; or there can be no such file.
-    """
+    """Whether a path that is there is a file or a folder, or a link to one."""
     check_name(path)
     try:
         mode = path.stat().st_mode
@@ -45,11 +41,7 @@ def check_file(path: Path) -> None:
 
 
 def check_unpacked(archive: ZipFile, path: Path) -> None:
-    """Whether an archive unpacks to no more than its size allows.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Whether an archive unpacks to no more than its size allows."""
     packed = path.stat().st_size
     size = sum(member.file_size for member in archive.infolist())
     if size > max(_UNPACKED, _RATIO * packed):
@@ -64,9 +56,6 @@ def check_room(size: int, what: str, where: object) -> None:
 
     Args:
         size: in bytes. what: needs it, and where it comes from, for the message.
-
-    Raises:
-        ConfigError: it has less.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
@@ -87,11 +76,7 @@ def files_of(folder: Path, suffix: str) -> list[Path]:
 def find_split_files(
     folder: Path, train_splits: Sequence[str] = ("train",), suffix: str = "parquet"
 ) -> dict[str, list[Path]]:
-    """The files of the training side and, if there are any, of the test side; `suffix` is parquet or csv.
-
-    Raises:
-        ConfigError: no such file, no training file, or several data sets in one folder.
-    """
+    """The files of the training side and, if there are any, of the test side; `suffix` is parquet or csv."""
     kind = {"parquet": "Parquet", "csv": "CSV"}[suffix]
     if not folder.is_dir():
         raise ConfigError(f"expected a folder with {kind} files at {folder}, got no such folder")
@@ -121,11 +106,7 @@ def find_split_files(
 def choose_splits(
     splits: Collection[str], train_splits: Sequence[str], where: object, others: Collection[str] = ()
 ) -> dict[str, list[str]]:
-    """Which splits are the training side and, if there is one, the test side; `others` are more names to suggest.
-
-    Raises:
-        ConfigError: a split of `train_splits` that is not there, is named twice, or is the test split.
-    """
+    """Which splits are the training side and, if there is one, the test side; `others` are more names to suggest."""
     named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
     train = [named.get(word, word) for word in train_splits]
     if not train or len(set(train)) < len(train) or "test" in train:
@@ -168,9 +149,6 @@ def client_folders(place: Path) -> tuple[str, list[Path]]:
     """The clients' folders and what all of them hold: "parquet", "csv" or "images" (a folder per class).
 
     They are in the order of their names, by value where all are whole numbers.
-
-    Raises:
-        ConfigError: no such folder, no folder in it, a client's without data, or clients with several kinds of data.
     """
     if not place.is_dir():
         raise ConfigError(f"expected a folder with one folder per client at {place}, got no such folder")

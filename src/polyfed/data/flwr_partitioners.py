@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from polyfed.data.partition import Partition, class_shares
 from polyfed.errors import ConfigError, first_line, kind_and_line
@@ -40,9 +40,6 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
         arguments: of its constructor.
         clients: K.
         seed: derived from the run's.
-
-    Raises:
-        ConfigError: flwr-datasets is missing, an unknown name (with the nearest), or arguments that do not fit.
     """
     kinds = _kinds()
     usable = sorted(set(kinds) - set(_NO_ROWS))
@@ -57,11 +54,11 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
             raise ConfigError(f"{name} takes no argument '{key}'{suggest(key, takes)}")
     missing = [key for key, value in takes.items() if value.default is value.empty and key not in given]
     if missing:
-        raise ConfigError(f"{name} needs {', '.join(missing)} in [data.partitioner], which came without")
-    came = given.get("num_partitions", clients)
-    if came != clients:
+        raise ConfigError(f"{name} needs {', '.join(missing)} in [data.partitioner], got none")
+    asked = given.get("num_partitions", clients)
+    if asked != clients:
         raise ConfigError(
-            f"expected num_partitions of {name} to be the number of clients ({clients}), got {came}; leave it out and "
+            f"expected num_partitions of {name} to be the number of clients ({clients}), got {asked}; leave it out and "
             f"set data.num_clients"
         )
     try:
@@ -71,43 +68,29 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
 
 
 def apply_partitioner(
-    partitioner: Any,
-    y: ArrayLike,
-    clients: int,
-    columns: Mapping[str, NDArray[Any]] | None = None,
-    class_count: int | None = None,
+    partitioner: Any, y: NDArray[np.int64], clients: int, columns: Mapping[str, NDArray[Any]], class_count: int
 ) -> Partition:
-    """The partition that a partitioner makes of labeled rows.
-
-    The object itself stays as it is, so that it can be used again.
+    """The partition that a partitioner makes of labeled rows; the object itself can be used again.
 
     Args:
         partitioner: of flwr-datasets, without a dataset.
         y: (N,) labels 0..C-1, the column "label".
         clients: K, which must be its number of partitions.
         columns: further values by column, (N,) each.
-        class_count: C; default: the largest label plus one.
-
-    Raises:
-        ConfigError: another number of partitions, a row dealt twice, a partitioner that has a dataset already or that
-            fails.
+        class_count: C.
     """
     kind = type(partitioner).__name__
-    labels = np.asarray(y, dtype=np.int64)
-    further = {name: values for name, values in (columns or {}).items() if name != _LABEL}
-    row = "row"
-    while row in further:
-        row += "_"
+    further = {name: values for name, values in columns.items() if name != _LABEL}
+    row = "row" + "_" * sum(name.startswith("row") for name in further)
     try:
         from datasets import Dataset
 
         own = copy.deepcopy(partitioner)
         if own.is_dataset_assigned():
             raise ConfigError(f"expected a {kind} without a dataset, as one is handed to it, got one with its own")
-        own.dataset = Dataset.from_dict({row: np.arange(len(labels)), _LABEL: labels, **further})
+        own.dataset = Dataset.from_dict({row: np.arange(len(y)), _LABEL: y, **further})
         count = int(own.num_partitions)
-        if count == clients:
-            parts = [own.load_partition(client) for client in range(clients)]
+        parts = [own.load_partition(client) for client in range(clients)] if count == clients else []
     except ConfigError:
         raise
     except Exception as error:  # theirs raise nearly anything
@@ -117,13 +100,9 @@ def apply_partitioner(
     rows = []
     for client, part in enumerate(parts):
         if row not in part.column_names:
-            raise ConfigError(f"expected whole rows from {kind}, client {client} came with {part.column_names} only")
+            raise ConfigError(f"expected whole rows from {kind}, client {client} has {part.column_names} only")
         rows.append(np.sort(np.array(part.select_columns([row])[:][row], dtype=np.int64)))
-    every = np.concatenate(rows)
-    if len(every) and not 0 <= int(every.min()) <= int(every.max()) < len(labels):
-        raise ConfigError(f"expected row numbers below {len(labels)} from {kind}, got {every.min()}..{every.max()}")
-    count_C = int(labels.max()) + 1 if class_count is None else class_count
-    return Partition(tuple(rows), len(labels) - len(every), class_shares(rows, labels, count_C))
+    return Partition(tuple(rows), len(y) - sum(map(len, rows)), class_shares(rows, y, class_count))
 
 
 def _kinds() -> dict[str, Any]:

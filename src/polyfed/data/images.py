@@ -28,23 +28,21 @@ from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError, first_line, gathered
 from polyfed.results.read import parse_json
 
-_VERSION = "picture-folders-2"  # part of every cache key: raise it when decoding or the order of rows changes
+_VERSION = "picture-folders-3"  # part of every cache key: raise it when decoding or the order of rows changes
 PICTURES = (".png", ".jpg", ".jpeg")
 _Rows = list[tuple[str, Path]]  # (class, file)
 
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side.
+    """What was read: the sides ("train", "test"), what the classes are called, and further columns by side.
 
     label_column: where the labels stood in the files; None: in none. turned: how many images their EXIF tags turned.
     """
 
-    train: LabeledSamples
-    test: LabeledSamples | None
+    sides: Mapping[str, LabeledSamples]
     class_names: tuple[str, ...]
-    train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     label_column: str | None = None
     turned: int = 0
 
@@ -53,10 +51,6 @@ def decode(data: bytes | None, place: str) -> tuple[Tensor, bool]:
     """One image as (C, H, W) uint8, upright, and whether its EXIF tag turned it.
 
     Gray stays one channel, palettes become RGB, an alpha without effect goes.
-
-    Raises:
-        ConfigError: it does not decode, has more pixels than ``Image.MAX_IMAGE_PIXELS`` (89 million), of which Pillow
-            by itself only warns, or is neither gray nor RGB.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -98,7 +92,7 @@ def from_cache(key: str) -> LabeledImages | None:
             for side in ("train", "test")
             if side == "train" or "test_x" in tensors
         }
-        return LabeledImages(sides["train"], sides.get("test"), tuple(names), turned=int(facts["turned"]))
+        return LabeledImages(sides, tuple(names), turned=int(facts["turned"]))
     except (KeyError, ValueError, TypeError, ConfigError):
         return None
 
@@ -107,7 +101,7 @@ def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[st
     """Decoded sides ("train", "test"), of which a copy is left in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
     cache.save_entry(key, tensors, {"class_names": json.dumps(names), "turned": str(turned)})
-    return LabeledImages(sides["train"], sides.get("test"), names, turned=turned)
+    return LabeledImages(sides, names, turned=turned)
 
 
 # folders of classes ------------------------------------------------------------------------------------------------
@@ -131,10 +125,6 @@ def read_folders(
         train_splits: the folders that make the training side, in this order.
         image_size: pixels a side, to which each image is resized; None: all have one size.
         of_clients: gives the further column "client"; a client may lack classes, and have some in its test side alone.
-
-    Raises:
-        ConfigError: no class folders, fewer than two classes, a class without images, a test class without training
-            images, an image that does not decode, images of several sizes without image_size.
     """
     read = gathered(partial(_sides, place, train_splits) for place in places)
     check_sides({place.name: "test" in sides for place, sides in zip(places, read, strict=True)})
@@ -151,11 +141,11 @@ def read_folders(
     if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):
         raise ConfigError(f"expected test images in {where} of classes with training images, got '{strange[0]}'")
     try:
-        sums = cache.file_checksums([path for rows in sides.values() for _, path in rows])
+        stamps = cache.file_marks([path for rows in sides.values() for _, path in rows])
     except OSError as error:
         raise ConfigError(f"cannot read the files in {where}: {first_line(error)}") from error
     marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
-    key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
+    key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, stamps, strict=True))])
     found = from_cache(key) or cache_decoded(key, *_decoded(sides, names, image_size))
     if not of_clients:
         return found
@@ -163,7 +153,7 @@ def read_folders(
         side: {CLIENT: owners([place.name for place in places], [len(of_place[side]) for of_place in read])}
         for side in sides
     }
-    return replace(found, train_columns=whose["train"], test_columns=whose.get("test", {}))
+    return replace(found, columns=whose)
 
 
 def _decoded(

@@ -104,9 +104,6 @@ def read(
             in the run's own column, or else in the only one that is called as such columns are; without either there
             are none. Labels are the classes' names, or their numbers.
         text_column: of Parquet and CSV files, where it is not called as in the run and cannot be told.
-
-    Raises:
-        ConfigError: nothing readable there, or inputs that cannot be brought into the form.
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
     suffix = path.suffix.lower()
@@ -154,11 +151,7 @@ def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
-    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are gray.
-
-    Raises:
-        ConfigError: they cannot be brought into the form.
-    """
+    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are gray."""
     got = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
     if x.dtype.is_floating_point and form.dtype.is_floating_point:
         x = x.to(form.dtype)

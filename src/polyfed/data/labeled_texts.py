@@ -51,10 +51,6 @@ def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how
         sides: "train" and, if there is one, "test".
         columns: where texts and labels stood, and the classes' names, if the files name them.
         how: vocabulary, length and vectors.
-
-    Raises:
-        ConfigError: texts and labels in one column, labels that are all the same, a label out of range, a file of
-            vectors that is wrong.
     """
     if columns.content == columns.label:
         raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
@@ -77,16 +73,11 @@ def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how
         side: LabeledSamples(encode_tokens(words_in[side], words, made.length), torch.from_numpy(labels[side]))
         for side in sides
     }
-    return DatasetSource(
+    return DatasetSource.of(
         name,
-        samples["train"],
-        samples.get("test"),
-        len(class_names),
+        samples,
         class_names,
-        (),
-        (),
-        sides["train"].columns,
-        sides["test"].columns if "test" in sides else {},
+        {side: raw.columns for side, raw in sides.items()},
         words=how.ids if vectors is None else vectors,
         vocabulary=made,
         label_column=columns.label,
@@ -115,11 +106,7 @@ def _remarks(
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, one text each; blank lines do not count.
-
-    Raises:
-        ConfigError: no text file in UTF-8, or none but blank lines.
-    """
+    """The lines of a text file, one text each; blank lines do not count."""
     check_file(path)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
@@ -139,10 +126,6 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
     Args:
         path: the file, in UTF-8.
         wanted: the words to take.
-
-    Raises:
-        ConfigError: no such file, another encoding, lines of different widths, something else than finite numbers, or
-            none of the words.
     """
     found: dict[str, NDArray[np.float32]] = {}
     width = 0

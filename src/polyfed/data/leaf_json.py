@@ -7,8 +7,8 @@ A file is an object of ``users`` (names), ``num_samples`` (a count per user), ``
     texts        strings, or lists of strings of which the last is the text (Sentiment140); read by words
     characters   strings of one length whose labels are single characters, what comes next (Shakespeare)
 
-Where most rows are characters, but not all, and where most strings name files of images (CelebA), `TextConfig.tokens`
-has to say what they are. Labels are whole numbers or strings. A user's rows may lie in several files.
+Texts of different lengths are read by words, unless `TextConfig.tokens` says otherwise. Labels are whole numbers or
+strings. A user's rows may lie in several files.
 
 Shapes: N samples, L characters of a text.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +29,10 @@ from torch import Tensor
 
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns
-from polyfed.data.dataset import DatasetSource, statistics
+from polyfed.data.dataset import DatasetSource
 from polyfed.data.files import check_file
 from polyfed.data.labeled_texts import RawTexts, encode_texts
-from polyfed.data.samples import ONE_LABEL, LabeledSamples, of_so_many
+from polyfed.data.samples import ONE_LABEL, LabeledSamples
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
@@ -61,10 +60,6 @@ def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
 
     Args:
         name: of the source. place: the folder. how: texts are read; of characters tokens alone.
-
-    Raises:
-        ConfigError: no such folder or files, a file in another layout, inputs that differ in shape or kind, several
-            labels for an input, names of images, a setting of texts where there are none.
     """
     every = {side: _read_side(place / side) for side in ("train", "test")}
     if not every["train"].y:
@@ -74,9 +69,12 @@ def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
     first = every["train"].x[0]
     if isinstance(first, str) or _is_texts(first):
         texts = {side: _texts(rows, place / side) for side, rows in sides.items()}
-        if how.tokens is None:
-            _refuse_names_of_images(texts["train"], place / "train")
-        if how.tokens not in (None, "characters") or not _are_characters(texts, labels, how, place):
+        if how.tokens is None and _NAME_OF_IMAGE.fullmatch(texts["train"][0]):
+            raise ConfigError(
+                f"expected numbers or texts, got '{texts['train'][0][:40]}', the name of an image, in {place}; "
+                "LEAF's files hold no images: put these into folders, dataset 'clients:PATH', or set tokens"
+            )
+        if how.tokens not in (None, "characters") or not _are_characters(texts, labels):
             raw = {side: RawTexts(texts[side], labels[side], rows.columns, rows.files) for side, rows in sides.items()}
             return encode_texts(name, raw, Columns("x", "y"), how)
         how = dataclasses.replace(how, tokens=None)
@@ -95,19 +93,7 @@ def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
         raise ConfigError(f"expected {given} with texts that are read by words, got dataset '{name}'")
     numbers, names = encode_labels(labels, "y", None, {side: rows.files for side, rows in sides.items()})
     samples = {side: LabeledSamples(x, torch.from_numpy(numbers[side])) for side, x in inputs.items()}
-    mean, std = statistics(samples["train"].x)
-    return DatasetSource(
-        name,
-        samples["train"],
-        samples.get("test"),
-        len(names),
-        names,
-        mean,
-        std,
-        sides["train"].columns,
-        sides["test"].columns if "test" in sides else {},
-        words=words,
-    )
+    return DatasetSource.of(name, samples, names, {side: rows.columns for side, rows in sides.items()}, words=words)
 
 
 def _read_side(folder: Path) -> _Side:
@@ -192,42 +178,11 @@ def _texts(rows: _Side, where: Path) -> list[str]:
     return found
 
 
-def _refuse_names_of_images(texts: Sequence[str], where: Path) -> None:
-    """Refuse inputs most of which are names of files."""
-    rows = [row for row, text in enumerate(texts) if _NAME_OF_IMAGE.fullmatch(text)]
-    if 2 * len(rows) > len(texts):
-        raise ConfigError(
-            f"expected numbers or texts as inputs, got '{texts[rows[0]][:40]}', the name of an image, in row {rows[0]} "
-            f"of {where}{of_so_many(len(rows))}; LEAF's files hold no images: put these into folders, dataset "
-            "'clients:PATH', or set tokens if they are texts"
-        )
-
-
-def _are_characters(
-    texts: Mapping[str, Sequence[str]], labels: Mapping[str, NDArray[Any]], how: TextConfig, place: Path
-) -> bool:
-    """Whether labels are single characters, what comes next, and texts of one length.
-
-    Raises:
-        ConfigError: most rows are so, but not all; unless tokens are asked for.
-    """
-    if any(values.dtype.kind != "U" for values in labels.values()):
-        return False
-    usual = Counter(len(text) for rows in texts.values() for text in rows).most_common(1)[0][0]
-    others = [
-        (side, row)
-        for side in texts
-        for row, (text, label) in enumerate(zip(texts[side], labels[side], strict=True))
-        if (len(text), len(label)) != (usual, 1)
-    ]
-    if others and 2 * len(others) < sum(map(len, texts.values())) and how.tokens is None:
-        side, row = others[0]
-        raise ConfigError(
-            f"expected texts of {usual} characters with labels of one, as most are, got {len(texts[side][row])} with "
-            f"{len(labels[side][row])} in row {row} of {place / side}{of_so_many(len(others))}; drop such rows, or set "
-            "tokens, to 'words' or 'characters'"
-        )
-    return not others
+def _are_characters(texts: Mapping[str, Sequence[str]], labels: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether texts are of one length, and labels single characters, what comes next."""
+    lengths = {len(text) for rows in texts.values() for text in rows}
+    marks = [label for values in labels.values() if values.dtype.kind == "U" for label in values]
+    return len(lengths) == 1 and len(marks) == sum(map(len, texts.values())) and set(map(len, marks)) == {1}
 
 
 def _numbers(rows: _Side, where: Path) -> Tensor:

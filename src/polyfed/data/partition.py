@@ -31,6 +31,7 @@ Rows = NDArray[np.int64]
 CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
 _LOWEST_SHARE = 0.4  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
 _HIGHEST_SHARE = 0.6
+_TRIES = 1000  # of a Dirichlet partition
 _TINY = 1e-9  # two remainders closer than this count as equal: shares are quotients of small whole numbers
 
 
@@ -88,7 +89,6 @@ def dirichlet(
     rng: np.random.Generator,
     alpha: float = 0.5,
     min_samples: int = 10,
-    max_tries: int = 1000,
     class_count: int | None = None,
 ) -> Partition:
     """Label skew: each class cut by proportions drawn from Dirichlet(alpha 1_K), balanced, as FedIN deals.
@@ -103,18 +103,16 @@ def dirichlet(
         rng: of all draws.
         alpha: concentration; small means few classes per client, large means equal shares.
         min_samples: smallest number of rows per client that is accepted.
-        max_tries: how often to draw at most.
         class_count: C; default: the largest label plus one.
 
     Raises:
-        ConfigError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
+        ConfigError: alpha not above 0, a minimum that cannot be met, or one that 1000 draws did not meet.
     """
     labels, class_count = check_labels(y, clients, class_count)
     _check_draw("dirichlet", alpha, min_samples, clients, len(labels))
-    check_integer("max_tries", max_tries, 1)
     counts_C = np.bincount(labels, minlength=class_count)
     best = -1
-    for _ in range(max_tries):
+    for _ in range(_TRIES):
         sizes_KC = _dirichlet_sizes(counts_C, clients, rng, alpha)
         smallest = int(sizes_KC.sum(axis=1).min())
         if smallest >= min_samples:
@@ -122,7 +120,7 @@ def dirichlet(
         best = max(best, smallest)
     else:
         raise ConfigError(
-            f"expected each of {clients} clients to get {min_samples} rows in one of {max_tries} draws at alpha "
+            f"expected each of {clients} clients to get {min_samples} rows in one of {_TRIES} draws at alpha "
             f"{alpha}, got {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_samples"
         )
     held: list[list[Rows]] = [[] for _ in range(clients)]
@@ -200,7 +198,6 @@ def by_class(
     rng: np.random.Generator,
     classes_per_client: int = 2,
     class_assignment: str = "round_robin",
-    distinct: bool = True,
     class_count: int | None = None,
 ) -> Partition:
     """Each client holds `classes_per_client` classes.
@@ -209,7 +206,7 @@ def by_class(
       holders in turn, like cards, so their shares differ by at most 1. Draws nothing.
     * ``shards``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
       deck with each class once per shard is shuffled and dealt, and a client takes a random remaining shard of each of
-      its classes. `distinct` puts a card back that the client already holds; False is the authors' code.
+      its classes. A card that the client already holds is put back; the authors' code keeps it.
     * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalized); the clients one after the
       other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
       A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
@@ -220,7 +217,6 @@ def by_class(
         rng: of all draws.
         classes_per_client: k, at most C.
         class_assignment: "round_robin", "shards" or "shamsian".
-        distinct: for shards: no class twice in a client.
         class_count: C; default: the largest label plus one.
 
     Raises:
@@ -236,7 +232,7 @@ def by_class(
             f"unknown class_assignment '{class_assignment}'{suggest(str(class_assignment), CLASS_ASSIGNMENTS)}"
         )
     deal = {"round_robin": _round_robin, "shards": _shards, "shamsian": _shamsian}[class_assignment]
-    rows, shares_KC = deal(labels, clients, rng, classes_per_client, class_count, distinct)
+    rows, shares_KC = deal(labels, clients, rng, classes_per_client, class_count)
     for client, mine in enumerate(rows):
         if len(mine) == 0:
             raise ConfigError(
@@ -247,7 +243,7 @@ def by_class(
 
 
 def _round_robin(
-    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
+    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int
 ) -> tuple[list[Rows], NDArray[np.float64]]:
     hold_KC = (np.arange(class_count) - np.arange(clients)[:, None]) % class_count < each
     held: list[list[Rows]] = [[] for _ in range(clients)]
@@ -260,7 +256,7 @@ def _round_robin(
 
 
 def _shards(
-    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
+    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int
 ) -> tuple[list[Rows], NDArray[np.float64]]:
     if each * clients % class_count:
         step = class_count // math.gcd(each, class_count)
@@ -271,10 +267,7 @@ def _shards(
             "'round_robin'"
         )
     shards = each * clients // class_count
-    if distinct:
-        hands = _distinct_hands(rng, clients, each, class_count, shards)
-    else:
-        hands = list(rng.permutation(np.repeat(np.arange(class_count), shards)).reshape(clients, each))
+    hands = _distinct_hands(rng, clients, each, class_count, shards)
     stacks = []
     for label in range(class_count):
         parts = np.array_split(np.flatnonzero(labels == label), shards)
@@ -312,7 +305,7 @@ def _distinct_hands(
 
 
 def _shamsian(
-    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int, distinct: bool
+    labels: Rows, clients: int, rng: np.random.Generator, each: int, class_count: int
 ) -> tuple[list[Rows], NDArray[np.float64]]:
     places = -(-each * clients // class_count)  # ceil
     drawn_CP = rng.uniform(_LOWEST_SHARE, _HIGHEST_SHARE, size=(class_count, places))
@@ -403,9 +396,6 @@ def partition_like(partition: Partition, y: ArrayLike) -> Partition:
     Args:
         partition: of the training side, with `shares`.
         y: (M,) labels of the other side.
-
-    Raises:
-        ConfigError: the partition has no shares, or `y` has a class that it does not know.
     """
     labels = np.asarray(y, dtype=np.int64)
     if partition.shares is None:
@@ -432,9 +422,6 @@ def hash_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
     Args:
         values: (N,) whole numbers or strings.
         groups: how many.
-
-    Raises:
-        ConfigError: no whole number of groups.
     """
     check_integer("num_groups", groups, 1)
     names, place_N = np.unique(np.asarray(values), return_inverse=True)
@@ -474,11 +461,7 @@ def class_shares(rows: Sequence[Rows], y: ArrayLike, class_count: int) -> NDArra
 
 
 def check_integer(name: str, value: Any, least: int) -> int:
-    """`value` as an int.
-
-    Raises:
-        ConfigError: not a whole number, below `least`, or from 2^63 on.
-    """
+    """`value` as an int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"expected {name} to be a whole number >= {least}, got {value!r}")
     check_values(int(value), name)

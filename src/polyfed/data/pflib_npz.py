@@ -35,11 +35,6 @@ def read(place: Path) -> LabeledImages:
 
     Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c; how many
     there are says ``num_classes`` in config.json, if it is there, else the largest label.
-
-    Raises:
-        ConfigError: no such folder or files; another number of clients than config.json says; a test side of some
-            clients only; a file without x and y, without rows, of another shape or type than the first, with a label
-            out of range or values that are not finite.
     """
     sides = {side: _files(place / side) for side in ("train", "test")}
     if not sides["train"]:
@@ -73,8 +68,7 @@ def read(place: Path) -> LabeledImages:
         for side, found in parts.items()
     }
     whose = {side: {CLIENT: owners(names, [len(part) for part in found])} for side, found in parts.items()}
-    labels = tuple(map(str, range(classes)))
-    return LabeledImages(joined["train"], joined.get("test"), labels, whose["train"], whose.get("test", {}))
+    return LabeledImages(joined, tuple(map(str, range(classes))), whose)
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -94,9 +94,6 @@ def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
 
     Returns:
         Its arrays of numbers; None for a value that is something else.
-
-    Raises:
-        ConfigError: another opcode or name than such a dictionary has, or a stream that is not whole.
     """
     try:
         kept = _run(stream)

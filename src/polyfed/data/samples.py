@@ -371,11 +371,7 @@ class ClientData:
 
 
 def classes_up_to(largest: int, where: object) -> int:
-    """How many classes there are where this is the largest label.
-
-    Raises:
-        ConfigError: more than a task can have: each gets a name, and a row of counts.
-    """
+    """How many classes there are where this is the largest label."""
     if largest >= _MOST_CLASSES:
         raise ConfigError(f"expected labels below {_MOST_CLASSES} in {where}, got {largest}")
     return 1 + largest

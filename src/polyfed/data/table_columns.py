@@ -30,9 +30,6 @@ class CellFormat:
     Args:
         decimal: what stands before decimals, a point or a comma.
         missing: what stands for a missing value besides `MISSING`, in upper or lower case.
-
-    Raises:
-        ConfigError: another sign before decimals.
     """
 
     decimal: str = "."

@@ -110,9 +110,6 @@ def read_csv(path: Path) -> Frame:
     """The cells of a file whose first line names the columns; commas, semicolons or tabs stand between them.
 
     Blank lines do not count; cells that a line lacks are empty.
-
-    Raises:
-        ConfigError: it is no such file, or has no rows, or a line of more cells than the first.
     """
     import pandas as pd
 
@@ -229,10 +226,6 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         where: they are from, for messages.
         options: of it label_column, feature_columns, category_columns (numbered by the training side's values),
             columns, may_be_missing (each number then gets a feature that says where it is), cells and regression.
-
-    Raises:
-        ConfigError: columns that a file lacks, a label that is missing, fractional or below 0 (or, to be predicted, no
-            finite number), a feature that is no finite number.
     """
     form = options.cells
     train = sides["train"]
@@ -269,19 +262,8 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
     for side, x_NF in x.items():
         samples = LabeledSamples(torch.from_numpy(x_NF).float(), torch.from_numpy(numbers[side]))
         stored[side] = fill_missing(samples, columns, columns.means(mean))
-    return DatasetSource(
-        name,
-        stored["train"],
-        stored.get("test"),
-        len(names),
-        names,
-        mean,
-        std,
-        further["train"],
-        further.get("test", {}),
-        feature_names=every,
-        columns=columns,
-        label_column=label,
+    return DatasetSource.of(
+        name, stored, names, further, mean=mean, std=std, feature_names=every, columns=columns, label_column=label
     )
 
 
@@ -499,11 +481,7 @@ def _targets(frame: Frame, label: str, form: CellFormat) -> NDArray[np.float32]:
 def read_texts(
     sides: Mapping[str, Frame], where: object, options: SourceOptions
 ) -> tuple[dict[str, RawTexts], Columns]:
-    """Texts with labels, and the columns in which both stand; a cell without anything but blanks is a missing text.
-
-    Raises:
-        ConfigError: as for tables; a text that is missing.
-    """
+    """Texts with labels, and the columns in which both stand; a cell without anything but blanks is a missing text."""
     train = sides["train"]
     text = _text_column(train, options.words.column)
     label = find_label(train, options.label_column)
@@ -549,9 +527,6 @@ def read_new_rows(
 
     Returns:
         (N, F) values and the N labels, or None.
-
-    Raises:
-        ConfigError: a column that is not there, a value that is no finite number, a label that is missing.
     """
     frame = read_csv(path)
     flagged = {flag for _, flag in columns.flags}

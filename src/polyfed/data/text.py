@@ -53,9 +53,6 @@ class TextConfig:
         vectors: a text file with a word and its numbers on each line, as GloVe's are; then only its words are in the
             vocabulary, and networks take their vectors as they are. Default: networks learn vectors.
         tokens: the rule by which a text is cut into what has ids, see above; default "words".
-
-    Raises:
-        ConfigError: a vocabulary or a length below 1, an unknown rule.
     """
 
     column: str | None = None

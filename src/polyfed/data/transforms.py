@@ -36,9 +36,6 @@ def resize(samples: LabeledSamples, size: int | tuple[int, int] | None) -> Label
     Args:
         samples: x (N, C, H, W).
         size: pixels a side, or (height, width); None, or the size that they have, leaves them as they are.
-
-    Raises:
-        ConfigError: the inputs are no images.
     """
     x = samples.x
     size = (size, size) if isinstance(size, int) else size
@@ -59,9 +56,6 @@ def convert_channels(x: Tensor, channels: int) -> Tensor:
     Args:
         x: (N, C, H, W) uint8, C 1 or 3.
         channels: 1 or 3.
-
-    Raises:
-        ConfigError: other channels.
     """
     if x.shape[1] == channels:
         return x
@@ -193,11 +187,7 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop-flip": augm
 
 
 def augmentation(name: str) -> Augmentation | None:
-    """The augmentation of that name; None for "none".
-
-    Raises:
-        ConfigError: unknown, with the nearest name.
-    """
+    """The augmentation of that name; None for "none"."""
     if name not in AUGMENTATIONS:
         raise ConfigError(f"unknown augmentation '{name}'{suggest(str(name), AUGMENTATIONS)}")
     return AUGMENTATIONS[name]

@@ -56,7 +56,6 @@ class CategoryVectors(nn.Module):
         return len(self.numbers) + self._width
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         parts = [x[:, self.numbers]]
         for place, vectors in zip(self.places, self.vectors, strict=True):
             parts.append(vectors(x[:, place].long()))

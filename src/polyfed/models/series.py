@@ -41,7 +41,6 @@ class IdVectors(nn.Module):
         self.embedding = nn.Embedding(ids, _VECTOR)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         vectors: Tensor = self.embedding(x).transpose(1, 2)
         return vectors
 
@@ -54,7 +53,6 @@ class LastState(nn.Module):
         self.gru = nn.GRU(channels, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         states, _ = self.gru(x.transpose(1, 2))
         last: Tensor = states[:, -1]
         return last
@@ -69,7 +67,6 @@ class CausalConv(nn.Module):
         self.reach = 2 * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         out: Tensor = self.conv(functional.pad(x, (self.reach, 0)))
         return out
 
@@ -83,7 +80,6 @@ class ResidualBlock(nn.Module):
         self.second = CausalConv(width, width, dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         return functional.relu(x + functional.relu(self.second(functional.relu(self.first(x)))))
 
 
@@ -91,7 +87,6 @@ class LastStep(nn.Module):
     """A series (N, W, L) to its last step (N, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         return x[:, :, -1]
 
 
@@ -99,7 +94,6 @@ class MeanOverTime(nn.Module):
     """A series (N, W, L) to its mean (N, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         return x.mean(dim=2)
 
 
@@ -129,7 +123,6 @@ class FirstToken(nn.Module):
         self.norm = nn.LayerNorm(_WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """See the class."""
         token: Tensor = self.norm(tokens[:, 0])
         return token
 

@@ -66,11 +66,7 @@ class SplitModel(nn.Module):
         return logits
 
     def part_of(self, name: str) -> Part:
-        """Which part a state-dict key, parameter name or buffer name belongs to.
-
-        Raises:
-            ConfigError: no part has this name.
-        """
+        """Which part a state-dict key, parameter name or buffer name belongs to."""
         first = name.partition(".")[0]
         for part in PARTS:
             if first == part:
@@ -180,11 +176,7 @@ def with_projection(model: SplitModel, feature_dim: int) -> SplitModel:
 
 
 def projection_and_head(head: nn.Module, feature_dim: int) -> tuple[nn.Linear, nn.Linear]:
-    """Fresh layers D -> feature_dim and feature_dim -> C in place of `head`, on its device and in its dtype.
-
-    Raises:
-        ConfigError: `head` is no ``nn.Linear``.
-    """
+    """Fresh layers D -> feature_dim and feature_dim -> C in place of `head`, on its device and in its dtype."""
     if not isinstance(head, nn.Linear):
         raise ConfigError(f"models.feature_dim needs a head that is an nn.Linear; this one is a {type(head).__name__}")
     device, dtype = head.weight.device, head.weight.dtype
@@ -222,11 +214,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def in_features(head: nn.Module) -> int:
-    """``head.in_features``.
-
-    Raises:
-        ConfigError: the head does not say how wide its input is.
-    """
+    """``head.in_features``."""
     width = getattr(head, "in_features", None)
     if not isinstance(width, int):
         raise ConfigError(
@@ -265,11 +253,7 @@ def registered(name: str, about: str, make: Callable[..., SplitModel], *sizes: A
 
 
 def check_request(name: str, in_shape: Sequence[int], classes: int) -> tuple[int, int, int]:
-    """Returns (channels, height, width), or says which of them a builder cannot use.
-
-    Raises:
-        ConfigError: `in_shape` is not three positive whole numbers, or there is no class.
-    """
+    """Returns (channels, height, width), or says which of them a builder cannot use."""
     if len(in_shape) != 3 or any(not isinstance(n, int) or n < 1 for n in in_shape):
         raise ConfigError(f"{name} needs images (channels, height, width), got the shape {tuple(in_shape)}")
     if not isinstance(classes, int) or classes < 1:

@@ -58,7 +58,6 @@ class LSTMLastState(nn.Module):
         self.lstm = nn.LSTM(width, _STATE, layers, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         x_NLE = functional.embedding(x, self.vectors) if self.embedding is None else self.embedding(x)
         out_NLH, _ = self.lstm(x_NLE)
         place_L = torch.arange(x.shape[1], device=x.device)
@@ -107,7 +106,6 @@ class TextEncoder(nn.Module):
         self.blocks = nn.ModuleList(Block(_TEXT_WIDTH, _HEADS) for _ in range(_DEPTH))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """See the class."""
         words_NLW = self.map(functional.embedding(ids, self.vectors)) if self.embedding is None else self.embedding(ids)
         tokens = words_NLW + self.positions[:, : ids.shape[1]]
         there = ids != PADDING

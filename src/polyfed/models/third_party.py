@@ -45,9 +45,6 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     """The builder of ``timm:resnet10t`` and its like, (image shape, classes) -> network; None for other names.
 
     fetch: load the weights of ``?pretrained``; False: leave them as drawn, for who has others to load.
-
-    Raises:
-        ConfigError: something else than ``pretrained`` behind the question mark, or a network without such weights.
     """
     plain, mark, wanted = name.partition("?")
     package, _, called = plain.partition(":")
@@ -91,9 +88,6 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     """Mean and std per channel, in 0..1, of the images that the weights of ``...?pretrained`` were trained with.
 
     None for networks whose weights are drawn, and where the package does not tell.
-
-    Raises:
-        ConfigError: the package is missing, or has no such weights.
     """
     plain, mark, _ = name.partition("@")[0].partition("?")
     package, _, called = plain.partition(":")
@@ -112,9 +106,6 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
         name: for messages. classes: C.
         end: dotted name of the submodule that ends the extractor, "none" for an empty intermediate part; None: the
             first of `FIRST_BLOCKS` after which the network can be cut, and an empty intermediate part without any.
-
-    Raises:
-        ConfigError: no such head; the network cannot be cut there.
     """
     within = place_within(module)
     module = module.get_submodule(within)

@@ -111,11 +111,7 @@ def describe() -> list[dict[str, Any]]:
 
 
 def page(name: str) -> dict[str, Any]:
-    """Describe one registered model: a row of `describe`, about, and parts (part -> parameters).
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """Describe one registered model: a row of `describe`, about, and parts (part -> parameters)."""
     about = " ".join((MODELS[name].__doc__ or "").replace("`", "").split())
     row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
     row |= {"name": name, "paper": "", "about": about, "parts": {}}

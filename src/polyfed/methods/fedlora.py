@@ -60,7 +60,199 @@ from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.lora import Adapter
 
-Aggregation = Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"]
+# the rules --------------------------------------------------------------------------------------------------------
+
+
+class Rule:
+    """How the server joins clients' adapters: by `join`, layer by layer; client k gets the first r_k components."""
+
+    trains_other_adapters = False  # whether clients have other adapters in every round, beside an offset to W
+
+    def init(self, server: Server, network: nn.Module) -> None:
+        """The common adapters, of rank R."""
+        server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
+
+    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
+        """What a client gets beside the head."""
+        rank = int(method.variant(server, client_id))
+        first = {name: lora.truncate(adapter, rank) for name, adapter in _common(server).items()}
+        return {"adapters": group_of(_scaled(first, method.alpha))}
+
+    def aggregate(
+        self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
+    ) -> dict[str, Tensor]:
+        """Join what the clients sent; the update of each layer."""
+        sent = method.sent(uploads)
+        joined = {name: self.join([own[name] for own in sent], shares, base) for name, base in _common(server).items()}
+        server.state["adapters"] = group_of(joined)
+        return {name: lora.product(adapter) for name, adapter in joined.items()}
+
+    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
+        """The common adapter of a layer. base: the last one."""
+        raise NotImplementedError
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Load the adapters."""
+        load_state(client.model, get_group(message, "adapters"))
+
+    def upload(self, client: Client) -> Message:
+        """What the client sends beside its adapters and its head."""
+        return {}
+
+
+class Average(Rule):
+    """The mean of A and of s_k B; all ranks are equal."""
+
+    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
+        return lora.average(adapters, shares)
+
+
+class Pad(Rule):
+    """The mean of A and of s_k B, filled up with zeros to R (HETLoRA)."""
+
+    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
+        return lora.pad(adapters, shares, base.rank)
+
+
+class Slices(Rule):
+    """Each component is averaged over the clients that have it (raFLoRA)."""
+
+    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
+        return lora.slices(adapters, shares, base)
+
+
+class SVD(Rule):
+    """The R leading components of the mean update (FlexLoRA)."""
+
+    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
+        return lora.decompose(lora.mean_product(adapters, shares), base.rank)
+
+
+class SelectAndFold(Rule):
+    """A client trains components drawn anew in every round; the others are added to W for the round (Fed-PLoRA)."""
+
+    trains_other_adapters = True
+
+    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
+        drawn = self._drawn(method, server, client_id)
+        parts = {name: lora.select(adapter, drawn[name]) for name, adapter in _common(server).items()}
+        chosen = _scaled({name: part[0] for name, part in parts.items()}, method.alpha)
+        return {"adapters": group_of(chosen), "folded": group_of({name: part[1] for name, part in parts.items()})}
+
+    def aggregate(
+        self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
+    ) -> dict[str, Tensor]:
+        sent = method.sent(uploads)
+        drawn = [self._drawn(method, server, i) for i in uploads]
+        joined = {}
+        for name, base in _common(server).items():
+            places = [own[name] for own in drawn]
+            joined[name] = lora.mean_components([own[name] for own in sent], places, shares, base)
+        server.state["adapters"] = group_of(joined)
+        return {name: lora.product(adapter) for name, adapter in joined.items()}
+
+    def receive(self, client: Client, message: Message) -> None:
+        super().receive(client, message)
+        rest = adapters_of(get_group(message, "folded"))
+        load_state(client.model, {f"{name}.offset": lora.product(adapter) for name, adapter in rest.items()})
+
+    def _drawn(self, method: FedLoRA, server: Server, client_id: int) -> dict[str, list[int]]:
+        """Which components of each layer the client trains in the present round; the same at every call."""
+        draws = server.generator("components", client_id)
+        rank = int(method.variant(server, client_id))
+        common = _common(server)
+        orders = {  # by name, as a checkpoint may change the order of a group
+            name: torch.randperm(common[name].rank, generator=draws).tolist() for name in sorted(common)
+        }
+        return {name: sorted(order[:rank]) for name, order in orders.items()}
+
+
+class Stack(Rule):
+    """All adapters beside each other are added to W everywhere; A is drawn anew, B is zero (FLoRA)."""
+
+    trains_other_adapters = True
+
+    def init(self, server: Server, network: nn.Module) -> None:
+        layers = adapted_layers(network)
+        server.state["update"] = {name: torch.zeros_like(w.weight).cpu() for name, w in layers.items()}
+        server.state["stacks"] = torch.tensor(0)
+
+    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
+        """What the client has not added yet: the adapters of the last round, or, after several, all updates' sum."""
+        stacks = get_tensor(server.state, "stacks")
+        behind = int(stacks) - int(self._merged(server).get(str(client_id), torch.tensor(0)))
+        if behind > 1:
+            return {"stacks": stacks, "update": get_group(server.state, "update")}
+        return {"stacks": stacks, **({"stack": get_group(server.state, "stack")} if behind else {})}
+
+    def aggregate(
+        self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
+    ) -> dict[str, Tensor]:
+        sent = method.sent(uploads)
+        stacked = {name: lora.stack([own[name] for own in sent], shares) for name in sent[0]}
+        updates = _add(get_group(server.state, "update"), stacked)
+        known = {str(i): get_tensor(message, "merged") for i, message in uploads.items()}
+        server.state["update"] = updates
+        server.state["stack"] = group_of(stacked)
+        server.state["stacks"] = get_tensor(server.state, "stacks") + 1
+        server.state["merged"] = {**self._merged(server), **known}
+        return updates
+
+    def _merged(self, server: Server) -> Group:
+        """How many updates each client is known to have added, by number; 0 for others."""
+        return get_group(server.state, "merged") if "merged" in server.state else {}
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Add what the client has not added yet; draw A anew, and set B to zero."""
+        layers = adapted_layers(client.model)
+        stacks = get_tensor(message, "stacks")
+        before = get_tensor(client.state, "merged") if "merged" in client.state else torch.tensor(0)
+        state = client.model.state_dict()
+        if "update" in message:
+            update = get_group(message, "update")
+            load_state(client.model, {f"{name}.offset": update[name] for name in layers})
+        elif "stack" in message and not torch.equal(before, stacks):  # else an upload was lost
+            stacked = adapters_of(get_group(message, "stack"))
+            added = _add({name: state[f"{name}.offset"].cpu() for name in layers}, stacked)
+            load_state(client.model, {f"{name}.offset": update for name, update in added.items()})
+        draws = client.generator("adapters")
+        fresh = {}
+        for name, layer in layers.items():
+            a = draw_a(torch.empty(layer.lora_a.shape), draws)
+            fresh[name] = Adapter(a, torch.zeros(layer.lora_b.shape))
+        load_state(client.model, group_of(fresh))
+        client.state["merged"] = stacks.clone()
+
+    def upload(self, client: Client) -> Message:
+        return {"merged": get_tensor(client.state, "merged")}
+
+
+def _common(server: Server) -> dict[str, Adapter]:
+    """The common adapters by layer, of scale 1."""
+    return adapters_of(get_group(server.state, "adapters"))
+
+
+def _scaled(adapters: Mapping[str, Adapter], alpha: float) -> dict[str, Adapter]:
+    """The same updates with s = alpha / r."""
+    return {name: lora.rescale(adapter, alpha / adapter.rank) for name, adapter in adapters.items()}
+
+
+def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
+    """The update of each layer, and what is stacked."""
+    return {name: update[name] + lora.product(adapter).to(update[name]) for name, adapter in stacked.items()}
+
+
+RULES: dict[str, Rule] = {
+    "stack": Stack(),
+    "svd": SVD(),
+    "slices": Slices(),
+    "pad": Pad(),
+    "select-and-fold": SelectAndFold(),
+    "average": Average(),
+}
+
+
+# the method -------------------------------------------------------------------------------------------------------
 
 
 def _own_adapters(known: UploadContext, name: str) -> Members:
@@ -98,7 +290,7 @@ class FedLoRA(Method):
     ranks: Ranks = "2 4 8"  # dealt to the clients in turn
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update counts alpha / rank
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
-    aggregation: Aggregation = "stack"  # the rule that joins adapters
+    aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"] = "stack"  # the rule
     weighting: Literal["samples", "uniform"] = "samples"  # weights of the mean: training samples, or all alike
 
     @model_validator(mode="after")
@@ -120,64 +312,33 @@ class FedLoRA(Method):
     def evaluation_stage(self) -> Stage:
         return "received"
 
+    @property
+    def _rule(self) -> Rule:
+        return RULES[self.aggregation]
+
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return client_rank(self.ranks, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        rank = int(variant or self._largest)
-        return add_adapters(model, rank, self.alpha, self.layers, self.aggregation in ("stack", "select-and-fold"))
-
-    @property
-    def _largest(self) -> int:
-        return max(parse_ranks(self.ranks))
+        rank = int(variant or max(parse_ranks(self.ranks)))
+        return add_adapters(model, rank, self.alpha, self.layers, self._rule.trains_other_adapters)
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        if server.training.keep_optimizer_state and self.aggregation in ("stack", "select-and-fold"):
+        if server.training.keep_optimizer_state and self._rule.trains_other_adapters:
             raise ConfigError(
                 f"fedlora: expected training.keep_optimizer_state = false, as method.aggregation '{self.aggregation}' "
                 "has clients train other adapters in every round"
             )
         (architecture,) = server.architectures
-        largest = str(self._largest)
+        largest = str(max(parse_ranks(self.ranks)))
         network = server.model(architecture, server.initial_state(architecture, largest), largest)
         server.state["head"] = {name: t.cpu().clone() for name, t in head_state(network).items()}
-        if self.aggregation == "stack":
-            layers = adapted_layers(network)
-            server.state["update"] = {name: torch.zeros_like(w.weight).cpu() for name, w in layers.items()}
-            server.state["stacks"] = torch.tensor(0)
-        else:
-            server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
+        self._rule.init(server, network)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        head = get_group(server.state, "head")
-        if self.aggregation == "stack":
-            return {"head": head, "stacks": get_tensor(server.state, "stacks"), **_missed(server, client_id)}
-        common = adapters_of(get_group(server.state, "adapters"))
-        own = int(self.variant(server, client_id))
-        if self.aggregation == "select-and-fold":
-            drawn = self._drawn(server, client_id)
-            parts = {name: lora.select(adapter, drawn[name]) for name, adapter in common.items()}
-            chosen = self._scaled({name: part[0] for name, part in parts.items()})
-            folded = group_of({name: part[1] for name, part in parts.items()})
-            return {"head": head, "adapters": group_of(chosen), "folded": folded}
-        first = self._scaled({name: lora.truncate(adapter, own) for name, adapter in common.items()})
-        return {"head": head, "adapters": group_of(first)}
-
-    def _scaled(self, adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
-        """The same updates with s = alpha / r."""
-        return {name: lora.rescale(adapter, self.alpha / adapter.rank) for name, adapter in adapters.items()}
-
-    def _drawn(self, server: Server, client_id: int) -> dict[str, list[int]]:
-        """Which components of each layer the client trains in the present round; the same at every call."""
-        draws = server.generator("components", client_id)
-        own = int(self.variant(server, client_id))
-        common = adapters_of(get_group(server.state, "adapters"))
-        orders = {  # by name, as a checkpoint may change the order of a group
-            name: torch.randperm(common[name].rank, generator=draws).tolist() for name in sorted(common)
-        }
-        return {name: sorted(order[:own]) for name, order in orders.items()}
+        return {"head": get_group(server.state, "head"), **self._rule.broadcast(self, server, client_id)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if not uploads:
@@ -185,103 +346,23 @@ class FedLoRA(Method):
         uploads = dict(sorted(uploads.items()))
         shares = [server.share(i, self.weighting) for i in uploads]
         server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
-        sent = [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
-        if self.aggregation == "stack":
-            stacked = {name: lora.stack([own[name] for own in sent], shares) for name in sent[0]}
-            updates = _add(get_group(server.state, "update"), stacked)
-            server.state["update"] = updates
-            server.state["stack"] = group_of(stacked)
-            server.state["stacks"] = get_tensor(server.state, "stacks") + 1
-            known = {str(i): get_tensor(message, "merged") for i, message in uploads.items()}
-            server.state["merged"] = {**_merged(server), **known}
-        else:
-            common = self._joined(server, list(uploads), sent, shares)
-            server.state["adapters"] = group_of(common)
-            updates = {name: lora.product(adapter) for name, adapter in common.items()}
+        updates = self._rule.aggregate(self, server, uploads, shares)
         beyond = [lora.energy_beyond(update, min(parse_ranks(self.ranks))) for update in updates.values()]
         server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
 
-    def _joined(
-        self, server: Server, clients: Sequence[int], sent: Sequence[Mapping[str, Adapter]], shares: Sequence[float]
-    ) -> dict[str, Adapter]:
-        """The adapters of all clients by the rule, layer by layer. sent: each client's."""
-        common = adapters_of(get_group(server.state, "adapters"))
-        drawn = {i: self._drawn(server, i) for i in clients} if self.aggregation == "select-and-fold" else {}
-        joined: dict[str, Adapter] = {}
-        for name, base in common.items():
-            adapters = [own[name] for own in sent]
-            if self.aggregation == "average":
-                joined[name] = lora.average(adapters, shares)
-            elif self.aggregation == "pad":
-                joined[name] = lora.pad(adapters, shares, base.rank)
-            elif self.aggregation == "slices":
-                joined[name] = lora.slices(adapters, shares, base)
-            elif self.aggregation == "svd":
-                joined[name] = lora.decompose(lora.mean_product(adapters, shares), base.rank)
-            else:
-                joined[name] = lora.mean_components(adapters, [drawn[i][name] for i in clients], shares, base)
-        return joined
+    def sent(self, uploads: Mapping[int, Message]) -> list[dict[str, Adapter]]:
+        """The adapters that clients uploaded, by layer, with s_k = alpha / r_k."""
+        return [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load_state(client.model, get_group(message, "head"))
-        if self.aggregation == "stack":
-            _merge(client, message)
-        else:
-            load_state(client.model, get_group(message, "adapters"))
-        if "folded" in message:
-            rest = adapters_of(get_group(message, "folded"))
-            load_state(client.model, {f"{name}.offset": lora.product(adapter) for name, adapter in rest.items()})
+        self._rule.receive(client, message)
         return {}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         return (Phase(training.local_epochs, trains=any_parameter),)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message: dict[str, Any] = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
-        if self.aggregation == "stack":
-            message["merged"] = get_tensor(client.state, "merged")
-        return message
-
-
-# the updates that stacking adds to the network ----------------------------------------------------------------------
-
-
-def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """The update of each layer, and what is stacked."""
-    return {name: update[name] + lora.product(adapter).to(update[name]) for name, adapter in stacked.items()}
-
-
-def _merged(server: Server) -> Group:
-    """How many updates each client is known to have added, by number; 0 for others."""
-    return get_group(server.state, "merged") if "merged" in server.state else {}
-
-
-def _missed(server: Server, client_id: int) -> Message:
-    """What a client has not added yet: the adapters of the last round, or, after several, the sum of all updates."""
-    behind = int(get_tensor(server.state, "stacks")) - int(_merged(server).get(str(client_id), torch.tensor(0)))
-    if behind > 1:
-        return {"update": get_group(server.state, "update")}
-    return {"stack": get_group(server.state, "stack")} if behind else {}
-
-
-def _merge(client: Client, message: Message) -> None:
-    """Add what the client has not added yet; draw A anew, and set B to zero."""
-    layers = adapted_layers(client.model)
-    stacks = get_tensor(message, "stacks")
-    before = get_tensor(client.state, "merged") if "merged" in client.state else torch.tensor(0)
-    state = client.model.state_dict()
-    if "update" in message:
-        update = get_group(message, "update")
-        load_state(client.model, {f"{name}.offset": update[name] for name in layers})
-    elif "stack" in message and not torch.equal(before, stacks):  # else an upload was lost
-        stacked = adapters_of(get_group(message, "stack"))
-        added = _add({name: state[f"{name}.offset"].cpu() for name in layers}, stacked)
-        load_state(client.model, {f"{name}.offset": update for name, update in added.items()})
-    draws = client.generator("adapters")
-    fresh = {}
-    for name, layer in layers.items():
-        a = draw_a(torch.empty(layer.lora_a.shape), draws)
-        fresh[name] = Adapter(a, torch.zeros(layer.lora_b.shape))
-    load_state(client.model, group_of(fresh))
-    client.state["merged"] = stacks.clone()
+        own: Message = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
+        return {**own, **self._rule.upload(client)}

@@ -18,15 +18,14 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, difference, records, state
 from tests.helpers.hospitals import hospitals
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 from tests.helpers.small_recipe import SMALL
 
@@ -95,16 +94,6 @@ def test_held_out_clients_upload_nothing_and_release_nothing() -> None:
     assert held.clients[LAST].state == {}
 
 
-@pytest.mark.slow
-def test_the_noise_of_a_target_is_for_those_who_train() -> None:
-    privacy = Privacy(max_grad_norm=1.0, target_epsilon=5.0)
-    training = THREE.model_copy(update={"rounds": 2})
-    held = run(Local(), training=training, privacy=privacy)
-    world = usual(Local())
-    plain = dataclasses.replace(world, clients=world.clients[:LAST]).run(Local(), training, privacy=privacy)
-    assert held.facts["privacy"] == plain.facts["privacy"]
-
-
 # what they are scored with ------------------------------------------------------------------------------------------
 
 
@@ -134,14 +123,6 @@ def test_of_local_they_train_as_a_client_does_in_its_first_round() -> None:
     assert last(longer)["held_out"]["received"] == last(held)["held_out"]["received"]
 
 
-def test_alone_a_newcomer_receives_what_it_began_with() -> None:
-    """Of a server that has heard of nobody."""
-    rounds = [record["held_out"]["received"] for record in run(alone(FedAvg())).history]
-    assert rounds == [rounds[0]] * 3
-    together = [record["held_out"]["received"]["mean"] for record in run(FedAvg()).history]
-    assert len({*together, rounds[0]["mean"]}) > 1
-
-
 # executors and resuming -----------------------------------------------------------------------------------------------
 
 
@@ -157,15 +138,10 @@ def test_workers_give_the_serial_result(method: Method) -> None:
 
 
 def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
-    class Stop:
-        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-            if record["round"] == 1:
-                raise KeyboardInterrupt
-
     world = usual(FedAvg())
     whole = run(FedAvg())
     with pytest.raises(RunInterrupted):
-        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", loggers=[Stop()])
+        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", loggers=[Interrupt(1)])
     again = world.federation(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run")
     result = again.run(resume=True).result
     assert records(again) == records(whole)
@@ -255,15 +231,6 @@ def test_a_group_goes_by_its_name(tmp_path: Path) -> None:
         build_federation(recipe(evaluation={"held_out": ["north"]}))
     with pytest.raises(ConfigError, match="expected every client once"):
         build_federation(of_hospitals(tmp_path, {"held_out": ["north", 0]}))
-
-
-def test_a_check_counts_who_trains(tmp_path: Path) -> None:
-    four = {"num_clients": 4}
-    plain = estimate_costs(build_federation(recipe(data=four)))
-    held = estimate_costs(build_federation(recipe(data=four, evaluation={"held_out": 1, "held_out_epochs": 3})))
-    assert held.class_remarks[0].startswith("held out of training: clients ")
-    assert 0 < held.bytes_down < plain.bytes_down
-    assert held.seconds > 0
 
 
 def test_what_pools_rows_has_no_newcomers(tmp_path: Path) -> None:

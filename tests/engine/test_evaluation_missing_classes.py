@@ -16,7 +16,6 @@ from polyfed.core.settings import Evaluation, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import ClientScore
-from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedProto, Local
@@ -63,26 +62,6 @@ def test_by_hand(weighting: Any) -> None:
     assert found["missing"]["max"] == pytest.approx(max(value for value, _ in known))
     assert found["own"]["mean"] == pytest.approx(sum(value or 0.0 for value in own) / 6)  # 12 test rows each
     assert found["own"] == federation.history[-1]["accuracy"]["personal"]
-
-
-def test_own_classes_of_a_shared_test_set() -> None:
-    """Where everybody is tested on all classes, the accuracy falls into those on own and on missing classes."""
-    test = draw(30, (0, 1, 2), 9)
-    clients = [Client(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), draw(20, own, i)) for i, own in enumerate(LABELS)]
-    federation = Federation(clients, Local(), SHORT, Evaluation(missing_classes=True), task=Task(test=test))
-    federation.run()
-    last = federation.history[-1]
-    assert federation.clients[0].missing is not None
-    assert federation.clients[0].missing.whole is federation.clients[0].data.test
-    for number, labels in enumerate(LABELS):
-        network = federation.export(number).eval()
-        own = share_right(network, test, set(labels)) or 0.0
-        other = share_right(network, test, {0, 1, 2} - set(labels)) or 0.0
-        whole = (own * 10 * len(labels) + other * 10 * (3 - len(labels))) / 30
-        assert last["accuracy_per_client"][number] == pytest.approx(whole)
-    found = last["accuracy_by_classes"]["personal"]
-    each = [share_right(federation.export(n).eval(), test, set(own)) or 0.0 for n, own in enumerate(LABELS)]
-    assert found["own"]["mean"] == pytest.approx(sum(each) / len(each))
 
 
 def test_a_score_on_own_classes_leaves_the_missing_ones_out() -> None:

@@ -135,21 +135,6 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
         assert again["accuracy_by_predictor"][stage] == history[-1]["accuracy_by_predictor"][stage]
 
 
-def test_where_all_share_a_test_set() -> None:
-    test = draw(15, (0, 1, 2), 40)
-    one = federation(Shifted(), test=test).run().history[-1]["accuracy_by_predictor"]
-    assert {entry["n"] for by in one.values() for entry in by.values()} == {3}
-    assert one["received"]["shifted"]["mean"] == pytest.approx(float((test.y == 2).double().mean()))
-
-
-def test_a_round_that_is_not_scored_has_none_and_a_finished_run_keeps_it(tmp_path: Path) -> None:
-    straight = federation(Shifted(), evaluation={"every_n_rounds": 2}).run()
-    assert straight.history[0]["accuracy_by_predictor"] == {}
-    federation(Shifted(), rounds=2, evaluation={"every_n_rounds": 2}, out=tmp_path / "run").run()
-    again = federation(Shifted(), rounds=2, evaluation={"every_n_rounds": 2}, out=tmp_path / "run").run(resume=True)
-    assert again.result["accuracy_by_predictor"] == straight.result["accuracy_by_predictor"]
-
-
 def test_tables_have_a_column_for_each_where_there_is_one(tmp_path: Path) -> None:
     run = federation(Shifted(), out=tmp_path / "shifted").run()
     shown = comparison.compare_runs(load_runs([tmp_path]))

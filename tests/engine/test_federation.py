@@ -30,6 +30,7 @@ from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 
@@ -294,22 +295,6 @@ def test_after_local_is_the_model_before_aggregation() -> None:
             assert value == pytest.approx(direct(federation, number, own))
 
 
-@pytest.mark.parametrize("stage", ["received", "after_training", "personal"])
-def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
-    clients = [Client("a", draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 5) if i else None) for i in range(3)]
-    federation = Federation(
-        clients,
-        FedAvg(),
-        SHORT,
-        Evaluation(stage=stage),
-        task=Task(classes=3),
-        builders={"a": lambda: tiny_model(1, 4, 6)},
-    )
-    federation.run()
-    assert federation.history[-1]["accuracy"][stage]["n"] == 2
-    assert federation.history[-1]["accuracy_per_client"][0] is None
-
-
 def test_mean_and_spread_over_clients_and_samples() -> None:
     counts = ([[1, 1], [0, 0]], [[9, 0], [1, 0]], [[0, 0], [0, 0]])
     scores = [ClientScore(torch.tensor(each)) for each in counts]
@@ -332,14 +317,8 @@ FIVE = Training(rounds=5, batch_size=8, lr=0.1, momentum=0.9, client_fraction=0.
 
 def start_and_stop(method: Method, out: Path, number: int) -> None:
     """Run until the middle of a round, then Ctrl-C."""
-
-    def act(event: str) -> None:
-        if event == "client_done" and federation.server.round == number:
-            raise KeyboardInterrupt
-
-    federation = usual(method, FIVE, out=out, loggers=[Watcher(act)])
     with pytest.raises(RunInterrupted):
-        federation.run()
+        usual(method, FIVE, out=out, loggers=[Interrupt(within=number)]).run()
 
 
 @pytest.mark.parametrize("number", others_slow([1, 2, 5], quick=[2]))

@@ -30,11 +30,10 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import eval_mode
-from polyfed.methods import FedAvg, FedHeNN, Local
+from polyfed.methods import FedAvg, Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import (
     CLASSES,
@@ -45,7 +44,6 @@ from polyfed.testing.fixtures import (
     received,
     tiny_model,
 )
-from polyfed.testing.spy import Spy
 from tests.helpers.mutants import sound
 
 
@@ -110,9 +108,6 @@ def test_the_streams_of_two_exchanges_differ() -> None:
 
 
 # phases: the head alone, then the extractor alone (FedRep) ----------------------------------------------------------
-
-
-seen: list[tuple[int, str, dict[str, Tensor]]] = []
 
 
 def test_a_phase_with_its_own_rate_and_data() -> None:
@@ -189,26 +184,6 @@ def test_phases_on_public_rows_and_on_some_of_ones_own() -> None:
     halves = sum(size // 2 for size in SIZES)
     assert [record["samples"] for record in federation.history] == [2 * 8 * len(SIZES) + halves] * 2
     assert not any(record["refused"] for record in federation.history)
-
-
-def test_a_check_costs_such_phases_too() -> None:
-    found = estimate_costs(ConformanceKit(method=Consensus()).world(one=True).federation(Consensus()))
-    (kind,) = found.architectures
-    assert kind.seconds_batch > 0
-    assert kind.down == (8 * 8 + (8 * 8 + 4 * 8 * CLASSES),) * 2  # the subset twice, the consensus once
-    assert kind.up == (4 * 8 * CLASSES,) * 2
-
-
-def test_a_check_trains_with_what_was_received() -> None:
-    seen = []
-
-    def inputs(call: Any, client: Client, step: int, generator: torch.Generator) -> Context:
-        seen.append((client.round, *client.context))
-        return call(client, step, generator)
-
-    method = Spy(FedHeNN(eta0=0.1, alignment_data={"size": 8}), step_inputs=inputs)
-    estimate_costs(ConformanceKit(method=FedHeNN()).world(one=True).federation(method))
-    assert set(seen) == {(1,), (2, "rad", "target")}
 
 
 def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:

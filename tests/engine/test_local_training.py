@@ -1,26 +1,35 @@
-"""The local loop: batches, optimizers, against loops written by hand."""
+"""The local loop: batches, phases, masks, class weights and precision, against loops written by hand."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import polyfed as pf
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Training
+from polyfed.core.settings import Privacy, Training
 from polyfed.data.transforms import augment
-from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import poisson_batches, shuffled_batches, train
-from polyfed.errors import RunError
-from polyfed.methods import Local
+from polyfed.engine.federation import Federation, Run
+from polyfed.engine.local_training import class_weights, poisson_batches, train
+from polyfed.errors import ConfigError, RunError
+from polyfed.functional.kernel_similarity import kernel_distance
+from polyfed.functional.losses import cross_entropy, kl_divergence
+from polyfed.methods import FedAvg, FedProto, Local
+from polyfed.models import build
 from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
 from polyfed.testing.spy import Spy
+from tests.helpers import regression
+from tests.helpers.toys import NETS, Two, clients, moved, rounds, same, two_parameter_clients
 
 
 def linear() -> nn.Module:
@@ -322,14 +331,185 @@ def test_chances_are_drawn_in_double_precision() -> None:
         assert rows.tolist() == [row for row, number in enumerate(numbers.tolist()) if number < 2 / 21]
 
 
-@pytest.mark.parametrize("draw_batches", [shuffled_batches, poisson_batches])
-def test_batches_come_from_the_generator_that_is_given(draw_batches: Any) -> None:
-    client = at_work(linear(), batch_size=4)
+UNLIKE = [0.25, 1.0, 4.0]
+SETTINGS: dict[str, Any] = {"rounds": 2, "batch_size": 5, "lr": 0.1, "momentum": 0.5}
 
-    def found(seed: int) -> list[list[int]]:
-        torch.rand(3)  # the global generator moves on and has no say
-        drawn = draw_batches(client, Phase(2), 21, None, torch.Generator().manual_seed(seed))
-        return [rows.tolist() for rows in drawn]
 
-    assert found(1) == found(1)
-    assert found(1) != found(2)
+def stepped(w: np.ndarray, client: Client, weights: Sequence[float], lr: float) -> np.ndarray:
+    """One step of `Two` on all rows of a client."""
+    x, y = client.data.train.x.double().numpy(), client.data.train.y.numpy()
+    p = np.exp(x * w)
+    p /= p.sum(1, keepdims=True)
+    of_rows = np.asarray(weights)[y]
+    slope = (of_rows[:, None] * (p - np.eye(2)[y]) * x).sum(0) / of_rows.sum()
+    return w - lr * slope
+
+
+def trained(executor: str, method: Method, members: Sequence[Client], **settings: Any) -> list[dict[str, Tensor]]:
+    """Every client's weights after the run."""
+    fed = Federation(members, method, Training(**{**SETTINGS, **settings}), executor=executor, builders=NETS)
+    fed.run()
+    return [{name: t.clone() for name, t in (client.weights or {}).items()} for client in fed.clients]
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights"),
+    [
+        ([3.0, 0.5], [(3.0, 0.5)] * 2),
+        ("balanced", [(1.0, 9.9), (3 / 2, 3 / 4)]),  # the first client has one class, the second 1 and 2 rows
+    ],
+)
+def test_a_step_against_numpy_by_hand(asked: Any, weights: list[tuple[float, float]]) -> None:
+    members = two_parameter_clients()
+    (round,) = rounds(Local(), members, {"two": Two}, classes=2, rounds=1, batch_size=8, lr=0.5, class_weights=asked)
+    for i, client in enumerate(members):
+        expected = stepped(np.array([0.3, -0.2]), client, weights[i], 0.5)
+        np.testing.assert_allclose(round.trained[i]["w"].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProto()])
+def test_executors_agree(method: Method) -> None:
+    kinds = ["deep", "deep", "deep"]
+    serial, stacked = (
+        trained(executor, method, clients(kinds, [13, 8, 11]), class_weights=UNLIKE)
+        for executor in ("serial", "vectorized")
+    )
+    plain = trained("vectorized", method, clients(kinds, [13, 8, 11]))
+    assert all(moved(serial[i], stacked[i]) < 1e-5 for i in range(3))
+    assert all(moved(plain[i], stacked[i]) > 1e-3 for i in range(3))
+
+
+@pytest.mark.parametrize("executor", ["serial", "vectorized"])
+def test_equal_weights_change_no_bit(executor: str) -> None:
+    plain, equal = (trained(executor, FedAvg(), clients(["deep"] * 2), class_weights=w) for w in (None, [1.0] * 3))
+    assert all(same(plain[i], equal[i]) for i in range(2))
+
+
+def test_balanced_classes_count_alike() -> None:
+    """Rows of a class, copied, count as the class did before."""
+    x, y = torch.tensor([[2.0], [-1.0]]), torch.tensor([0, 1])
+    copied = torch.tensor([0, 1, 1, 1])
+    ends = [
+        rounds(Local(), [Client("two", data)], {"two": Two}, classes=2, batch_size=8, class_weights="balanced")[-1]
+        for data in ((x, y), (x[copied], y[copied]))
+    ]
+    assert moved(ends[0].trained[0], ends[1].trained[0]) < 1e-6
+
+
+def test_public_rows_count_alike() -> None:
+    (client,) = clients(["deep"])
+    client.training = Training(class_weights=UNLIKE)
+    assert class_weights(client, Phase(1, data="public")) is None
+    assert torch.equal(torch.tensor(UNLIKE), class_weights(client, Phase(1)))
+
+
+def test_where_they_do_not_act_is_an_error() -> None:
+    own = [Client("shallow", (torch.randn(6, 6), torch.arange(6) % 3), class_names=("a", "b", "c")) for _ in range(2)]
+    for members, given, says in (
+        (clients(["deep"]), [1.0, 2.0], "a number for each of 3 classes, got 2"),
+        (regression.clients(), "balanced", "expected classes as labels, got numbers to predict"),
+        (own, [1.0, 2.0, 3.0], "one label space .* set it to 'balanced'"),
+    ):
+        with pytest.raises(ConfigError, match=rf"training\.class_weights: .*{says}"):
+            Federation(members, Local(), Training(class_weights=given), builders=NETS)
+    with pytest.raises(ConfigError, match=r"expected no training\.class_weights, by which"):
+        Federation(
+            clients(["deep"]),
+            FedAvg(),
+            Training(class_weights="balanced"),
+            plugins=[Privacy(max_grad_norm=1.0, noise_multiplier=1.0)],
+            builders=NETS,
+        )
+    with pytest.raises(ConfigError, match="class_weights"):
+        Training(class_weights=[1.0, 0.0])
+
+
+def precise_clients(count: int = 2) -> list[pf.Client]:
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(count, 24, 1, 8, 8, generator=draws), torch.randint(3, (count, 24), generator=draws)
+    return [pf.Client("digits-cnn1", (x[i], y[i]), (x[i], y[i])) for i in range(count)]
+
+
+def made(precision: str, executor: str = "serial", out: Path | None = None) -> pf.Federation:
+    training = Training(rounds=2, local_epochs=2, batch_size=8, lr=0.1, momentum=0.9)
+    return pf.Federation(
+        precise_clients(),
+        pf.methods.FedAvg(),
+        training,
+        executor=pf.Execution(executor, precision=precision, workers=2 if executor == "processes" else None),
+        out=out,
+        builders={"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 3)},
+    )
+
+
+def run(precision: str, executor: str = "serial") -> Run:
+    return made(precision, executor).run()
+
+
+def weights(done: Run) -> dict[str, Tensor]:
+    return {f"{i} {name}": t for i, model in done.models.items() for name, t in model.state_dict().items()}
+
+
+def test_bf16_rounds_and_everything_that_is_kept_stays_float32() -> None:
+    full, half = run("float32"), run("bf16")
+    assert all(tensor.dtype == torch.float32 for tensor in weights(half).values())
+    apart = max(float((a - b).abs().max()) for a, b in zip(weights(full).values(), weights(half).values(), strict=True))
+    assert 1e-5 < apart < 0.1
+    assert half.history[-1]["train_loss"] == pytest.approx(full.history[-1]["train_loss"], rel=0.05)
+    assert half.history[0]["bytes_up"] == full.history[0]["bytes_up"]
+    assert (full.result["precision"], half.result["precision"]) == ("float32", "bf16")
+
+
+def test_each_step_sees_the_weights_of_the_step_before() -> None:
+    """Against a loop by hand; rounded weights that outlived a step would show."""
+    training = Training(rounds=1, local_epochs=3, batch_size=24, lr=0.5)
+    given = build("digits-cnn1", (1, 8, 8), 3)
+    x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 3
+    oracle = build("digits-cnn1", (1, 8, 8), 3)
+    oracle.load_state_dict(given.state_dict())
+    fed = pf.Federation(
+        [pf.Client(given, (x, y))], pf.methods.Local(), training, executor=pf.Execution("serial", precision="bf16")
+    )
+    trained = fed.run().models[0].state_dict()
+    for _ in range(3):  # one batch per epoch: its order is only that of a sum
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = oracle(x)
+        grads = torch.autograd.grad(torch.nn.functional.cross_entropy(scores.float(), y), list(oracle.parameters()))
+        with torch.no_grad():
+            for parameter, grad in zip(oracle.parameters(), grads, strict=True):
+                parameter -= 0.5 * grad
+    for name, tensor in oracle.state_dict().items():
+        torch.testing.assert_close(trained[name], tensor, rtol=0.02, atol=2e-3)
+    assert not torch.equal(trained["head.weight"], given.state_dict()["head.weight"])
+
+
+def test_workers_compute_the_same_bits() -> None:
+    one, two = weights(run("bf16")), weights(run("bf16", "processes"))
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+def test_losses_and_kernels_are_not_rounded() -> None:
+    draws = torch.Generator().manual_seed(1)
+    z, y, w = torch.randn(16, 5, generator=draws).bfloat16(), torch.arange(16) % 5, torch.ones(16)
+    target = torch.randn(16, 7, generator=draws)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [cross_entropy(z, y, w), kl_divergence(z, z.flip(1), w)]
+        found += [kernel_distance(kind, z, target, factor=kind != "procrustes") for kind in ("linear", "rbf")]
+    wide = z.float()
+    expected = [cross_entropy(wide, y, w), kl_divergence(wide, wide.flip(1), w)]
+    expected += [kernel_distance(kind, wide, target, factor=True) for kind in ("linear", "rbf")]
+    assert [value.dtype for value in found] == [torch.float32] * 4
+    assert [float(value) for value in found] == [float(value) for value in expected]
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    settings = {
+        "data": {"dataset": "digits"},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+    }
+    assert Recipe.from_dict({**settings, "run": {"precision": "bf16"}}).run.precision == "bf16"
+    with pytest.raises(ConfigError, match=r"run\.precision.*'float32' or 'bf16'.*'half'"):
+        Recipe.from_dict({**settings, "run": {"precision": "half"}})
+    with pytest.raises(ConfigError, match="expected the precision 'float32' or 'bf16', got 'half'"):
+        run("half")

@@ -17,13 +17,15 @@ from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
-from polyfed.engine.operation_counter import OperationCounter, training_memory, training_operations
+from polyfed.engine.operation_counter import (
+    AllocationTracker,
+    OperationCounter,
+    flops,
+    training_memory,
+    training_operations,
+)
 from polyfed.methods import FedHeNN, FjORD
-from polyfed.plugins.settings import Devices
-from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import TIMES
-from tests.helpers.quick import others_slow
 
 
 def counted(work: Callable[[], Tensor]) -> tuple[int, int]:
@@ -90,22 +92,6 @@ def test_what_is_told_beforehand_is_what_training_does(method: Method, monkeypat
     assert all(told == done > 0 for told, done in found)
 
 
-@pytest.mark.parametrize("name", others_slow(list(METHODS), quick=["fedgh"]))
-def test_simulating_changes_no_method_and_every_executor_tells_the_same(name: str) -> None:
-    kit, devices = (
-        ConformanceKit(method=METHODS[name]()),
-        Devices(profiles=["phone-low", "laptop"], time_jitter=0.1),
-    )
-    training = Training(rounds=2, batch_size=8)
-    runs = [
-        kit.usual.federation(kit.method, training, devices=own, executor=executor, workers=workers).run().history
-        for own, executor, workers in ((None, "serial", None), (devices, "serial", None), (devices, "processes", 2))
-    ]
-    for off, serial, pool in zip(*runs, strict=True):
-        assert all(serial[key] == off[key] for key in off if key not in TIMES)
-        assert all(pool[key] == serial[key] for key in serial if key not in TIMES)
-
-
 def test_memory_of_a_step_by_hand() -> None:
     """B rows of D floats, C scores: network, inputs, labels, scores, gradients and, of Adam, two numbers each."""
     rows, width, classes = 64, 50, 4
@@ -121,3 +107,89 @@ def test_memory_of_a_step_by_hand() -> None:
     assert needs["adam"] >= needs["sgd"] + 2 * 4 * numbers
     client.training = Training(batch_size=4 * rows)
     assert training_memory(client, client.given) > needs["sgd"] + 3 * 4 * rows * width
+
+
+T, D, F, HEADS = 16, 32, 64, 4  # tokens, width, inner width, heads
+# queries, keys and values; scores and weighted values, (T, T) with D numbers each; what leads out of the heads
+ATTENTION = 2 * T * D * 3 * D + 2 * T * T * D + 2 * T * T * D + 2 * T * D * D
+LAYER = ATTENTION + 2 * T * D * F + 2 * T * F * D
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(D, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.heads(x, x, x, need_weights=False)[0]
+        return found
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(D, F, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)[0]
+        return found
+
+
+LAYERS = {
+    "encoder": (lambda: nn.TransformerEncoderLayer(D, HEADS, F, batch_first=True), LAYER),
+    "attention": (Attention, ATTENTION),
+    "lstm": (lambda: Recurrent(nn.LSTM), 2 * T * 4 * F * (D + F)),
+    "gru": (lambda: Recurrent(nn.GRU), 2 * T * 3 * F * (D + F)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_fused_pass_counts_as_its_parts(kind: str) -> None:
+    make, expected = LAYERS[kind]
+    layer, x = make(), torch.randn(1, T, D)
+    before = torch.backends.mha.get_fastpath_enabled()
+    assert flops(layer, x) == expected
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    for training in (True, False):
+        layer.train(training)
+        with OperationCounter() as done, torch.no_grad():
+            layer(x)
+        assert done.count == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "count"),
+    [
+        (nn.Linear(30, 20), (1, 30), 2 * 30 * 20),
+        (nn.Conv2d(3, 8, 3), (1, 3, 10, 10), 2 * 27 * 8 * 64),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.ReLU()), (1, 4, 5, 5), 2 * 9 * 4 * 9),
+        (nn.LSTM(5, 7, 2, batch_first=True), (1, 6, 5), 6 * 2 * 4 * 7 * ((5 + 7) + (7 + 7))),
+    ],
+)
+def test_operations_of_a_pass(module: nn.Module, shape: tuple[int, ...], count: int) -> None:
+    assert flops(module, torch.zeros(shape)) == count
+    assert flops(module, torch.zeros(3, *shape[1:])) == 3 * count
+
+
+def test_a_pass_leaves_the_network_as_it_was() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2), nn.Dropout().eval())
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    flops(net, torch.randn(3, 4))
+    assert [part.training for part in net] == [True, True, False]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_what_was_there_before_does_not_count_and_what_is_gone_is_given_back() -> None:
+    weight = torch.zeros(100)
+    with AllocationTracker() as made:
+        half = weight.view(10, 10)[:5]  # a view
+        one = torch.zeros(1000)
+        assert made.held == 4000
+        one.add_(1)  # in place
+        other = one[10:] * 2
+        assert (made.held, made.peak) == (4000 + 3960, 4000 + 3960)
+        del one, other
+        assert made.held == 0
+        two = torch.ones(10)
+    assert (made.held, made.peak) == (40, 7960)
+    assert len(half) + len(two) == 15

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
@@ -24,9 +23,8 @@ from polyfed.methods import Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES, all_state, difference, draw, plain_model, records
 from polyfed.testing.spy import Spy
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
-
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 # closed forms -------------------------------------------------------------------------------------------------------
 
@@ -93,25 +91,6 @@ def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
 def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         Training(**settings)
-
-
-def test_in_a_recipe() -> None:
-    with pytest.raises(ConfigError, match=r"^training: lr_gamma is for lr_schedule"):
-        Recipe.load(QUICKSTART, ["training.lr_gamma=0.5"])
-    with pytest.raises(ConfigError, match=r"training.lr_schedule: expected .*, got 'cosin'; did you mean 'cosine'"):
-        Recipe.load(QUICKSTART, ["training.lr_schedule=cosin"])
-    plain_keys = Recipe.load(QUICKSTART).to_dict()
-    assert not [key for key in plain_keys["training"] if key.startswith(("lr_", "warmup"))]
-    assert not {"patience", "min_delta"} & plain_keys["evaluation"].keys()
-    chosen = ["training.lr_schedule=cosine", "training.warmup_rounds=2", "evaluation.patience=3"]
-    kept = Recipe.load(QUICKSTART, chosen).to_dict()
-    assert {k: v for k, v in kept["training"].items() if k.startswith(("lr_", "warmup"))} == {
-        "lr_schedule": "cosine",
-        "warmup_rounds": 2,
-        "lr_min": 0.0,
-    }
-    assert (kept["evaluation"]["patience"], kept["evaluation"]["min_delta"]) == (3, 0.0)
-    assert Recipe.from_dict(kept).to_dict() == kept
 
 
 # in training --------------------------------------------------------------------------------------------------------
@@ -242,26 +221,12 @@ def test_a_run_stops_by_its_validation_curve() -> None:
     assert scripted(patience=1, min_delta=0.3).run().result["stopped_after"] == 2
 
 
-class CtrlC:
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def start(self, info: Mapping[str, Any]) -> None: ...
-    def client_done(self, done: int, total: int) -> None: ...
-    def message(self, text: str) -> None: ...
-    def end(self, result: Mapping[str, Any] | None) -> None: ...
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("after", others_slow([3, 4, 5], quick=[4]))
 def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
     whole = scripted(patience=2)
     expected = whole.run().result
     first = scripted(tmp_path / "run", patience=2)
-    first.loggers.append(CtrlC(after))
+    first.loggers.append(Interrupt(after))
     with pytest.raises(RunInterrupted):
         first.run()
     second = scripted(tmp_path / "run", patience=2)

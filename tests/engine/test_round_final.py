@@ -24,6 +24,7 @@ from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records, weights
 from polyfed.testing.spy import Spy
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 ALL = list(range(6))
@@ -68,27 +69,6 @@ def ran(*arguments: Any, **options: Any) -> Federation:
     made = federation(*arguments, **options)
     made.run()
     return made
-
-
-class CtrlC:
-    """Presses Ctrl-C after a round, or in it."""
-
-    def __init__(self, after: int = 0, within: int = 0) -> None:
-        self.after, self.within, self.done = after, within, 0
-
-    def start(self, info: Mapping[str, Any]) -> None: ...
-    def message(self, text: str) -> None: ...
-    def end(self, result: Mapping[str, Any] | None) -> None: ...
-
-    def client_done(self, done: int, total: int) -> None:
-        if self.done + 1 == self.within:
-            raise KeyboardInterrupt
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        self.done = record["round"]
-        assert remaining_seconds >= 0
-        if self.done == self.after:
-            raise KeyboardInterrupt
 
 
 # the final round ----------------------------------------------------------------------------------------------------
@@ -187,7 +167,7 @@ STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_roun
 )
 def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Finish(), availability=STORM)
-    first = federation(Finish(), availability=STORM, out=tmp_path / "run", loggers=[CtrlC(**where)])
+    first = federation(Finish(), availability=STORM, out=tmp_path / "run", loggers=[Interrupt(**where)])
     with pytest.raises(RunInterrupted):
         first.run()
     second = federation(Finish(), availability=STORM, out=tmp_path / "run")
@@ -245,7 +225,7 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     for where in ({"after": 2}, {"within": 4}, {"after": 4}):
         out = tmp_path / "-".join(f"{key}{value}" for key, value in where.items())
         with pytest.raises(RunInterrupted):
-            federation(Finish(), settings, evaluation=evaluation, out=out, loggers=[CtrlC(**where)]).run()
+            federation(Finish(), settings, evaluation=evaluation, out=out, loggers=[Interrupt(**where)]).run()
         second = federation(Finish(), settings, evaluation=evaluation, out=out)
         second.run(resume=True)
         assert records(second) == records(whole)

@@ -23,6 +23,7 @@ from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
 from polyfed.results.read import unseal
 from polyfed.testing.fixtures import TIMES
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 SETTINGS: Mapping[str, Any] = {
@@ -137,21 +138,10 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
 def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path, finished: Finished) -> None:
     folder = tmp_path / "longer"
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(3, **FINAL), out=folder, loggers=[Stop(2)])
+        pf.run(recipe(3, **FINAL), out=folder, loggers=[Interrupt(2)])
     for rounds in (4, 5):
         pf.run(recipe(rounds, **FINAL), out=folder, resume=True)
     assert content(folder) == finished.content(5, **FINAL)
-
-
-class Stop:
-    """A logger that interrupts the run after a round."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        if record["round"] == self.number:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("number", others_slow((4, 5, 6), quick=(5,)))
@@ -161,7 +151,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     finished.copy(folder, 3, **FINAL)
     before = {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]}
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(5, **FINAL), out=folder, resume=True, loggers=[Stop(number)])
+        pf.run(recipe(5, **FINAL), out=folder, resume=True, loggers=[Interrupt(number)])
     assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
     load_model(folder, 0)
     (found,) = load_runs(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, get_group
 from polyfed.core.method import Method
@@ -22,7 +20,6 @@ from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import (
     FD,
     SCAFFOLD,
@@ -43,6 +40,7 @@ from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
+from tests.helpers.interrupt import Interrupt
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
@@ -52,7 +50,6 @@ ALL = {
     "privacy": Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01),
     "compression": Compression(top_k_fraction=0.2, dtype="int8"),
 }
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
 def among(method: Method, **kinds: Any) -> TinyFederation:
@@ -134,11 +131,6 @@ def test_bytes_are_those_that_travel() -> None:
         assert record["bytes_down"] == before["bytes_down"]
 
 
-def test_a_check_tells_the_bytes_of_a_run() -> None:
-    told = estimate_costs(among(FedAvg()).federation(FedAvg(), TWO, compression=BYTES))
-    assert told.bytes_up == sum(record["bytes_up"] for record in ran(FedAvg(), compression=BYTES).history)
-
-
 # bounds -------------------------------------------------------------------------------------------------------------
 
 
@@ -186,21 +178,10 @@ def test_workers_give_the_serial_result(method: Method) -> None:
     assert "unsent model" in serial.clients[0].state
 
 
-class Stops:
-    """A logger that presses Ctrl-C after a round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     straight = ran(FedAvg(), THREE, **ALL)
     with pytest.raises(RunInterrupted):
-        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", loggers=[Stops(2)])
+        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", loggers=[Interrupt(2)])
     resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
     resumed.run(resume=True)
     assert difference(all_state(straight), all_state(resumed)) is None
@@ -295,48 +276,6 @@ def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
             continue
         made.run()
         assert not any(record["refused"] for record in made.history)
-
-
-# recipes and folders ------------------------------------------------------------------------------------------------
-
-SMALL = ["data.num_clients=3", "data.max_train_per_client=20", "data.max_test_per_client=10", "training.rounds=1"]
-ON = [
-    "privacy.upload_clip_norm=0.5",
-    "privacy.upload_noise_multiplier=0.01",
-    "compression.top_k_fraction=0.5",
-    "compression.dtype=float16",
-]
-
-
-def test_a_recipe_asks_for_it() -> None:
-    recipe = Recipe.load(QUICKSTART, ON)
-    told = tomllib.loads(recipe.dumps())
-    assert told["privacy"] == {"upload_clip_norm": 0.5, "upload_noise_multiplier": 0.01}
-    assert told["compression"] == {"top_k_fraction": 0.5, "dtype": "float16", "error_feedback": True}
-    plain = Recipe.load(QUICKSTART, [*SMALL, "compression.top_k_fraction=1.0", "compression.error_feedback=false"])
-    assert not {"privacy", "compression"} & plain.to_dict().keys()
-
-
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("privacy.upload_clip_norm=-1", "privacy.upload_clip_norm: expected at least 0, got -1"),
-        (
-            "privacy.upload_noise_multiplier=1.0",
-            "privacy: upload_noise_multiplier: expected upload_clip_norm above 0 beside it, of which it is "
-            "a multiple, got 1",
-        ),
-        ("privacy.upload_clip=1.0", "unknown key 'privacy.upload_clip'; did you mean 'upload_clip_norm'"),
-        ("compression.dtype=int4", "compression.dtype: expected 'float32', 'float16' or 'int8', got 'int4'"),
-        ("compression.top_k_fraction=0", "compression.top_k_fraction: expected more than 0, got 0"),
-        ("compression.top_k_fraction=1.5", "compression.top_k_fraction: expected at most 1, got 1.5"),
-        ("training.top_k_fraction=0.1", r"unknown key 'training.top_k_fraction'; it belongs to \[compression\]"),
-        ("compression.error_feedback=1", "compression.error_feedback: expected true or false, got 1"),
-    ],
-)
-def test_wrong_settings_are_one_line(override: str, line: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{line}"):
-        Recipe.load(QUICKSTART, [override])
 
 
 # the page -----------------------------------------------------------------------------------------------------------

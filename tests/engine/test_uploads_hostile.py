@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
@@ -25,6 +24,7 @@ from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
@@ -39,7 +39,6 @@ COLLUDE: dict[str, Any] = {
     "adversaries": Adversaries(inner_product_fraction=0.1, alie_fraction=0.1, attack_scale=0.5),
     "robust_aggregation": RobustAggregation(aggregator="geometric_median", bucket_size=2, max_update_norm=50.0),
 }
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
 def among(method: Method, **kinds: Any) -> TinyFederation:
@@ -232,21 +231,13 @@ def test_an_upload_beyond_the_bound_is_refused_and_named_and_the_run_goes_on() -
 # who agrees ---------------------------------------------------------------------------------------------------------
 
 
-class Stops:
-    """A logger that presses Ctrl-C after a round."""
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("options", others_slow([ALL, COLLUDE], quick=[ALL]), ids=["alone", "colluding"])
 def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
     world = among(FedAvg(), one=options is COLLUDE)
     straight = world.run(FedAvg(), THREE, **options)
     pool = world.run(FedAvg(), THREE, **options, executor="processes", workers=2)
     with pytest.raises(RunInterrupted):
-        world.run(FedAvg(), THREE, **options, out=tmp_path / "run", loggers=[Stops()])
+        world.run(FedAvg(), THREE, **options, out=tmp_path / "run", loggers=[Interrupt(2)])
     resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
     for other in (pool, resumed):
@@ -258,38 +249,6 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
 
 
 # recipes and folders ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        (
-            "robust_aggregation.aggregator=mean",
-            "robust_aggregation.aggregator: expected 'none', 'median', .*, got 'mean'",
-        ),
-        (
-            "robust_aggregation.byzantine_fraction=0.5",
-            "robust_aggregation.byzantine_fraction: expected less than 0.5, got 0.5",
-        ),
-        ("robust_aggregation.max_update_norm=-1", "robust_aggregation.max_update_norm: expected at least 0, got -1"),
-        ("robust_aggregation.bucket_size=0", "robust_aggregation.bucket_size: expected at least 1, got 0"),
-        (
-            "robust_aggregation.bucket_size=2",
-            "robust_aggregation: bucket_size = 2 does nothing beside aggregator = 'none'; set aggregator to "
-            "'median', 'trimmed_mean' or",
-        ),
-        ("robust_aggregation.norm=1.0", "unknown key 'robust_aggregation.norm'"),
-        ("adversaries.label_flip_fraction=1.5", "adversaries.label_flip_fraction: expected at most 1, got 1.5"),
-        ("adversaries.attack_scale=0", "adversaries.attack_scale: expected more than 0, got 0"),
-        (
-            "training.sign_flip_fraction=0.1",
-            r"unknown key 'training.sign_flip_fraction'; it belongs to \[adversaries\]",
-        ),
-    ],
-)
-def test_wrong_settings_are_one_line(override: str, line: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{line}"):
-        Recipe.load(QUICKSTART, [override])
 
 
 @pytest.mark.parametrize(

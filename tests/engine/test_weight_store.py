@@ -161,17 +161,6 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
         made().allocate("tied")
 
 
-def test_memory_that_is_available(tmp_path: Path) -> None:
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < weight_store.available_memory() <= pages
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal: 100 kB\nMemAvailable:    60 kB\n")
-    assert weight_store.read_number(str(file), "MemAvailable:", 1024) == 60 * 1024
-    file.write_text("max\n")
-    assert weight_store.read_number(str(file), "", 1) is None
-    assert weight_store.read_number(str(tmp_path / "none"), "", 1) is None
-
-
 # in a run ---------------------------------------------------------------------------------------------------------
 
 

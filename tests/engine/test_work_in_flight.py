@@ -1,18 +1,381 @@
-"""Work under way: as tensors and back, and later."""
+"""Who takes part: clients that drop out, that answer late, that join later; and what is under way in checkpoints."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from polyfed.core.message import Message, State, flatten, from_bytes, to_bytes
-from polyfed.core.method import TrainingResult
+from polyfed.core.method import Method, TrainingResult
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.core.settings import Training
+from polyfed.engine import checkpoint
+from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.executors.jobs import JobResult
-from polyfed.engine.work_in_flight import WorkInFlight, pack, unpack
-from polyfed.errors import RunError
-from polyfed.methods import FedAvg
+from polyfed.engine.federation import Federation
+from polyfed.engine.round_state import Round
+from polyfed.engine.work_in_flight import LateUpload, UploadQueue, WorkInFlight, pack, unpack
+from polyfed.errors import ConfigError, RunError, RunInterrupted
+from polyfed.experiments.estimate import estimate_costs
+from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
+from polyfed.plugins.availability import ClientAvailability
+from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import difference
+from polyfed.testing.fixtures import all_state, difference, received, records, weights
+from polyfed.testing.spy import Spy
+from tests.helpers.interrupt import Interrupt
+from tests.helpers.quick import others_slow
+
+ALL = range(6)
+METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(alignment_data={"size": 8}, eta0=0.1), FedIN())
+
+
+class Patient(FedAvg):
+    """FedAvg that also takes what comes late."""
+
+    @property
+    def accepts_stale_uploads(self) -> bool:
+        return True
+
+
+def federation(
+    method: Method, availability: Availability | None = None, rounds: int = 2, share: float = 1.0, **options: Any
+) -> Federation:
+    training = Training(rounds=rounds, batch_size=8, lr=0.1, client_fraction=share)
+    return ConformanceKit(method=method).usual.federation(method, training, availability=availability, **options)
+
+
+def ran(*arguments: Any, **options: Any) -> Federation:
+    made = federation(*arguments, **options)
+    made.run()
+    return made
+
+
+# off ----------------------------------------------------------------------------------------------------------------
+
+
+def test_off_draws_nothing_and_says_so() -> None:
+    """The clients of a round are those of a plain permutation; the numbers are those of the first version."""
+    drawn = [record["clients"] for record in ran(Local(), rounds=4, share=0.5).history]
+    orders = [torch.randperm(6, generator=generator(0, "selection", t)).tolist() for t in range(1, 5)]
+    assert drawn == [sorted(order[:3]) for order in orders] == [[2, 3, 4], [1, 2, 5], [0, 1, 5], [0, 1, 2]]
+    for record in ran(FedAvg()).history:
+        assert [record[key] for key in ("dropped", "late", "arrived", "discarded", "final_round")] == [
+            [],
+            [],
+            [],
+            [],
+            False,
+        ]
+
+
+def test_probabilities_of_nought_are_off() -> None:
+    plain, zeros = (
+        ran(FedAvg()),
+        ran(FedAvg(), Availability(dropout_rate=0.0, dropout_stage="after", delay_rate=0.0, delay_rounds=3)),
+    )
+    assert difference(all_state(plain), all_state(zeros)) is None
+    assert records(plain) == records(zeros)
+    assert plain.settings == zeros.settings
+    assert "availability" not in zeros.settings
+
+
+def selections(settings: Availability, count: int, seed: int) -> Callable[[int], Round]:
+    """Number of a round -> who is present, unreachable, silenced and late in it."""
+
+    class Setup:
+        method, clients, training = FedAvg(), [None] * count, Training(rounds=1000)
+        held_out: frozenset[int] = frozenset()
+
+    plugin, setup = ClientAvailability(settings), Setup()
+    setup.seed = seed  # type: ignore[attr-defined]
+    plugin.validate(setup)  # type: ignore[arg-type]
+
+    def select(number: int) -> Round:
+        present = [i for i in range(count) if i not in plugin.absent(number)]
+        round = Round(number, False, Local(), cast(Any, None), [], present, True)
+        plugin.select(round)
+        return round
+
+    return select
+
+
+# draws --------------------------------------------------------------------------------------------------------------
+
+
+def test_so_many_drop_out_and_are_late_as_was_asked() -> None:
+    select = selections(Availability(dropout_rate=0.3, delay_rate=0.5), 20, seed=3)
+    rolls = [select(t) for t in range(1, 101)]
+    dropped, late = (sum(len(getattr(r, name)) for r in rolls) / 2000 for name in ("unreachable", "late"))
+    assert dropped == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 2000))
+    assert late == pytest.approx(0.7 * 0.5, abs=4 * math.sqrt(0.35 * 0.65 / 2000))  # who dropped out sends nothing late
+    assert not any(r.unreachable & r.late or r.silenced for r in rolls)
+    assert len({tuple(sorted(r.unreachable)) for r in rolls}) > 50
+
+
+def test_drops_depend_on_round_client_and_seed_only() -> None:
+    some = Availability(dropout_rate=0.4)
+    by_seed = [selections(some, 6, seed=seed) for seed in (0, 0, 1)]
+    dropped = [[sorted(select(t).unreachable) for t in range(1, 9)] for select in by_seed]
+    assert dropped[0] == dropped[1] != dropped[2]
+    more = selections(Availability(dropout_rate=0.4, delay_rate=0.9, late_joiners=2, join_round=3), 40, seed=0)
+    assert [[i for i in sorted(more(t).unreachable) if i < 6] for t in range(3, 9)] == dropped[0][2:]
+    for method, share in ((Local(), 1.0), (Local(), 0.5), (FedAvg(), 0.5)):
+        for record, out in zip(ran(method, some, 8, share).history, dropped[0], strict=True):
+            asked = {*record["clients"], *record["dropped"]}
+            assert record["dropped"] == sorted(asked & set(out))
+            assert len(asked) == round(6 * share)
+
+
+# dropping out -------------------------------------------------------------------------------------------------------
+
+
+def without(numbers: Sequence[int]) -> Callable[..., None]:
+    """An aggregation that does not hear some clients."""
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, {number: message for number, message in uploads.items() if number not in numbers})
+
+    return aggregate
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_server_hears_nothing_of_who_drops_out(when: Any) -> None:
+    half = ran(FedAvg(), Availability(dropout_rate=0.5, dropout_stage=when), rounds=1)
+    (record,) = half.history
+    gone = record["dropped"]
+    assert 0 < len(gone) < 6
+    full = ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1)
+    assert difference(received(half, 0), received(full, 0)) is None
+    assert difference(received(half, 0), received(ran(FedAvg(), rounds=1), 0)) is not None
+    for client in half.clients:
+        kept, other = client.weights, full.clients[client.id].weights
+        assert (kept is None) == (when == "before" and client.id in gone)
+        assert kept is None or difference(kept, other or {}) is None  # what it learned is its own
+    assert record["clients"] == [i for i in ALL if i not in gone or when == "after"]
+
+
+def test_bytes_of_who_drops_out() -> None:
+    plain = ran(FedAvg(), rounds=1).history[0]
+    before = ran(FedAvg(), Availability(dropout_rate=0.5), rounds=1).history[0]
+    after = ran(FedAvg(), Availability(dropout_rate=0.5, dropout_stage="after"), rounds=1).history[0]
+    gone = [str(i) for i in before["dropped"]]
+    assert before["dropped"] == after["dropped"]
+    there = {i: sizes for i, sizes in plain["bytes_by_client"].items() if i not in gone}
+    assert before["bytes_by_client"] == there
+    silent = {i: {**plain["bytes_by_client"][i], "up": 0} for i in gone}
+    assert after["bytes_by_client"] == there | silent
+    for record in (before, after):
+        assert record["bytes_up"] == sum(sizes["up"] for sizes in there.values()) == record["bytes_up_paper"]
+    assert after["bytes_down"] == plain["bytes_down"] == after["bytes_down_paper"]
+    assert after["samples"] == plain["samples"] > before["samples"]
+
+
+@pytest.mark.parametrize("method", others_slow(METHODS, quick=METHODS[:3]), ids=lambda method: method.name)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_all_may_drop_out(method: Method, when: Any) -> None:
+    made = ran(method, Availability(dropout_rate=1.0, dropout_stage=when))
+    for record in made.history:
+        assert record["dropped"] == [*ALL]
+        assert record["bytes_up"] == 0
+        assert record["clients"] == ([] if when == "before" else [*ALL])
+        assert (record["train_loss"] is None) == (when == "before")
+    assert made.history[-1]["accuracy"]
+    assert bool(weights(made)) == (when == "after")
+
+
+# answering late -----------------------------------------------------------------------------------------------------
+
+
+def heard(method: Method, log: list[dict[int, int]]) -> Method:
+    """Logs in every aggregation whose upload came, and of which round it is."""
+
+    def upload(call: Callable[..., Message], client: Any, trained: Any) -> Message:
+        return {**call(client, trained), "of": torch.tensor(client.round)}
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        log.append({number: int(message["of"]) for number, message in uploads.items()})  # type: ignore[arg-type]
+        assert list(uploads) == sorted(uploads)
+        call(server, uploads)
+
+    return Spy(method, upload=upload, aggregate=aggregate)
+
+
+@pytest.mark.parametrize("by", others_slow([1, 2], quick=[2]))
+def test_all_late_is_the_round_before(by: int) -> None:
+    log: list[dict[int, int]] = []
+    made = ran(heard(Patient(), log), Availability(delay_rate=1.0, delay_rounds=by), 4)
+    assert log == [{}] * by + [dict.fromkeys(ALL, t) for t in range(1, 5 - by)]
+    plain = ran(heard(Patient(), []), None, 4)
+    for record, usual in zip(made.history, plain.history, strict=True):
+        assert record["bytes_up"] == usual["bytes_up"]  # counted when sent
+        assert record["late"] == [*ALL]
+        due = record["round"] - by
+        assert record["arrived"] == ([{"client": i, "from": due} for i in ALL] if due > 0 else [])
+        assert record["discarded"] == []
+    once = ran(Patient(), rounds=1)
+    two = ran(
+        Patient(), Availability(delay_rate=1.0, delay_rounds=1), 2
+    )  # the server averages round 1's uploads in round 2
+    assert difference(received(two, 0), received(once, 0)) is None
+
+
+def test_some_are_late_and_a_fresh_upload_wins() -> None:
+    log: list[dict[int, int]] = []
+    made = ran(heard(Patient(), log), Availability(delay_rate=0.5, delay_rounds=2), 8, 0.67)
+    select = selections(made.plugin("availability").settings, 6, seed=0)
+    late: dict[int, set[int]] = {-1: set(), 0: set()}
+    arrivals = overtaken = 0
+    for record, got in zip(made.history, log, strict=True):
+        t = record["round"]
+        late[t] = {i for i in record["clients"] if i in select(t).late}
+        fresh = {i: t for i in record["clients"] if i not in late[t]}
+        due, under_way = late[t - 2], late[t - 1]
+        assert record["late"] == sorted(late[t])
+        assert got == {i: t - 2 for i in due if i not in fresh} | fresh
+        assert record["arrived"] == [{"client": i, "from": t - 2} for i in sorted(due - fresh.keys())]
+        gone = [(i, t - 2) for i in due & fresh.keys()] + [(i, t - 1) for i in under_way & fresh.keys()]
+        assert sorted((entry["client"], entry["from"]) for entry in record["discarded"]) == sorted(gone)
+        arrivals, overtaken = arrivals + len(due - fresh.keys()), overtaken + len(under_way & fresh.keys())
+        late[t - 1] -= fresh.keys()  # what is older would undo them
+    assert min(arrivals, overtaken) > 1
+
+
+def test_who_takes_no_late_uploads_never_sees_them() -> None:
+    made = ran(FedAvg(), Availability(delay_rate=0.5), 1)
+    (record,) = made.history
+    gone = record["late"]
+    assert 0 < len(gone) < 6
+    assert record["discarded"] == [{"client": i, "from": 1} for i in gone]
+    assert record["arrived"] == []
+    assert difference(received(made, 0), received(ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1), 0)) is None
+    assert all(record["bytes_by_client"][str(i)]["up"] > 0 for i in ALL)
+    assert not made.transaction.snapshot(1).late
+
+
+def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
+    waiting = [LateUpload(2, 1, "statistics", {}), LateUpload(3, 1, "train", {}), LateUpload(4, 2, "train", {})]
+    queue = UploadQueue(2, waiting, delay_rounds=1, accepts=True)
+    assert list(queue.collect("train", {0: {}, 1: {}}, late=[1])) == [0, 3]
+    assert queue.record() == {
+        "late": [1],
+        "arrived": [{"client": 3, "from": 1}],
+        "discarded": [{"client": 2, "from": 1}],
+    }
+    assert [(upload.client_id, upload.round) for upload in queue.waiting] == [(4, 2), (1, 2)]
+
+
+# keeping and undoing ------------------------------------------------------------------------------------------------
+
+STORMY = Availability(
+    dropout_rate=0.2, dropout_stage="after", delay_rate=0.5, delay_rounds=2, late_joiners=2, join_round=3
+)
+
+
+WHERE = ({"after": 2}, {"after": 3}, {"within": 3}, {"within": 5})
+
+
+@pytest.mark.parametrize("where", others_slow(WHERE, quick=({"within": 5},)))
+def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
+    whole = ran(Patient(), STORMY, 5, 0.8)
+    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", loggers=[Interrupt(**where)])
+    with pytest.raises(RunInterrupted):
+        first.run()
+    snapshot = checkpoint.latest(tmp_path / "run" / "checkpoint", 6)
+    assert snapshot is not None
+    assert snapshot.late
+    second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
+    second.run(resume=True)
+    assert records(second) == records(whole)
+    assert difference(all_state(second), all_state(whole)) is None
+    assert any(record["arrived"] for record in whole.history[3:])
+
+
+def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
+    fail = [True]
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        if server.round == 3 and fail:
+            raise ValueError("lightning")
+
+    made = federation(Spy(Patient(), aggregate=aggregate), Availability(delay_rate=0.5), 4)
+    with pytest.raises(RunError, match="lightning"):
+        made.run()
+    assert {upload.round for upload in made.transaction.snapshot(2).late} == {2}
+
+
+def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:
+    messages: list[Message] = [{"model": {"conv.weight": torch.randn(2, 3)}, "n": torch.tensor(7)}, {}]
+    late = [LateUpload(place + 3, 2, "a/b é", message) for place, message in enumerate(messages)]
+    for number in (2, 3):
+        empty = dict.fromkeys(ALL), {i: {} for i in ALL}
+        checkpoint.write(tmp_path, Snapshot(number, {}, *empty, late if number == 3 else late[:1]))  # type: ignore
+    found = checkpoint.latest(tmp_path, 6)
+    assert found is not None
+    assert [(u.client_id, u.round, u.exchange) for u in found.late] == [(3, 2, "a/b é"), (4, 2, "a/b é")]
+    assert difference(dict(found.late[0].message["model"]), messages[0]["model"]) is None  # type: ignore[arg-type]
+    assert int(found.late[0].message["n"]) == 7  # type: ignore[arg-type]
+    assert dict(found.late[1].message) == {}
+    file = tmp_path / "round-000003" / "late.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.warns(UserWarning, match="late.safetensors does not match its checksum"):
+        older = checkpoint.latest(tmp_path, 6)
+    assert older is not None
+    assert (older.round, len(older.late)) == (2, 1)
+
+
+# joining later ------------------------------------------------------------------------------------------------------
+
+
+def test_a_joiner_is_as_one_that_never_took_part() -> None:
+    """Two clients that join in round 2 start from the same weights as clients that nobody asked in round 1."""
+    made = ran(Local(), Availability(late_joiners=2), 2)
+    late = set(ALL) - set(made.present(1))
+    assert made.history[0]["clients"] == sorted(set(ALL) - late)
+    assert made.history[1]["clients"] == [*ALL]
+    asked = [{*map(int, record["bytes_by_client"])} for record in made.history]
+    assert asked == [set(ALL) - late, set(ALL)]
+    plain = ran(Local(), rounds=2)
+    for client in made.clients:
+        same = difference(client.weights or {}, plain.clients[client.id].weights or {}) is None
+        assert same == (client.id not in late)
+
+
+# settings and recipes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"late_joiners": 6}, "availability.late_joiners: expected fewer than the 6 clients, .*, got 6"),
+        ({"late_joiners": 1, "join_round": 3}, "join_round: expected at most training.rounds = 2, got 3"),
+    ],
+)
+def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        federation(Local(), Availability(**settings), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_check_expects_so_many_bytes() -> None:
+    def bytes_of(availability: Availability | None, rounds: int = 10) -> tuple[float, float]:
+        found = estimate_costs(federation(FedAvg(), availability, rounds))
+        return found.bytes_down, found.bytes_up
+
+    down, up = bytes_of(None)
+    assert bytes_of(Availability(dropout_rate=0.25)) == pytest.approx((0.75 * down, 0.75 * up))
+    assert bytes_of(Availability(dropout_rate=0.25, dropout_stage="after")) == pytest.approx((down, 0.75 * up))
+    fewer = ran(FedAvg(), Availability(late_joiners=2, join_round=6), 10).history
+    assert bytes_of(Availability(late_joiners=2, join_round=6)) == pytest.approx(
+        (sum(r["bytes_down"] for r in fewer), sum(r["bytes_up"] for r in fewer))
+    )
 
 
 def test_work_is_the_same_after_a_checkpoint() -> None:

@@ -6,9 +6,7 @@ import torch
 
 from polyfed.errors import ConfigError, first_line
 
-_LONGEST = 160  # characters of what PyTorch says
-_NVIDIA = {"gpu", "cuda", "nvidia"}  # what people call it
-_APPLE = {"mps", "metal", "apple"}
+_OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "metal": "mps", "apple": "mps"}  # what people call them
 
 
 def parse_device(name: str) -> torch.device:
@@ -21,8 +19,12 @@ def parse_device(name: str) -> torch.device:
         found = torch.device(name)
         torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        here = ", ".join(f"'{one}'" for one in _here())
-        raise ConfigError(f"expected a device that is here ({here}), got '{name}'; {_hint(name, error)}") from None
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        here = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(1, count))]
+        if torch.backends.mps.is_available():
+            here.append("mps")
+        listed = ", ".join(f"'{one}'" for one in here)
+        raise ConfigError(f"expected a device that is here ({listed}), got '{name}'; {_hint(name, error)}") from None
     return found
 
 
@@ -32,41 +34,20 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if is_cuda else str(device)
 
 
-def _here() -> list[str]:
-    """The devices of this machine that PyTorch can use."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = ["cuda", *(f"cuda:{number}" for number in range(1, count))] if count else []
-    return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
-
-
 def _hint(name: str, error: Exception) -> str:
     """Why there is no such device, and what to do about it. error: PyTorch's."""
-    kind = name.partition(":")[0].strip()
-    if kind == "cuda":
-        return _no_cuda(error)
-    if kind == "mps":
-        return "PyTorch finds no GPU of Apple's here, which macOS alone has"
-    if kind.lower() in _NVIDIA:
-        return "did you mean 'cuda'?" + ("" if torch.cuda.is_available() else f" But {_no_cuda(error)}")
-    if kind.lower() in _APPLE:
-        return "did you mean 'mps'?"
-    said = first_line(error)
-    if "Expected one of" in said:  # two dozen kinds
-        return "PyTorch does not know it"
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
-
-
-def _no_cuda(error: Exception) -> str:
-    """Why an NVIDIA GPU cannot be used."""
+    kind = name.partition(":")[0].strip().lower()
+    usual = _OTHER_NAMES.get(kind, kind)
+    meant = "" if name.startswith(usual) else f"did you mean '{usual}'? "
     version = str(torch.__version__)
-    if torch.version.cuda is None and torch.version.hip is None:
+    if usual == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return (
-            f"this PyTorch ({version}) is built for the CPU alone: install one that is built for CUDA, a wheel whose "
-            "version ends with +cu and CUDA's number and not with +cpu"
+            f"{meant}this PyTorch ({version}) is built for the CPU alone: install one that is built for CUDA, a wheel "
+            "whose version ends with +cu and CUDA's number and not with +cpu"
         )
-    if not torch.cuda.is_available():
-        return f"this PyTorch ({version}) finds no NVIDIA GPU: see whether nvidia-smi, the driver's program, shows one"
-    count = torch.cuda.device_count()
-    if "ordinal" in str(error) or "index" in str(error):
-        return f"there {'is' if count == 1 else 'are'} {count}, counted from 0"
-    return str(error).splitlines()[0][:_LONGEST]
+    if usual == "cuda" and not torch.cuda.is_available():
+        return f"{meant}this PyTorch ({version}) finds no NVIDIA GPU: see whether nvidia-smi, its driver's, shows one"
+    if meant and usual in ("cuda", "mps"):
+        return meant.strip()
+    said = first_line(error)
+    return "PyTorch does not know it" if "Expected one of" in said else f"{said:.160}"  # two dozen kinds

@@ -1,28 +1,33 @@
-"""A method with every client a federation of its own: what it equals, what it refuses, what it counts."""
+"""A method with every client alone, or with adapters in frozen networks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from polyfed import testing
+from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
 from polyfed.core.server import Server
+from polyfed.core.settings import AdapterSettings
 from polyfed.engine import method_wrappers as module
 from polyfed.engine.federation import Federation
-from polyfed.engine.method_wrappers import alone
+from polyfed.engine.method_wrappers import adapted, alone
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
+from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
 from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import ConformanceKit
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
+from tests.helpers.toys import clients, federation, moved
 
 THREE = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
 
@@ -56,17 +61,6 @@ def test_local_alone_is_local() -> None:
     assert same(kit.run(training=THREE), kit.run(alone(Local()), THREE))
 
 
-def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
-    """FedGH whose header stays as it was drawn: every client is sent the same, whoever else is there."""
-    method = FedGH(header_lr=0.0)
-    kit = ConformanceKit(method=method)
-    same_architecture = kit.world(one=True)
-    together = same_architecture.run(method, THREE)
-    separate = same_architecture.run(alone(method), THREE)
-    assert worlds.difference(worlds.weights(together), worlds.weights(separate)) is None
-    assert worlds.difference(worlds.predictions(together), worlds.predictions(separate)) is None
-
-
 OTHERS = [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedRE(), FedSA(), FedSAF(), FedTGP()]
 
 
@@ -98,15 +92,8 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
     kit = ConformanceKit(method=method)
     four = SHORT.model_copy(update={"rounds": 4})
 
-    class Stop:
-        """Stops in round 3."""
-
-        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-            if record["round"] == 2:
-                raise KeyboardInterrupt
-
     with pytest.raises((RunInterrupted, KeyboardInterrupt)):
-        kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1, loggers=[Stop()]).run()
+        kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1, loggers=[Interrupt(2)]).run()
     resumed = kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1)
     resumed.run(resume=True)
     assert len(resumed.history) == 4
@@ -143,12 +130,6 @@ def test_what_needs_others_is_refused(settings: dict[str, Any], said: str) -> No
         kit.usual.federation(alone(kit.method), **settings)
 
 
-def test_who_drops_out_or_joins_late_may_be_alone() -> None:
-    availability = Availability(dropout_rate=0.3, late_joiners=2, join_round=2)
-    federation = ConformanceKit(method=FedTGP()).run(alone(FedTGP()), THREE, availability=availability)
-    assert len(federation.history) == 3
-
-
 # the property bites -----------------------------------------------------------------------------------------------
 
 
@@ -172,3 +153,70 @@ def test_a_server_that_serves_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "own_server", lambda server, client_id: server)
     monkeypatch.setattr(module, "own_servers", lambda server, numbers: iter([(0, server)]))
     assert "alone_knows_nobody" in testing.violations(FedAvg(), only=["alone_knows_nobody"])
+
+
+TWO = AdapterSettings(ranks="1 2", alpha=4.0)
+
+
+@pytest.mark.parametrize("method", [Local(), FedGH(), FedProto(), FedSA(), FD()], ids=lambda method: method.name)
+def test_only_adapters_and_heads_change_in_networks_that_differ(method):
+    members = clients(["shallow", "deep", "wide"], [8, 12, 10])
+    fed, watch = federation(adapted(method, TWO), members, rounds=2)
+    plain, other = federation(method, clients(["shallow", "deep", "wide"], [8, 12, 10]), rounds=2)
+    starts = [fed.model_factory.initial_state(c.architecture, str(1 + c.id % 2), c.id) for c in fed.clients]
+    fed.run()
+    plain.run()
+    for client, start in zip(fed.clients, starts, strict=True):
+        weights = client.weights or {}
+        trained = {name for name in start if not torch.equal(start[name], weights[name])}
+        assert trained
+        assert all(name.startswith("head") or name.rpartition(".")[2] in ("lora_a", "lora_b") for name in trained)
+        assert any(name.endswith("lora_b") for name in trained)
+        assert {len(t) for name, t in weights.items() if name.endswith("lora_a")} == {1 + client.id % 2}
+    for mine, theirs in zip(watch.rounds, other.rounds, strict=True):  # what crosses is the method's own
+        assert {i: m.keys() for i, m in mine.up.items()} == {i: m.keys() for i, m in theirs.up.items()}
+        assert mine.record["bytes_up"] == theirs.record["bytes_up"]
+
+
+def test_local_with_adapters_is_local_training_of_them():
+    """Two steps by hand."""
+    members = clients(["shallow"], [4])
+    fed, watch = federation(adapted(Local(), AdapterSettings(ranks="2", alpha=4.0)), members, rounds=1, batch_size=4)
+    start = fed.model_factory.initial_state("shallow", "2", 0)
+    fed.run()
+    model = fed.model_factory.module("shallow", "2")
+    model.load_state_dict(start)
+    model.train()
+    data = members[0].data.train
+    torch.nn.functional.cross_entropy(model(data.x), data.y).backward()
+    for name, p in model.named_parameters():
+        start[name] = start[name] if p.grad is None else start[name] - 0.1 * p.grad
+    assert moved(start, watch.rounds[0].trained[0]) < 1e-6
+
+
+def test_methods_that_send_or_make_networks_are_refused():
+    for method in (FedAvg(), MOON(), DepthFL(), FedMRL()):
+        with pytest.raises(ConfigError, match=r"neither sends nor makes networks.*fedlora averages adapters"):
+            adapted(method, TWO)
+
+
+def test_a_recipe_has_them_as_a_table():
+    settings = {
+        "data": {"dataset": "digits", "num_clients": 3},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+        "methods": {"local-lora": {"name": "local", "adapters": {"ranks": "2 4"}}},
+    }
+    recipe = Recipe.from_dict(settings)
+    assert recipe.chosen_method.card.adapters is None
+    chosen = recipe.choose("local-lora")
+    assert chosen.chosen_method.card.adapters == AdapterSettings(ranks="2 4")
+    assert chosen.to_dict()["method"]["adapters"] == {"ranks": "2 4", "alpha": 16.0, "layers": ""}
+    again = Recipe.from_dict(chosen.to_dict())
+    assert again.chosen_method.card.adapters == AdapterSettings(ranks="2 4")
+    settings["method"] = {"name": "fedavg", "adapters": {"ranks": "2"}}
+    with pytest.raises(ConfigError, match=r"method\.adapters: expected a method that neither sends"):
+        Recipe.from_dict(settings)
+    settings["method"] = {"name": "local", "adapters": {"ranks": "two"}}
+    with pytest.raises(ConfigError, match="expected ranks of at least 1, as in '2 4 8'; got 'two'"):
+        Recipe.from_dict(settings)

@@ -1,4 +1,4 @@
-"""`run.keep = "best"`: the models are those of the round with the best validation accuracy, also after resuming."""
+"""Whose weights a run keeps: the best round's or none; after resuming and power cuts the same."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
 from polyfed.deploy.server import serve
-from polyfed.engine.run import best_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
+from polyfed.report.run_records import load_runs
+from polyfed.results.read import unseal
 from polyfed.testing.fixtures import TIMES
+from tests.helpers.interrupt import Interrupt
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 200, "split": "5:3:2"},
@@ -28,7 +30,6 @@ SETTINGS: Mapping[str, Any] = {
     "training": {"rounds": 8, "batch_size": 10, "lr": 0.3},  # so large that it goes up and down
     "run": {"executor": "serial", "checkpoint_every": 3},
 }
-FINAL = {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}
 
 
 def recipe(keep: str = "best", **sections: Mapping[str, Any]) -> Recipe:
@@ -51,16 +52,10 @@ def models(folder: Path | None) -> dict[str, bytes]:
 
 def until(rounds: int, folder: Path) -> dict[str, bytes]:
     """The models of a run of the same plan that was stopped after a round."""
-
-    class Stop:
-        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-            if record["round"] == rounds:
-                raise KeyboardInterrupt
-
     federation = pf.Recipe.from_dict(recipe("last").to_dict())
     from polyfed.experiments.build import build_federation
 
-    made = build_federation(federation, loggers=[Stop()])
+    made = build_federation(federation, loggers=[Interrupt(rounds)])
     with pytest.raises(RunInterrupted):
         made.run()
     made.write_models(_folder(folder))
@@ -147,25 +142,11 @@ def test_a_run_that_goes_on_keeps_the_best_of_all_its_rounds(tmp_path: Path) -> 
     )
 
 
-def test_a_final_round_may_be_the_best(tmp_path: Path) -> None:
-    run = pf.run(recipe(method=FINAL), out=tmp_path / "run")
-    number = best_round(run.history)
-    assert run.result["models_of_round"] == number
-    assert len(run.history) == 9
-    kept = {path.name for path in (tmp_path / "run/checkpoint").iterdir()}
-    assert kept == {"round-000008", "round-000009", f"round-{number:06d}"}
-
-
 def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path, straight: pf.Run) -> None:
     best = straight.result["models_of_round"]
 
-    class Stop:
-        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-            if record["round"] == best + 1:
-                raise KeyboardInterrupt
-
     with pytest.raises(RunInterrupted):
-        pf.run(recipe(), out=tmp_path / "run", loggers=[Stop()])
+        pf.run(recipe(), out=tmp_path / "run", loggers=[Interrupt(best + 1)])
     (tmp_path / "run/checkpoint" / f"round-{best:06d}" / "weights.safetensors").write_bytes(b"")
     says = rf"round-{best + 1:06d} is damaged \(that of the best round before it, {best}, is damaged\)"
     with pytest.warns(UserWarning, match=says), pytest.raises(ConfigError, match=r"are damaged; start again"):
@@ -200,3 +181,94 @@ def test_the_command_line_says_which(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.status(["run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "run"), "-q"]) == 0
     number = json.loads((tmp_path / "run/result.json").read_text())["models_of_round"]
     assert f"the models are those of round {number}, the best by validation: accuracy " in capsys.readouterr().out
+
+
+SLIM: Mapping[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "split": "6:2:2"},
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "fedavg"},
+    "training": {"rounds": 4, "batch_size": 10, "lr": 0.05},
+}
+RECORDS = {"recipe.toml", "result.json", "rounds.jsonl"}
+
+
+def recipe_nothing(keep: str = "nothing", rounds: int = 4) -> Recipe:
+    training = {**SLIM["training"], "rounds": rounds}
+    return Recipe.from_dict({**SLIM, "training": training, "run": {"keep": keep, "checkpoint_every": 1}})
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """The result, without times and the models' round."""
+    result = unseal((folder / "result.json").read_bytes())
+    return {key: value for key, value in result.items() if key not in (*TIMES, "samples_per_second", "models_of_round")}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that keeps its models."""
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    pf.run(recipe_nothing("last"), out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that keeps nothing."""
+    folder = tmp_path_factory.mktemp("slim") / "run"
+    pf.run(recipe_nothing(), out=folder)
+    return folder
+
+
+def test_records_are_all_that_is_left_and_the_figures_are_equal(kept: Path, slim: Path) -> None:
+    assert {path.name for path in slim.iterdir()} == RECORDS
+    assert {path.name for path in kept.iterdir()} == RECORDS | {"checkpoint", "models"}
+    assert figures(slim) == figures(kept)
+    assert "models_of_round" not in json.loads((slim / "result.json").read_text())
+    (run,) = load_runs([slim])
+    assert len(run.rounds) == 4
+
+
+def test_an_interrupted_one_goes_on_from_its_checkpoint(tmp_path: Path, kept: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(RunInterrupted):
+        pf.run(recipe_nothing(), out=folder, loggers=[Interrupt(2)])
+    assert (folder / "checkpoint/round-000002").is_dir()
+    pf.run(recipe_nothing(), out=folder, resume=True)
+    assert {path.name for path in folder.iterdir()} == RECORDS
+    assert figures(folder) == figures(kept)
+
+
+def test_a_finished_one_is_read_again(slim: Path) -> None:
+    run = pf.run(recipe_nothing(), out=slim, resume=True)
+    assert len(run.history) == 4
+    with pytest.raises(ConfigError, match="last checkpoint is gone; client 0's weights, if kept, are in models/"):
+        _ = run.models[0]
+
+
+def test_what_needs_weights_is_refused_in_one_line(tmp_path: Path, slim: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot go on from 4 to 5 rounds: it kept no weights \(keep = 'nothing'\)"):
+        pf.run(recipe_nothing(rounds=5), out=slim, resume=True)
+    with pytest.raises(
+        ConfigError, match=r"expected a run that keeps weights, got .*run, which has no folder 'models'"
+    ):
+        load_model(slim, 0)
+    with pytest.raises(ConfigError, match=r"another recipe's run: run.keep was 'nothing', now None"):
+        pf.run(recipe_nothing("last"), out=slim, resume=True)
+
+
+def test_nodes_keep_their_states(tmp_path: Path) -> None:
+    from tests.helpers.nearby import Nearby, recipe_of
+
+    asked = recipe_of(run={"keep": "nothing"})
+    with pytest.raises(ConfigError, match=r"run.keep: expected 'last', .* no more, got 'nothing'"):
+        serve(asked, Nearby(asked, tmp_path), out=tmp_path / "out", deadline=5)
+
+
+def test_models_of_a_run_in_python_are_at_hand_until_it_is_gone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    clients = [pf.Client(torch.nn.Linear(4, 2), train=(x, y)) for _ in range(2)]
+    out = pf.Output(tmp_path / "run", keep="nothing")
+    run = pf.Federation(clients, pf.methods.FedAvg(), pf.Training(rounds=2, batch_size=10), out=out).run()
+    assert run.models[1](x).shape == (20, 2)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == RECORDS

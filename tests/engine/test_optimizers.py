@@ -1,4 +1,4 @@
-"""A client's optimizer that goes on in its next round: against NumPy by hand, on all executors, when resumed."""
+"""Optimizers that go on from round to round."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.loggers.base import as_logger
 from polyfed.methods import FedAvg, FedLoRA, FedNova, FedRep, FedRolex, Local
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.toys import NETS, Two, clients, federation, rounds, same, two_gradient, two_parameter_clients
 
 KEPT: dict[str, Any] = {"rounds": 3, "batch_size": 5, "lr": 0.05, "momentum": 0.9, "keep_optimizer_state": True}
@@ -69,14 +70,10 @@ def test_resumed_rounds_are_those_of_one_run(tmp_path: Path) -> None:
     def made(out: Path) -> Federation:
         return federation(FedAvg(), clients(["deep"] * 2), out=out, **KEPT)[0]
 
-    def stop(record: Any) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
     whole = made(tmp_path / "whole")
     whole.run()
     parted = made(tmp_path / "parted")
-    parted.loggers.append(as_logger(stop))
+    parted.loggers.append(Interrupt(2))
     with pytest.raises(RunInterrupted):
         parted.run()
     again = made(tmp_path / "parted")
@@ -108,3 +105,26 @@ def test_where_nothing_is_remembered_it_is_an_error() -> None:
     with pytest.raises(ConfigError, match="keep_optimizer_state = true does nothing beside momentum = 0"):
         Training(keep_optimizer_state=True)
     assert "keep_optimizer_state" not in Training(momentum=0.5).effective()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_is_kept_of_some_rows_lies_as_their_parameters(optimizer: str) -> None:
+    """Also where the others' parameters lay row by row; PyTorch's fused steps would mix the entries up."""
+    training = Training(optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0)
+    draws = torch.Generator().manual_seed(0)
+    start, first, second = (torch.randn(3, 4, 5, generator=draws) for _ in range(3))
+    rows = torch.tensor([0, 2])
+
+    def moved(before: Tensor, after: Tensor) -> Tensor:
+        """Two steps, the second of two rows."""
+        whole = Optimizer([before], training, 0.1)
+        whole.step([first])
+        after.copy_(before[rows])
+        part = Optimizer([after], training, 0.1)
+        part.copy_state_from(whole, rows)
+        part.step([second[rows]])
+        return after
+
+    plain = moved(start.clone(), torch.empty(2, 4, 5))
+    by_columns = moved(start.clone(), torch.empty(2, 5, 4).mT)
+    assert torch.equal(plain, by_columns)

@@ -1,0 +1,342 @@
+"""What is tried and refused before round 1: rows, batches, heads, label spaces; and who is averaged with whom."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.method import Method
+from polyfed.errors import ConfigError, MissingPackage
+from polyfed.experiments.estimate import check, check_methods, estimate_costs
+from polyfed.experiments.prediction import predict
+from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
+from polyfed.models.split import SequentialSplit
+from tests.helpers import regression
+from tests.helpers.flat_options import grouped
+
+X = torch.randn(21, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(21) % 3
+
+
+def federation(make: Callable[[], nn.Module], batch_size: int = 10, **sides: Any) -> pf.Federation:
+    clients = [pf.Client(make(), **{"train": (X, Y), **sides}) for _ in range(2)]
+    return pf.Federation(clients, pf.methods.FedAvg(), pf.Training(rounds=1, batch_size=batch_size))
+
+
+class Counts(nn.Module):
+    """Counts rows in a buffer, and draws random numbers, in training mode."""
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self.most = most
+        self.layer = nn.Linear(4, 3)
+        self.features: Tensor | None = None
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = x + self.layer.weight.sum()
+        if self.training:
+            assert len(x) > 1, "one row"
+            self.rows += len(x)
+            x = x + torch.randn(4)
+        scores: Tensor = self.layer(x)
+        return scores
+
+
+class Grows(nn.Linear):
+    """Makes its last layer when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "last"):
+            self.last = nn.Linear(4, 3)
+        scores: Tensor = self.last(super().forward(x))
+        return scores
+
+
+class Complex(nn.Module):
+    """Multiplies by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.weight.dtype) @ self.weight).real
+
+
+@pytest.mark.parametrize("side", ["test", "validation"])
+def test_rows_of_every_side_are_tried(side: str) -> None:
+    with pytest.raises(ConfigError, match=rf"client 0 \('Linear'\) cannot take {side} inputs of shape \(5,\)"):
+        federation(lambda: nn.Linear(4, 3), **{side: (torch.ones(3, 5), Y[:3])})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (lambda x: x - torch.zeros(4), r"prepare cannot take test inputs of shape \(5,\): The size of tensor"),
+        (lambda x: x if x.shape[1] == 4 else None, "prepare should return a tensor, got none for test inputs"),
+    ],
+)
+def test_the_users_preparation_is_tried(prepare: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^client 0 \('Linear'\): {told}"):
+        federation(lambda: nn.Linear(4, 3), test=(torch.ones(3, 5), Y[:3]), prepare=prepare)
+
+
+def test_the_largest_id_of_any_side_is_tried() -> None:
+    ids = torch.tensor([[1, 2], [9, 2], [3, 3]])
+    with pytest.raises(ConfigError, match=r"cannot take test inputs .*index out of range"):
+        federation(
+            lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)),
+            train=(ids.clamp(max=8), Y[:3]),
+            test=(ids, Y[:3]),
+        )
+
+
+def test_the_smallest_batch_is_tried_in_training_mode() -> None:
+    with pytest.raises(ConfigError, match=r"'Counts'\), in training mode, cannot take a batch of 1 input .*one row"):
+        federation(Counts)
+    assert federation(Counts, batch_size=9)  # 21 rows are 9, 9 and 3
+
+
+def test_no_batch_of_one_row_with_batchnorm() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    with pytest.raises(ConfigError, match=r"BatchNorm, .* expected training.batch_size of at least 2, got 1"):
+        federation(make, batch_size=1)
+    assert federation(make)  # the last batch, of one row, is left out
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), r"client 0 \('Sequential'\): .* lazy layer .* call it once"),
+        (nn.Identity, r"client 0 \('Identity'\): expected a network with parameters"),
+        (Grows, r"client 0 \('Grows'\): .* forward adds 'last.bias'; make them in its __init__"),
+        (Complex, r"client 0 \('Complex'\): expected parameters that are real, got 'weight'"),
+    ],
+)
+def test_networks_that_cannot_be_trained(make: Callable[[], nn.Module], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        federation(make)
+
+
+def test_a_network_that_cannot_be_copied_is_refused_by_what_cannot() -> None:
+    def make() -> nn.Module:
+        network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        network[1].lock = threading.Lock()  # type: ignore[assignment]
+        return network
+
+    with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\): .* attribute '1.lock' .*keep that out"):
+        federation(make)
+
+
+@pytest.mark.parametrize(("end", "told"), [(nn.Softmax(1), 2), (nn.LogSoftmax(1), 0), (nn.ReLU(), 0)])
+def test_probabilities_in_the_place_of_logits_are_told_once_for_each_architecture(end: nn.Module, told: int) -> None:
+    networks = [nn.Sequential(nn.Linear(4, 3), end), nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3), end)]
+    clients = [pf.Client(networks[k % 2], (X, Y)) for k in range(4)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1))
+    said = [str(one.message).partition(" (they")[0] for one in caught]
+    whose = ["client 0 ('Sequential')", "client 1 ('Sequential-2')"]
+    assert said == [f"{who} gives probabilities" for who in whose][:told]
+
+
+def test_a_missing_package_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # as if it were not installed
+    recipe = Recipe.from_dict(
+        {
+            "data": {"dataset": "digits", "num_clients": 3},
+            "models": {"architectures": ["timm:resnet10t", "timm:resnet18", "timm:resnet26"]},
+            "method": {"name": "local"},
+        }
+    )
+    with pytest.raises(MissingPackage, match=r"^timm cannot be imported .* pip install 'polyfed\[vision\]'"):
+        check(recipe)
+    with pytest.raises(MissingPackage, match=r"^timm cannot be imported"):
+        list(check_methods(recipe, methods=["local", "fedgh"]))
+
+
+X_6, Y_6 = torch.randn(20, 6), torch.arange(20) % 4
+
+
+class Low(SequentialSplit):
+    """Tensors of its own before a common head."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(6, 5), torch.nn.Identity(), torch.nn.Linear(5, 4))
+
+
+class High(SequentialSplit):
+    """The same number of features by other tensors: none of `Low`'s names but the head's."""
+
+    def __init__(self) -> None:
+        extractor = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(6, 5))
+        super().__init__(extractor, torch.nn.Identity(), torch.nn.Linear(5, 4))
+
+
+def federation_averaging(method: Method, *kinds: Any, **how: Any) -> pf.Federation:
+    clients = [pf.Client(kind(), (X_6, Y_6), (X_6, Y_6)) for kind in kinds]
+    return pf.Federation(clients, method, pf.Training(rounds=2), **grouped(**how))
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx()])
+def test_a_head_alone_is_refused(method: Method) -> None:
+    with pytest.raises(ConfigError) as refused:
+        federation_averaging(method, Low, High, Low)
+    said = str(refused.value)
+    assert "would average nothing but the head (head.weight, head.bias (24 weights)) of client 0" in said
+    assert "use method.aggregation = 'same-shape', or 'by-name' if that is meant" in said
+    assert "\n" not in said
+
+
+def test_it_is_averaged_where_that_is_asked_for() -> None:
+    asked = federation_averaging(FedAvg(aggregation="by-name"), Low, High, Low)
+    assert "head.weight, head.bias (24 weights) across all 3" in asked.averaged
+    told: list[str] = []
+
+    class Watcher:
+        def message(self, text: str) -> None:
+            told.append(text)
+
+    federation_averaging(FedAvg(aggregation="by-name"), Low, High, loggers=[Watcher()]).run()
+    assert [text for text in told if text.startswith("averaged: ")]
+    check = estimate_costs(federation_averaging(FedAvg(aggregation="by-name"), Low, High))
+    assert check.averaged in " ".join(str(check).split("\n"))
+
+
+def test_others_are_not_refused() -> None:
+    assert "across" not in federation_averaging(FedAvg(aggregation="same-shape"), Low, High).averaged
+    assert "nothing across architectures" in federation_averaging(FedRep(), Low, High).averaged
+    assert (
+        federation_averaging(LGFedAvg(), Low, High).averaged == federation_averaging(Local(), Low, High).averaged == ""
+    )
+    assert federation_averaging(FedAvg(), Low, Low).averaged.startswith("averaged: 2 clients of ")
+
+
+RECIPE = {
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "partition": "by_class",
+        "classes_per_client": 3,
+        "label_space": "own",
+        "split": "6:2:2",
+        "max_train_per_client": 30,
+    },
+    "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
+    "method": {"name": "fedrep", "aggregation": "same-shape"},
+    "training": {"rounds": 1, "batch_size": 10, "lr": 0.05},
+    "run": {"executor": "serial"},
+}
+
+
+def client(classes: int, names: tuple[str, ...]) -> Client:
+    x, y = regression.rows(12, classes)
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, classes))
+    network = pf.split(layers, head="2", extractor="0")
+    labels = (y > y.median()).long() + (y > y.max() - 0.5).long() * (classes > 2)
+    return Client(network, (x, labels), (x, labels), class_names=names)
+
+
+def clients() -> list[Client]:
+    return [client(2, ("cat", "dog")), client(3, ("bird", "owl", "jay"))]
+
+
+def run(method: pf.Method, made: list[Client] | None = None, **more: object) -> object:
+    return pf.Federation(made or clients(), method, pf.Training(rounds=1, batch_size=6), **more).run()  # type: ignore[arg-type]
+
+
+def test_a_recipe_numbers_each_clients_classes(tmp_path: Path) -> None:
+    found = pf.run(Recipe.from_dict(RECIPE), out=tmp_path / "run")
+    rows = found.result["clients_table"]
+    assert [row["class_names"] for row in rows] == [["0", "1", "2"], ["1", "2", "3"], ["2", "3", "4"]]
+    assert all(set(row["labels"]) == {"0", "1", "2"} for row in rows)
+    assert [row["architecture"] for row in rows] == [f"digits-cnn{n}, 3 classes" for n in (1, 2, 1)]
+    made = predict(tmp_path / "run", 1, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    assert made.class_names == ("1", "2", "3")
+    assert made.scores.shape == (2, 3)
+
+
+@pytest.mark.parametrize("method", [pf.methods.Local(), pf.methods.FedRep(aggregation="same-shape")])
+def test_heads_of_different_sizes_train(method: pf.Method) -> None:
+    found = run(method)
+    assert found.result["accuracy"] is not None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (pf.methods.FedGH(), "the server trains the header on means of classes"),
+        (pf.methods.FedAvg(aggregation="same-shape"), "it averages heads"),
+        (pf.methods.FD(), "it averages outputs by class"),
+        (pf.methods.FML(), "all clients train one auxiliary model, head included"),
+    ],
+)
+def test_methods_that_share_classes_refuse_before_round_1(method: pf.Method, reason: str) -> None:
+    same_size = [client(2, ("cat", "dog")), client(2, ("car", "bus"))]  # heads of one size, of another meaning
+    with pytest.raises(ConfigError, match=f"needs the same classes at all clients, as {reason}; client 1 has car, bus"):
+        run(method, same_size)
+
+
+def test_what_does_not_go_with_own_classes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"client 1: expected two or more different class_names, as of others, got"):
+        run(pf.methods.Local(), [client(2, ("cat", "dog")), client(2, ())])
+    with pytest.raises(ConfigError, match=r"client 0: expected labels below its 2 class_names, got 2"):
+        run(pf.methods.Local(), [client(3, ("cat", "dog"))])
+    with pytest.raises(ConfigError, match=r"task: expected no classes, as clients have class_names of their own"):
+        run(pf.methods.Local(), task=pf.Task(classes=3))
+    source = pf.load_dataset("digits")
+    with pytest.raises(ConfigError, match=r"expected test = 'local', as clients' classes differ, got 'global'"):
+        pf.federate(source, num_clients=2, test="global", label_space="own")
+    with pytest.raises(ConfigError, match=r"expected two or more classes at each client, client 0 has one"):
+        pf.federate(source, num_clients=2, partition="by_class", classes_per_client=1, label_space="own")
+
+
+X_12, Y_12 = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+NORMS = [parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm]  # the last is older
+
+
+def federation_parametrized(method: Method, norm: object) -> pf.Federation:
+    assert callable(norm)
+    networks = [nn.Sequential(nn.Linear(4, 6), nn.ReLU(), norm(nn.Linear(6, 2))) for _ in range(2)]
+    clients = [pf.Client(pf.split(network, head="2", extractor=None), (X_12, Y_12)) for network in networks]
+    return pf.Federation(clients, method, pf.Training(rounds=1))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (pf.methods.FedGH(), r"a weight and a bias; client 0 \('Sequential'\).*bias, .*weight.*"),
+        (pf.methods.FedRE(), r"a weight and a bias; client 0 \('Sequential'\).*bias, .*weight.*"),
+        (pf.methods.HeteroFL(), r"Sequential cannot be cut.*'original\.2' has a parametrization"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_methods_that_read_or_cut_heads_refuse_them(method: Method, said: str, norm: object) -> None:
+    with pytest.raises(ConfigError, match=said):
+        federation_parametrized(method, norm)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("method", [pf.methods.FedAvg(), pf.methods.FedProto()], ids=lambda method: method.name)
+def test_others_train_them(method: Method, norm: object) -> None:
+    assert federation_parametrized(method, norm).run().history[0]["refused"] == []

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from polyfed.core.client import Client
 from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
-from polyfed.engine.executors import base
+from polyfed.engine.executors import client_work
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import (
     AllocationTracker,
@@ -80,7 +80,7 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
         found.append((told, done.count))
         return trained
 
-    monkeypatch.setattr(base, "train", watched)
+    monkeypatch.setattr(client_work, "train", watched)
     ConformanceKit(method=method).run(method, Training(rounds=2, batch_size=8))
     return found
 

@@ -8,9 +8,13 @@ import pytest
 
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
-from polyfed.experiments.benchmark_request import BenchmarkRequest
-from polyfed.experiments.benchmark_setting import BenchmarkSetting, Outcome
-from polyfed.experiments.stored_figures import described, first_difference
+from polyfed.experiments.benchmark_setting import (
+    BenchmarkRequest,
+    BenchmarkSetting,
+    Outcome,
+    described,
+    first_difference,
+)
 from polyfed.report.benchmark_results import SettingResult, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +34,7 @@ def test_what_the_figures_have_is_not_run_again(
     methods = tuple(row.name for row in stored.rows if row.control in ("", "targets"))
     protocol = Protocol.load(suite)
     settings = (stored.setting,)
-    request = BenchmarkRequest(suite, protocol, settings, methods, tmp_path / "out", figures, True, None, None, False)
+    request = BenchmarkRequest(suite, protocol, settings, methods, tmp_path / "out", figures, progress=True)
     BenchmarkSetting(request, stored.setting).run("1 of 1", Outcome())
     assert f"setting {stored.setting} (1 of 1): all figures are there" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

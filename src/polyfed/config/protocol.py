@@ -33,11 +33,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from polyfed.config.loading import read_recipe
 from polyfed.config.resolve import to_toml
@@ -50,12 +50,33 @@ __all__ = ["Protocol", "Setting"]
 
 FILE = "protocol.toml"
 
+
+def _once(given: list[Any]) -> list[Any]:
+    """The list, if it has no entry twice."""
+    if again := [value for place, value in enumerate(given) if value in given[:place]]:
+        raise ValueError(f"expected each once, got {shown(again[0])} again")
+    return given
+
+
+Once = AfterValidator(_once)
 Seed = Annotated[int, Field(ge=0)]
-Seeds = Annotated[list[Seed], Field(min_length=1)]
+Seeds = Annotated[list[Seed], Field(min_length=1), Once]
+Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), Once]
+Values = Annotated[list[Any], Field(min_length=1), Once]
 ControlKind = Literal["alone", "longer", "pooled"]
+
+
+def _known_controls(given: Any) -> Any:
+    """All, none, or a list of kinds."""
+    kinds = get_args(ControlKind)
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, list) and all(kind in kinds for kind in given):
+        return _once(given)
+    raise ValueError(f"expected true, false or a list of {', '.join(kinds)}, got {shown(given)}")
+
+
 _DECIDED = ("run.seed", "method.name")  # by the suite, whatever a setting's overrides say
-Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class _Table(BaseModel):
@@ -99,20 +120,12 @@ class Protocol(_Table):
     title: Annotated[str, Field(min_length=1)]
     methods: Names
     seeds: Seeds
-    tuning_seeds: list[Seed] = Field(default_factory=list)
-    controls: bool | list[ControlKind] = False
+    tuning_seeds: Annotated[list[Seed], Once] = Field(default_factory=list)
+    controls: Annotated[bool | list[ControlKind], BeforeValidator(_known_controls)] = False
     local_longer: Annotated[int, Field(ge=2)] | None = None
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
-
-    @field_validator("controls", mode="before")
-    @classmethod
-    def _known_kinds(cls, given: Any) -> Any:
-        kinds = get_args(ControlKind)
-        if isinstance(given, bool) or (isinstance(given, list) and all(kind in kinds for kind in given)):
-            return given
-        raise ValueError(f"expected true, false or a list of {', '.join(kinds)}, got {shown(given)}")
 
     @classmethod
     def load(cls, suite: str | Path) -> Protocol:
@@ -152,11 +165,6 @@ class Protocol(_Table):
         """Whether controls of a kind run: "alone", "longer" or "pooled", which is also pooled-steps."""
         return self.controls if isinstance(self.controls, bool) else kind in self.controls
 
-    @property
-    def all_methods(self) -> set[str]:
-        """The methods of all settings."""
-        return set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
-
     def tuning_of(self, setting: str) -> dict[str, dict[str, list[Any]]]:
         """Method -> hyperparameter -> the values that are tried in a setting."""
         return {**self.tuning, **self.settings[setting].tuning}
@@ -167,30 +175,13 @@ class Protocol(_Table):
         return math.prod(map(len, grid.values())) if grid else 0
 
     def _problems(self) -> Iterator[str]:
-        yield from self._repeated()
-        yield from self._without_effect()
-        yield from self._wrong_tuning()
-
-    def _repeated(self) -> Iterator[str]:
-        for place, given in self._lists():
-            if again := [value for number, value in enumerate(given) if value in given[:number]]:
-                yield f"{place}: expected each once, got {shown(again[0])} again"
-
-    def _without_effect(self) -> Iterator[str]:
-        for name, setting in self.settings.items():
-            for change in setting.overrides:
-                if change.partition("=")[0].strip() in _DECIDED:
-                    yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
-        yield from self._not_compared("variants", self.variants)
-
-    def _not_compared(self, place: str, methods: Iterable[str]) -> Iterator[str]:
-        """Something is said of a method that no setting has."""
-        if strange := sorted(set(methods) - self.all_methods):
-            known = ", ".join(sorted(self.all_methods))
-            yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
-
-    def _wrong_tuning(self) -> Iterator[str]:
+        """What is wrong between settings, tuning and seeds."""
+        compared = set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
         tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
+        for place, methods in (("variants", set(self.variants)), ("tuning", tuned)):
+            if strange := sorted(methods - compared):
+                known = ", ".join(sorted(compared))
+                yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
         if tuned and not self.tuning_seeds:
             yield "tuning_seeds: expected some beside [tuning], got none"
         if self.tuning_seeds and not tuned:
@@ -198,39 +189,22 @@ class Protocol(_Table):
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
-        yield from self._not_compared("tuning", tuned)
-        for setting in self.settings:
-            yield from self._unequal_trials(setting)
-        if any("training.rounds" in grid for setting in self.settings for grid in self.tuning_of(setting).values()):
-            yield "tuning: expected what all rows of a table need not share, got training.rounds"
+        for name, setting in self.settings.items():
+            for change in setting.overrides:
+                if change.partition("=")[0].strip() in _DECIDED:
+                    yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
+            yield from self._unequal_trials(name)
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
-        numbers = {name: self.trials(setting, name) for name in self.tuning_of(setting)}
+        tuning = self.tuning_of(setting)
+        numbers = {name: self.trials(setting, name) for name in tuning}
         if len(set(numbers.values())) > 1:
-            told = ", ".join(f"{name} {number}" for name, number in numbers.items())
-            yield f"tuning: expected as many trials for every method, got {told}"
+            listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
+            yield f"tuning: expected as many trials for every method, got {listed}"
         if any(number < 2 for number in numbers.values()):
             yield "tuning: expected at least two trials for a method, got one"
-
-    def _lists(self) -> Iterator[tuple[str, list[Any]]]:
-        """Place and values of all lists of seeds, methods, controls and values that are tried."""
-        yield "methods", list(self.methods)
-        yield "seeds", list(self.seeds)
-        yield "tuning_seeds", list(self.tuning_seeds)
-        yield "controls", [] if isinstance(self.controls, bool) else list(self.controls)
-        for name, setting in self.settings.items():
-            yield f"settings.{name}.methods", list(setting.methods or [])
-            yield f"settings.{name}.seeds", list(setting.seeds or [])
-        for place, tuning in self._tunings():
-            for method, grid in tuning.items():
-                for key, values in grid.items():
-                    yield f"{place}.{method}.{key}", values
-
-    def _tunings(self) -> Iterator[tuple[str, dict[str, dict[str, list[Any]]]]]:
-        """Place and values of the protocol's tuning, and of each setting's own."""
-        yield "tuning", self.tuning
-        for name, setting in self.settings.items():
-            yield f"settings.{name}.tuning", setting.tuning
+        if any("training.rounds" in grid for grid in tuning.values()):
+            yield "tuning: expected what all rows of a table need not share, got training.rounds"
 
     def recipe_of(self, setting: str, suite: str | Path) -> Path:
         """The recipe's file of a setting."""

@@ -15,8 +15,7 @@ from pathlib import Path
 from polyfed.config.protocol import Protocol
 from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
-from polyfed.experiments.benchmark_request import BenchmarkRequest
-from polyfed.experiments.benchmark_setting import BenchmarkSetting, Outcome
+from polyfed.experiments.benchmark_setting import BenchmarkRequest, BenchmarkSetting, Outcome
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.benchmark_page import Wanted, ranking, to_text, write_page

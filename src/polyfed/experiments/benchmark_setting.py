@@ -1,24 +1,27 @@
 """One setting of a suite: method by method tuned, run over the seeds, and written into the setting's figures.
 
-What the figures have already is not run again. Runs that are not in the figures lie in ``<out>/tuning/SETTING/METHOD``
-and ``<out>/SETTING``, where one that is done is taken as it is, and one that was interrupted goes on.
+What the figures have already is not run again, wherever they were made: they keep the recipe and the hyperparameters,
+and a key that has come into the library since counts as its default. Runs that are not in the figures lie in
+``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``, where one that is done is taken as it is, and one that was
+interrupted goes on.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
-from polyfed.config.resolve import parse_override
+from polyfed.config.resolve import parse_override, to_toml
 from polyfed.errors import ConfigError
-from polyfed.experiments.benchmark_request import BenchmarkRequest, key_of
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import POOLED, epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.estimate import check_methods
 from polyfed.experiments.planned_runs import (
     PlannedRun,
     check_planned_runs,
@@ -26,14 +29,9 @@ from polyfed.experiments.planned_runs import (
     nothing_learnt_in,
     run_planned,
 )
-from polyfed.experiments.stored_figures import (
-    as_json,
-    described,
-    first_difference,
-    has_hyperparameters,
-    hyperparameters_of,
-)
 from polyfed.experiments.sweep import sweep
+from polyfed.loggers.base import Logger
+from polyfed.loggers.console import Console
 from polyfed.report.benchmark_page import Wanted
 from polyfed.report.benchmark_results import (
     ProcessorTime,
@@ -48,11 +46,78 @@ from polyfed.report.benchmark_results import (
 )
 from polyfed.report.benchmark_runs import RowRuns, processor_time, setting_result
 from polyfed.report.run_records import load_runs
-from polyfed.units import human_count, human_seconds
+from polyfed.results.read import flat_table
+from polyfed.units import human_count
 
-__all__ = ["BenchmarkSetting", "Outcome"]
+__all__ = ["BenchmarkRequest", "BenchmarkSetting", "Outcome"]
 
 _LOCAL = "local"
+_NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
+
+
+def key_of(method: str, name: str) -> str:
+    """What is tuned, as --set names it: a setting of [training], or a hyperparameter of one method."""
+    return name if name.startswith("training.") else f"methods.{method}.{name}"
+
+
+@dataclass(frozen=True)
+class BenchmarkRequest:
+    """A suite as it is asked for.
+
+    Attributes:
+        folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
+        out: the folder of runs. figures: the folder of the settings' files.
+        progress, workers, executor, device, overwrite: see `polyfed.experiments.benchmark`.
+    """
+
+    folder: Path
+    protocol: Protocol
+    settings: tuple[str, ...]
+    methods: tuple[str, ...] | None
+    out: Path
+    figures: Path
+    progress: bool = False
+    workers: int | None = None
+    executor: str | None = None
+    device: str | None = None
+    overwrite: bool = False
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """What shows progress."""
+        return [Console()] if self.progress else []
+
+    def tell(self, line: str) -> None:
+        """A line of progress."""
+        for logger in self.loggers:
+            logger.message(line)
+
+    def methods_of(self, setting: str) -> list[str]:
+        """The methods to run in a setting: one that some of the settings asked for have in these, any other in all."""
+        here = self.protocol.methods_of(setting)
+        if self.methods is None:
+            return here
+        known = {name for asked in self.settings for name in self.protocol.methods_of(asked)}
+        return [name for name in self.methods if name in here or name not in known]
+
+    def recipe_of(self, setting: str, chosen: Mapping[str, Any] = MappingProxyType({}), method: str = "") -> Recipe:
+        """A setting's recipe with its preset and changes. chosen: hyperparameters of a method.
+
+        Raises:
+            ConfigError: the recipe is wrong.
+        """
+        own = self.protocol.settings[setting]
+        path = self.protocol.recipe_of(setting, self.folder)
+        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        changes = [*self.changes_of(setting), *tuned]
+        run: dict[str, Any] = {"workers": self.workers, "executor": self.executor, "device": self.device}
+        recipe = Recipe.load(path, changes, preset=own.preset, **run)
+        shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
+        return recipe.with_run(overrides=[*own.overrides, *shown])
+
+    def changes_of(self, setting: str) -> list[str]:
+        """What is changed of a setting's recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""
+        return [_NO_WEIGHTS, *self.protocol.overrides_of(setting)]
 
 
 @dataclass
@@ -64,18 +129,6 @@ class Outcome:
 
     failures: dict[str, str] = field(default_factory=dict)
     unlearnt: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What is left of a method.
-
-    runs: that are not done. effort: of them, in runs of the method. is_lacking: whether the figures lack any row.
-    """
-
-    runs: int
-    effort: float
-    is_lacking: bool
 
 
 class BenchmarkSetting:
@@ -130,24 +183,22 @@ class BenchmarkSetting:
             ConfigError: a method does not fit; nothing of the setting has been run.
             RunInterrupted: Ctrl-C; call it again to go on.
         """
-        every = {method: self._work_of(method) for method in self.methods}
-        work = {method: one for method, one in every.items() if one.is_lacking}
-        if not work:
+        every = {method: self._runs_left(method) for method in self.methods}
+        left = {method: runs for method, runs in every.items() if runs is not None}
+        if not left:
             self.request.tell(f"setting {self.name} ({position}): all figures are there")
             return False
-        runs = sum(one.runs for one in work.values())
-        seconds = self._seconds_of(work) if runs else dict.fromkeys(work, 0.0)
-        left = f"{human_count(runs, 'run')} left, about {human_seconds(sum(seconds.values()))}"
-        self.request.tell(f"setting {self.name} ({position}): {left if runs else 'all runs are done'}")
+        runs = sum(left.values())
+        how_many = f"{human_count(runs, 'run')} left" if runs else "all runs are done"
+        self.request.tell(f"setting {self.name} ({position}): {how_many}")
         data = DataCache()
-        for method, one in work.items():
-            if one.runs:
-                self.request.tell(
-                    f"{self.name}, {method}: {human_count(one.runs, 'run')}; about "
-                    f"{human_seconds(sum(seconds.values()))} left in this setting"
-                )
+        for method, own in left.items():
+            if own:
+                build_federation(self.recipe.choose(method), data=data, pretrained=False)  # whether it fits at all
+        for method, own in left.items():
+            if own:
+                self.request.tell(f"{self.name}, {method}: {human_count(own, 'run')}")
             self._run_method(method, data, outcome)
-            del seconds[method]
         return True
 
     def _check_trials(self, method: str) -> None:
@@ -214,8 +265,11 @@ class BenchmarkSetting:
 
     # what is left ---------------------------------------------------------------------------------------------------
 
-    def _work_of(self, method: str) -> _Work:
-        """A longer Local counts only where the figures tell of it."""
+    def _runs_left(self, method: str) -> int | None:
+        """How many runs of a method are not done; None: the figures lack nothing.
+
+        A longer Local counts only where the figures tell of it.
+        """
         protocol = self.request.protocol
         forced = self._is_forced(self._row_name(method))
         chosen = self._known_choice(method)
@@ -223,26 +277,13 @@ class BenchmarkSetting:
         if chosen is None:
             done = 0 if forced else _count_finished(self._tuning_folder(method))
             runs = max(0, protocol.trials(self.name, method) * len(protocol.tuning_seeds) - done)
-        effort = float(runs)
         own, *controls = self._rows_of(method, chosen or {})
         is_lacking = chosen is None or (self._has_longer(own) and self._stored_epochs(own) is None)
         for row in (own, *controls):
             seeds = protocol.seeds_of(self.name) if chosen is None else self._seeds_left(row)
             is_lacking = is_lacking or bool(seeds)
-            left = sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
-            runs += left
-            effort += left * _effort_of(row, own)
-        return _Work(runs, effort, is_lacking)
-
-    def _seconds_of(self, work: Mapping[str, _Work]) -> dict[str, float]:
-        """About how long the runs of each method take, as a few batches of each tell."""
-        names = [_LOCAL, *(name for name in work if name != _LOCAL)]
-        found = {one.method: one for one in check_methods(self.recipe, names)}
-        for name in work:
-            if found[name].why is not None:
-                raise ConfigError(f"{self.name}: expected methods that fit, got {name}: {found[name].why}")
-        rounds = self.recipe.training.rounds
-        return {name: one.effort * (found[name].seconds or 0.0) * rounds for name, one in work.items()}
+            runs += sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
+        return runs if is_lacking else None
 
     # running --------------------------------------------------------------------------------------------------------
 
@@ -268,7 +309,7 @@ class BenchmarkSetting:
         planned = self._plan(rows)
         self._check_data(data)
         pending = check_planned_runs(planned, self.request.out / self.name, forced, data)
-        failed = run_planned(planned, pending, forced, data, self.request.watchers)
+        failed = run_planned(planned, pending, forced, data, self.request.loggers)
         outcome.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
         done = [one for one in planned if one.title not in failed]
         if not done:
@@ -419,13 +460,76 @@ class BenchmarkSetting:
         self._made.update(row.name for row in rows)
 
 
-def _effort_of(row: Recipe, method: Recipe) -> float:
-    """About how much a run of a row trains, in runs of its method; a control as much as its method, or as Local."""
-    if row.run.control == "pooled":
-        return float(len(set(row.models.architectures)))  # each network on the rows of all clients
-    return row.training.local_epochs / method.training.local_epochs
-
-
 def _count_finished(folder: Path) -> int:
     """The finished runs at or below a folder."""
     return sum(1 for _ in folder.rglob("result.json"))
+
+
+# stored figures -----------------------------------------------------------------------------------------------------
+
+
+def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
+    """The first key in which a stored recipe is another than this one: its name, the stored value and this one's."""
+    here = flat_table(described(recipe))
+    there = flat_table(stored)
+    for key, value in there.items():  # first, so that nothing is resolved, or imported, that the recipe does not name
+        if here.get(key) != value:
+            return key, value, here.get(key)
+    if here.keys() - there.keys():
+        there = flat_table(_with_new_defaults(stored, recipe))
+    for key, value in here.items():
+        if there.get(key) != value:
+            return key, there.get(key), value
+    return None
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as figures keep it: resolved, without method, run and the place of data."""
+    found = recipe.choose(_LOCAL).to_dict()
+    found["data"].pop("root", None)
+    kept: dict[str, Any] = as_json({name: table for name, table in found.items() if name not in ("method", "run")})
+    return kept
+
+
+def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """A stored recipe with the keys that have come since, which have their defaults."""
+    try:
+        return described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
+    except ConfigError:
+        return dict(stored)
+
+
+def hyperparameters_of(row: Recipe) -> dict[str, Any]:
+    """All hyperparameters of a row's method, as figures keep them."""
+    found: dict[str, Any] = as_json(row.to_dict()["method"])
+    del found["name"]
+    return found
+
+
+def has_hyperparameters(stored: RowResult, row: Recipe, training: Mapping[str, Any]) -> bool:
+    """Whether a stored row was made with these; those that have come since count as their defaults.
+
+    Args:
+        training: settings of [training] that were chosen for the row, by their whole keys.
+    """
+    now = flat_table(hyperparameters_of(row)) | as_json(training)
+    then = flat_table(stored.hyperparameters)
+    if stored.method != row.method.name or then.keys() - now.keys():
+        return False
+    if now.keys() - then.keys():
+        then = flat_table(_default_hyperparameters(row)) | then
+    return all(then.get(key) == value for key, value in now.items())
+
+
+def _default_hyperparameters(row: Recipe) -> dict[str, Any]:
+    """Those that a method has where a recipe names none; empty where it needs some."""
+    try:
+        plain = {**described(row), "method": {"name": row.method.name}}
+        return hyperparameters_of(Recipe.from_dict(plain, beside=row.beside))
+    except ConfigError:
+        return {}
+
+
+def as_json(value: Any) -> Any:
+    """A value as a JSON file gives it back."""
+    return json.loads(json.dumps(value))

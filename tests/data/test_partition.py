@@ -245,7 +245,7 @@ def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partit
 
 def test_a_client_left_without_rows_is_named() -> None:
     y = np.array([0] * 30 + [1])
-    with pytest.raises(ConfigError, match="client 3 came out with none"):
+    with pytest.raises(ConfigError, match="client 3 has none"):
         by_class(y, 4, generator(), 1, "round_robin")
 
 
@@ -438,9 +438,9 @@ def test_whoever_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
     assert [len(client.train) for client in fewer.clients] == [18, 12]
     assert (fewer.names, fewer.left_out, fewer.unused) == (("north", "south"), ("tiny",), 1)
     assert deal(source, num_clients=2).names == deal(source, num_groups=2, num_clients=None).names == ()
-    with pytest.raises(ConfigError, match="a test row for one client at least, all 2 came out with none"):
+    with pytest.raises(ConfigError, match="a test row for one client at least, all 2 have none"):
         deal(users(["a", "b"], None), split="6:1:3")
-    with pytest.raises(ConfigError, match=r"client 2 \('tiny'\) came out with none; leave out .* data.min_samples"):
+    with pytest.raises(ConfigError, match=r"client 2 \('tiny'\) has none; leave out .* data.min_samples"):
         deal(source, split="1:0:9")
 
 

@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
         "a.txt": ("\n \n", {}, "got none"),
         "b.txt": ("", {}, "got none"),
         "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
-        "d.txt": ("good", {"label_column": "x"}, "are of Parquet or CSV files, got 'x'"),
+        "d.txt": ("good", {"label_column": "x"}, "label_column is of Parquet or CSV files, got 'x'"),
         "a.csv": ("id,words\n1,good\n", {}, "expected one text column"),
         "b.csv": ("id,said\n1,\n", {}, "a text in line 2 of column 'said'"),
         "c.csv": ("id,said\n1,good\n", {"text_column": "sad"}, "did you mean 'said'"),
@@ -192,7 +192,7 @@ def test_words_that_were_changed_or_never_kept(done: Run, tmp_path: Path) -> Non
     form = prediction.load_model(run, 0).form
     with pytest.raises(ConfigError, match=r"a \.npy file"):
         read(tmp_path / "a.txt", form)
-    with pytest.raises(ConfigError, match="text_column is of texts, got 'said'"):
+    with pytest.raises(ConfigError, match="text_column is of texts in Parquet or CSV files, got 'said'"):
         read(tmp_path / "a.txt", form, text_column="said")
 
 

@@ -1,1 +1,1 @@
-"""Data: where samples come from, how they are dealt to clients, and what is done to a batch."""
+"""Data: where samples come from, how they are assigned to clients, and what is done to a batch."""

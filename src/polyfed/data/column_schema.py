@@ -41,7 +41,7 @@ def pick_columns(
 
     Args:
         kind: "image" or "text". schema: of Arrow. features: what `datasets` knows about the columns.
-        named: the column of images or texts, when it cannot be told. label_column: likewise. where: for messages.
+        named: the column of images or texts, when it cannot be found. label_column: likewise. where: for messages.
     """
     content = pick_content(kind, schema, features, named, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)

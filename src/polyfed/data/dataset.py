@@ -1,4 +1,4 @@
-"""A labeled data set before it is dealt to clients, and how one is made of arrays.
+"""A labeled data set before it is assigned to clients, and how one is made of arrays.
 
 Shapes: N samples, C channels (classes where so named), H x W pixels.
 """
@@ -34,7 +34,7 @@ from polyfed.errors import ConfigError, first_line
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A labeled data set before it is dealt to clients.
+    """A labeled data set before it is assigned to clients.
 
     Args:
         name: what it is called in recipes and results.
@@ -344,8 +344,8 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
             array = array.astype(np.int64)
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
-        came = f"{type(value).__name__}: {first_line(error)}"
-        raise ConfigError(f"expected numbers in the {what} side of '{name}', got {came}") from error
+        got = f"{type(value).__name__}: {first_line(error)}"
+        raise ConfigError(f"expected numbers in the {what} side of '{name}', got {got}") from error
 
 
 def public_inputs(

@@ -1,7 +1,7 @@
 """From a source to a federation's data: holdout, deal, split, caps.
 
-Order of things: rows for the server are set aside, the rest is dealt to the clients, each client's rows are split into
-train, validation and test, caps are applied, some clients lose half of what is left, and last the features are skewed.
+Order of things: rows for the server are set aside, the rest is assigned to the clients, each client's rows are split
+into train, validation and test, caps are applied, some clients lose half of what is left, and last the features are skewed.
 Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved", "skew"), so
 that, say, a larger holdout does not change how splits are drawn.
 
@@ -70,7 +70,7 @@ class FederatedDataset:
         classes: C; 0: numbers are predicted. Each client's are standardized by the mean and the deviation of its own
             training rows; those of the holdout and of a common test set are as they stand.
         source: what it was made from.
-        unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train_per_client` and
+        unused: rows of the source that ended nowhere: assigned to nobody, or cut off by `max_train_per_client` and
             `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
@@ -122,10 +122,10 @@ class _ClientRows(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """Rows of the pool before anybody is dealt some. common_test: of everybody; None where each has its own."""
+    """Rows of the pool before anybody is assigned some. common_test: of everybody; None where each has its own."""
 
     holdout: Rows
-    dealt: Rows
+    assigned: Rows
     official_test: Rows
     common_test: Rows | None
 
@@ -142,14 +142,14 @@ def build_federated_dataset(
 
     Raises:
         ConfigError: any setting out of its range, a source without the test side that was asked for, or a client that
-            would end without training rows or, unless rows are dealt by group, without test rows.
+            would end without training rows or, unless rows are assigned by group, without test rows.
     """
     plan = _parse_split(options.split)
     _check_options(source, plan, options)
     pool = _Pool(source)
     sides = _set_aside(pool, plan, options, generators)
-    values = _group_values(pool, sides.dealt, options) if is_by_group(options.partition) else None
-    partition = assign_rows(pool, sides.dealt, values, options, generators)
+    values = _group_values(pool, sides.assigned, options) if is_by_group(options.partition) else None
+    partition = assign_rows(pool, sides.assigned, values, options, generators)
     clients = _client_rows(pool, sides, partition, values, plan, options, generators)
     common_test = sides.common_test
     if common_test is not None:
@@ -245,7 +245,7 @@ class _Pool:
 
 
 def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators: Generators) -> _Sides:
-    """The rows of the server, those of a common test set, and those that are dealt."""
+    """The rows of the server, those of a common test set, and those that are assigned."""
     train_count = len(pool.source.train)
     train = np.arange(train_count)
     official_test = np.arange(train_count, pool.size)
@@ -256,14 +256,14 @@ def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators:
         holdout = draw_balanced(pool.y[train], options.holdout, generators("holdout"))
     train = np.setdiff1d(train, holdout, assume_unique=True)
     if options.test == "local":
-        dealt = train if plan.official else np.concatenate([train, official_test])
-        return _Sides(holdout, dealt, official_test, None)
+        assigned = train if plan.official else np.concatenate([train, official_test])
+        return _Sides(holdout, assigned, official_test, None)
     if pool.source.test is not None:
         return _Sides(holdout, train, official_test, official_test)
     train_part, validation_part, test_part = plan.parts
     ratio = (train_part + validation_part, 0, test_part)
-    dealt, _, common_test = split_rows(train, pool.y, ratio, generators("test"))
-    return _Sides(holdout, dealt, official_test, common_test)
+    assigned, _, common_test = split_rows(train, pool.y, ratio, generators("test"))
+    return _Sides(holdout, assigned, official_test, common_test)
 
 
 def assign_rows(
@@ -271,7 +271,7 @@ def assign_rows(
 ) -> Partition:
     """Deal rows of the pool; the result counts among them and always has class shares.
 
-    values: what they are dealt by, of a deal by group.
+    values: what they are assigned by, of a deal by group.
     """
     y = pool.y[rows]
     if values is not None:
@@ -290,12 +290,12 @@ def assign_rows(
 
 
 def is_by_group(partition: object) -> bool:
-    """Whether rows are dealt by the values of a column, which may also say how many clients there are."""
+    """Whether rows are assigned by the values of a column, which may also say how many clients there are."""
     return isinstance(partition, str) and partition in PARTITIONS and PARTITIONS[partition] is by_group
 
 
 def _group_values(pool: _Pool, rows: Rows, options: PartitionOptions) -> NDArray[Any]:
-    """What rows are dealt by: a column's values, or their groups."""
+    """What rows are assigned by: a column's values, or their groups."""
     values = pool.column(options.group_by, rows)
     return values if options.num_groups is None else hash_groups(values, options.num_groups)
 
@@ -329,7 +329,7 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions,
 
 
 def _check_needs_no_classes(partition: str) -> None:
-    """Whether rows with numbers to predict can be dealt so."""
+    """Whether rows with numbers to predict can be assigned so."""
     fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
     if partition not in fitting and not partition.startswith(flwr_partitioners.PREFIX):
         raise ConfigError(
@@ -368,13 +368,13 @@ def _client_rows(
     if plan.official or options.test == "global":
         parts = (parts[0], parts[1], 0)
     generator = generators("split") if sum(part > 0 for part in parts) > 1 else None
-    clients = [_ClientRows(*split_rows(sides.dealt[rows], pool.y, parts, generator)) for rows in partition.rows]
+    clients = [_ClientRows(*split_rows(sides.assigned[rows], pool.y, parts, generator)) for rows in partition.rows]
     if options.test == "local" and plan.official:
         test = sides.official_test
         if values is None:
             alike = partition_like(partition, pool.y[test])
         else:
-            both = _group_values(pool, np.concatenate([sides.dealt, test]), options)
+            both = _group_values(pool, np.concatenate([sides.assigned, test]), options)
             alike = groups_like(partition, values, both[len(values) :])
         clients = [rows._replace(test=test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
     return _halve(pool, _cap(pool, clients, options), options.halved_client_fraction, generators)
@@ -524,13 +524,11 @@ def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], optio
         hint = "leave out such values with data.min_samples"
     for title, rows in zip(titles, clients, strict=True):
         if len(rows.train) == 0:
-            raise ConfigError(
-                f"expected at least one training row for every client, {title} came out with none; {hint}"
-            )
+            raise ConfigError(f"expected at least one training row for every client, {title} has none; {hint}")
 
 
 def _check_tests(pool: _Pool, clients: Sequence[_ClientRows], sides: _Sides, options: PartitionOptions) -> None:
-    """Every client can be tested; where rows are dealt by group, of which some are small, one at least."""
+    """Every client can be tested; where rows are assigned by group, of which some are small, one at least."""
     untested = [client for client, rows in enumerate(clients) if len(rows.test) == 0]
     grouped = is_by_group(options.partition)
     if not untested or (grouped and len(untested) < len(clients)):
@@ -544,8 +542,8 @@ def _check_tests(pool: _Pool, clients: Sequence[_ClientRows], sides: _Sides, opt
             "everybody's rows, and list them in evaluation.held_out"
         )
     first = untested[0]
-    who = f"one client at least, all {len(clients)}" if grouped else f"every client, client {first}"
+    who = f"one client at least, all {len(clients)} have" if grouped else f"every client, client {first} has"
     raise ConfigError(
-        f"expected a test row for {who} came out with none ({len(clients[first].train)} rows to train on at client "
+        f"expected a test row for {who} none ({len(clients[first].train)} rows to train on at client "
         f"{first}); use fewer clients, a larger test part in split, or test='global'"
     )

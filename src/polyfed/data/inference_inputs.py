@@ -11,11 +11,12 @@ Shapes: N inputs, C channels, H x W pixels.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +34,11 @@ from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line
 
-T = TypeVar("T")
-
-_TEXTS = "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
-_KINDS = "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
+_COLUMNS = {
+    "image_column": "images in Parquet files",
+    "label_column": "Parquet or CSV files",
+    "text_column": "texts in Parquet or CSV files",
+}
 
 
 @dataclass(frozen=True)
@@ -100,54 +102,66 @@ def read(
             a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids). Blank
             lines do not count.
         form: what the inputs must become.
-        image_column, label_column: of Parquet files, where they cannot be told; of CSV files the latter. Labels stand
+        image_column, label_column: of Parquet files, where they cannot be found; of CSV files the latter. Labels stand
             in the run's own column, or else in the only one that is called as such columns are; without either there
             are none. Labels are the classes' names, or their numbers.
-        text_column: of Parquet and CSV files, where it is not called as in the run and cannot be told.
+        text_column: of Parquet and CSV files, where it is not called as in the run and cannot be found.
     """
-    kinds = _KINDS if form.vocabulary is None else _TEXTS
-    suffix = path.suffix.lower()
     check_file(path)
     if not path.exists():
-        raise ConfigError(f"expected {kinds}, got '{path}', which is not there")
-    _check_columns_asked(form, suffix, image_column, text_column)
-    if form.vocabulary is not None and suffix != ".npy":
-        return _from_texts(path, form, form.vocabulary, text_column, label_column)
-    if suffix == ".csv" and path.is_file():
-        return _from_csv(path, form, image_column, label_column)
-    parquet, pictures = _image_files(path)
-    column = image_column or label_column or text_column
-    if column and not parquet:
-        raise ConfigError(f"image_column and label_column are of Parquet files, got '{column}' with '{path}'")
-    if suffix == ".npy" and path.is_file():
+        raise ConfigError(f"expected {_kinds(form)}, got '{path}', which is not there")
+    suffix = path.suffix.lower() if path.is_file() else ""
+    parquet, pictures = _image_files(path, suffix)
+    columns = {"image_column": image_column, "label_column": label_column, "text_column": text_column}
+    _check_asked({name: given for name, given in columns.items() if given is not None}, bool(parquet), path, form)
+    if suffix == ".npy":
         return from_tensor(_array(path), form, str(path))
-    if not parquet and not pictures:
-        raise ConfigError(f"expected {_KINDS}, got '{path}'{' without any' if path.is_dir() else ''}")
-    if not form.images:
+    if suffix == ".csv":
+        return _from_csv(path, form, label_column, text_column)
+    if suffix == ".txt" and form.vocabulary is not None:
+        return _of_texts(read_lines(path), form.vocabulary)
+    if parquet and (form.vocabulary is not None or form.images):
+        return _from_parquet(parquet, form, image_column or text_column, label_column)
+    if pictures and form.images:
+        return _from_pictures(pictures, form)
+    if form.vocabulary is None and (parquet or pictures):
         raise ConfigError(f"expected a .npy file with inputs {form}, as the run stored them, got images in '{path}'")
-    if parquet:
-        return _from_images_in_tables(parquet, form, image_column, label_column)
-    return _from_pictures(pictures, form)
+    raise ConfigError(f"expected {_kinds(form)}, got '{path}'{' without any' if path.is_dir() else ''}")
 
 
-def _check_columns_asked(form: InputSpec, suffix: str, image_column: str | None, text_column: str | None) -> None:
-    """Refuse a column of images where the run's inputs are texts, and the other way round."""
-    if text_column is not None and form.vocabulary is None:
-        raise ConfigError(f"text_column is of texts, got '{text_column}' where the run's inputs are {form}")
-    if image_column is not None and form.vocabulary is not None and suffix != ".npy":
-        raise ConfigError(f"image_column is of images, got '{image_column}' where the run's inputs are texts")
+def _kinds(form: InputSpec) -> str:
+    """What can be read for a run."""
+    if form.vocabulary is None:
+        return "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
+    return "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
 
 
-def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
+def _check_asked(columns: Mapping[str, str], is_parquet: bool, path: Path, form: InputSpec) -> None:
+    """Refuse columns that are named where nothing is read from a column so called."""
+    is_text = form.vocabulary is not None
+    is_table = is_parquet or path.suffix.lower() == ".csv"
+    takes = {
+        "image_column": is_parquet and not is_text,
+        "label_column": is_table,
+        "text_column": is_table and is_text,
+    }
+    for name, given in columns.items():
+        if not takes[name]:
+            inputs = "texts" if is_text else str(form)
+            raise ConfigError(
+                f"{name} is of {_COLUMNS[name]}, got '{given}' with '{path}', where the run's inputs are {inputs}"
+            )
+
+
+def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:
     """The Parquet files, or the image files, that a path is or that its folder holds."""
-    if path.is_dir():
-        parquet = files_of(path, "parquet")
-        pictures = images_in(path)
-        if parquet and pictures:
-            raise ConfigError(f"expected Parquet files or image files in {path}, got both")
-        return parquet, pictures
-    suffix = path.suffix.lower()
-    return [path] if suffix == ".parquet" else [], [path] if suffix in PICTURES else []
+    if not path.is_dir():
+        return [path] if suffix == ".parquet" else [], [path] if suffix in PICTURES else []
+    parquet = files_of(path, "parquet")
+    pictures = images_in(path)
+    if parquet and pictures:
+        raise ConfigError(f"expected Parquet files or image files in {path}, got both")
+    return parquet, pictures
 
 
 def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
@@ -173,8 +187,9 @@ def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
     if form.images:
         x = resize(LabeledSamples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
+        got = " x ".join(map(str, x.shape[1:]))
         hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
-        raise ConfigError(f"expected inputs {form}, as the run stored them, got {_by(x.shape[1:])} in {place}{hint}")
+        raise ConfigError(f"expected inputs {form}, as the run stored them, got {got} in {place}{hint}")
     return x
 
 
@@ -187,10 +202,6 @@ def _recolored(x: Tensor, channels: int, place: str) -> Tensor:
     names = {1: "gray images", 3: "RGB images"}
     expected, got = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
     raise ConfigError(f"expected {expected}, as the run's are, got {got} in {place}; convert them as you see fit")
-
-
-def _by(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))
 
 
 # files ---------------------------------------------------------------------------------------------------------------
@@ -217,9 +228,11 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
-def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_column: str | None) -> InferenceInputs:
-    if image_column is not None:
-        raise ConfigError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
+def _from_csv(path: Path, form: InputSpec, label_column: str | None, text_column: str | None) -> InferenceInputs:
+    if form.vocabulary is not None:
+        usual = form.vocabulary.column
+        texts, labels = tables.read_new_texts(path, text_column, usual, label_column, form.label_column)
+        return replace(_of_texts(texts, form.vocabulary), y=_numbered_labels(labels, form))
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
     x_NF, labels = tables.read_new_rows(path, form.feature_names, label_column, form.label_column, form.columns)
@@ -232,117 +245,69 @@ def _numbered_labels(labels: tables.NewLabels, form: InputSpec) -> Tensor | None
     """The labels of a CSV file, (N,): int64, or float64 where numbers are predicted."""
     if labels is None:
         return None
-    return torch.tensor([_numbered_label(_parsed(label), form, place) for label, place in labels])
+    numbers = [int(label) if label.isascii() and label.isdigit() else label for label, _ in labels]
+    return torch.tensor(
+        [_numbered_label(label, form, place) for label, (_, place) in zip(numbers, labels, strict=True)]
+    )
 
 
-def _parsed(label: str) -> str | int:
-    """A label as a number, where it is one of digits."""
-    return int(label) if label.isascii() and label.isdigit() else label
+def _of_texts(texts: Sequence[str], vocabulary: Vocabulary, names: Sequence[str] | None = None) -> InferenceInputs:
+    """Texts as ids, by the words that the run knew; and the names of those that have no id of a word."""
+    named = tuple(map(str, range(len(texts))) if names is None else names)
+    x = vocabulary.ids(texts)
+    none = (x < FIRST_WORD).all(dim=1).tolist()
+    return InferenceInputs(named, x, unknown=tuple(itertools.compress(named, none)))
 
 
-def _from_texts(
-    path: Path, form: InputSpec, vocabulary: Vocabulary, text_column: str | None, label_column: str | None
+def _from_parquet(
+    paths: Sequence[Path], form: InputSpec, column: str | None, label_column: str | None
 ) -> InferenceInputs:
-    """Texts as ids, by the words that the run knew."""
-    suffix = path.suffix.lower()
-    if suffix == ".txt" and path.is_file():
-        if given := text_column or label_column:
-            raise ConfigError(f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'")
-        x = vocabulary.ids(read_lines(path))
-        return _with_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
-    if suffix == ".csv" and path.is_file():
-        texts, labels = tables.read_new_texts(path, text_column, vocabulary.column, label_column, form.label_column)
-        names = tuple(map(str, range(len(texts))))
-        return _with_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(labels, form)))
-    paths = [path] if suffix == ".parquet" else []
-    if path.is_dir():
-        paths = files_of(path, "parquet")
-    if not paths:
-        raise ConfigError(f"expected {_TEXTS}, got '{path}'{' without any' if path.is_dir() else ''}")
-
-    def column(part: Part) -> str:
-        usual = vocabulary.column if vocabulary.column in part.schema.names else None
-        return pick_content("text", part.schema, part.features, text_column or usual, part.where)
-
-    names, cells, y = _from_tables(paths, form, column, label_column, _text)
-    return _with_unknown(InferenceInputs(names, vocabulary.ids(cells), y))
-
-
-def _with_unknown(texts: InferenceInputs) -> InferenceInputs:
-    """The texts, with the names of those that have no id of a word."""
-    none = (texts.x < FIRST_WORD).all(dim=1).tolist()
-    return replace(texts, unknown=tuple(name for name, is_one in zip(texts.names, none, strict=True) if is_one))
-
-
-def _text(cell: Any, place: str) -> str:
-    if cell is None:
-        raise ConfigError(f"expected a text, got none in {place}")
-    return str(cell)
-
-
-# Parquet -------------------------------------------------------------------------------------------------------------
-
-
-def _from_images_in_tables(
-    paths: Sequence[Path], form: InputSpec, image_column: str | None, label_column: str | None
-) -> InferenceInputs:
-    def column(part: Part) -> str:
-        return pick_content("image", part.schema, part.features, image_column, part.where)
-
-    def made(cell: Any, place: str) -> Tensor:
-        pixels, _ = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
-        return _fitted(pixels[None], form, place)
-
-    names, rows, labels = _from_tables(paths, form, column, label_column, made)
-    return InferenceInputs(names, torch.cat(rows), labels)
-
-
-def _from_tables(
-    paths: Sequence[Path],
-    form: InputSpec,
-    column: Callable[[Part], str],
-    label_column: str | None,
-    made: Callable[[Any, str], T],
-) -> tuple[tuple[str, ...], list[T], Tensor | None]:
-    """Names, inputs and labels of some files; `column` picks the column, `made` makes an input of a cell."""
+    """Images, or texts, of some files."""
     names: list[str] = []
-    rows: list[T] = []
+    images: list[Tensor] = []
+    texts: list[str] = []
     labels: list[int | float] = []
     for path in paths:
-        for number, (cell, label) in enumerate(_cells(open_parquet(path), column, label_column, form.label_column)):
+        for number, (cell, label) in enumerate(_cells(open_parquet(path), form, column, label_column)):
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
-            rows.append(made(cell, place))
+            if form.vocabulary is None:
+                pixels, _ = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
+                images.append(_fitted(pixels[None], form, place))
+            elif cell is None:
+                raise ConfigError(f"expected a text, got none in {place}")
+            else:
+                texts.append(str(cell))
             labels += [] if label is None else [_numbered_label(label, form, place)]
-    if not rows:
+    if not names:
         raise ConfigError(f"expected at least one row in {paths[0]}, got an empty file")
-    if labels and len(labels) < len(rows):
+    if labels and len(labels) < len(names):
         raise ConfigError(f"expected a label in every row below {paths[0].parent}, or in none, got some without")
-    return tuple(names), rows, torch.tensor(labels) if labels else None
+    y = torch.tensor(labels) if labels else None
+    if form.vocabulary is not None:
+        return replace(_of_texts(texts, form.vocabulary, names), y=y)
+    return InferenceInputs(tuple(names), torch.cat(images), y)
 
 
-def _cells(
-    part: Part, column: Callable[[Part], str], label_column: str | None, usual_label: str | None
-) -> Iterator[tuple[Any, Any]]:
-    """The cells of one column of a file with their labels: a class's name, a number, or None."""
-    content = column(part)
+def _cells(part: Part, form: InputSpec, column: str | None, label_column: str | None) -> Iterator[tuple[Any, Any]]:
+    """The images or texts of a file with their labels: a class's name, a number, or None."""
     names = part.schema.names
+    if form.vocabulary is not None and column is None and form.vocabulary.column in names:
+        column = form.vocabulary.column
+    kind = "image" if form.vocabulary is None else "text"
+    content = pick_content(kind, part.schema, part.features, column, part.where)
     candidates = label_columns(part.schema, part.features)
     label = pick_column("label", label_column, [], names, part.where) if label_column else None
-    if label is None and usual_label in names and usual_label != content:
-        label = usual_label
+    if label is None and form.label_column in names and form.label_column != content:
+        label = form.label_column
     elif label is None and len(candidates) == 1:
         label = candidates[0]
-    if label is None:
-        for (cells,) in part.batches([content]):
-            yield from ((cell, None) for cell in cells)
-        return
-    if not holds_labels(part.schema.field(label).type):
-        kind = part.schema.field(label).type
-        raise ConfigError(f"expected numbers or names in column '{label}' of {part.where}, got {kind}")
-    spelling: Any = part.features.get(label, {}).get("names")
-    for cells, marks in part.batches([content, label]):
-        for cell, mark in zip(cells, marks, strict=True):
+    if label is not None and not holds_labels(part.schema.field(label).type):
+        got = part.schema.field(label).type
+        raise ConfigError(f"expected numbers or names in column '{label}' of {part.where}, got {got}")
+    spelling: Any = part.features.get(label or "", {}).get("names")
+    for cells, *marks in part.batches([content, *([label] if label else [])]):
+        for cell, mark in zip(cells, marks[0] if marks else [None] * len(cells), strict=True):
             named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
             yield cell, spelling[mark] if named else mark
 

@@ -1,4 +1,4 @@
-"""How a data set is read, and how it is dealt to clients: what a recipe's ``[data]`` says, as one object each."""
+"""How a data set is read, and how it is assigned to clients: what a recipe's ``[data]`` says, as one object each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SourceOptions:
     """How a data set is read.
 
     Attributes:
-        image_column: the column with images, when it cannot be told.
-        label_column: the column with labels, when it cannot be told or is not the usual one.
+        image_column: the column with images, when it cannot be found.
+        label_column: the column with labels, when it cannot be found or is not the usual one.
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
         train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
         columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
@@ -87,15 +87,15 @@ AS_USUAL = SourceOptions()
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """How a data set is dealt to clients.
+    """How a data set is assigned to clients.
 
-    * ``split="a:b:c"``, ``test="local"``: both sides of the source are pooled and dealt; each client's rows are split
-      train : validation : test, at random within each class, each class's parts within one row of the ratio.
-    * ``split="official"``, ``test="local"``: the training side is dealt, the test side alike (same class shares; with
+    * ``split="a:b:c"``, ``test="local"``: both sides of the source are pooled and assigned; each client's rows are
+      split train : validation : test, at random within each class, each class's parts within one row of the ratio.
+    * ``split="official"``, ``test="local"``: the training side is assigned, the test side alike (same class shares; with
       "by_group", each row to the client that holds its value, to nobody where none does). ``"official:9:1"`` also
       splits each client's training rows into train : validation.
     * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
-      alone is dealt and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
+      alone is assigned and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
 
     Attributes:
         num_clients: K; None with "by_group": one per value.
@@ -105,8 +105,8 @@ class PartitionOptions:
             training rows first, then, where they are pooled, test rows. A ready one needs ``holdout=0``, and with
             ``test="global"`` an official test side.
         dirichlet_alpha: of "dirichlet" and "quantity".
-        min_samples: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client; None:
-            10. Of "by_group": values with fewer dealt rows are left out; None: none is.
+        min_samples: of "dirichlet" and "quantity": smallest number of assigned rows (before the split) per client; None:
+            10. Of "by_group": values with fewer assigned rows are left out; None: none is.
         classes_per_client: of "by_class".
         class_assignment: of "by_class".
         split: "a:b:c", "official" or "official:a:b".
@@ -122,7 +122,7 @@ class PartitionOptions:
             larger one.
         group_by: of "by_group": which of the source's columns to deal by.
         num_groups: of "by_group": its values are put into so many groups by their hash (`hash_groups`), and whole
-            groups are dealt. With an official split a test row of a value that training rows do not have then goes to
+            groups are assigned. With an official split a test row of a value that training rows do not have then goes to
             the client that holds its group; without groups, to nobody.
         partitioner: of "flwr:...": arguments of its constructor.
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation

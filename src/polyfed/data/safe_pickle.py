@@ -101,10 +101,10 @@ def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
         if not isinstance(content, list) or [type(value) for value in content] != [dict]:
             raise ValueError("something else")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
-        came = first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
+        got = first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
         raise ConfigError(
             f"expected a dictionary of arrays in {where}, which is read without running what it says, got "
-            f"{came}; save them there as numpy.savez(file, x=x, y=y)"
+            f"{got}; save them there as numpy.savez(file, x=x, y=y)"
         ) from error
     return {
         key: value.content if isinstance(value, _Array) and isinstance(value.content, np.ndarray) else None

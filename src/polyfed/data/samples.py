@@ -116,7 +116,7 @@ class LabeledSamples:
             free, _ = torch.cuda.mem_get_info(device)
             if self.x.nbytes + self.y.nbytes > _SHARE * free:
                 return Placed(self.x, self.y)
-            with torch.inference_mode(False):  # whoever asks first
+            with torch.inference_mode(False):  # whatever the caller is in
                 self._placed[device] = Placed(self.x.to(device), self.y.to(device))
         return self._placed[device]
 

@@ -140,7 +140,7 @@ class Prepare:
         """(2, C, 1, 1): what bytes are multiplied by, and what is added."""
         scale = [1 / (255 * s) for s in self.std]
         shift = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
-        with torch.inference_mode(False):  # whoever asks first
+        with torch.inference_mode(False):  # whatever the caller is in
             return torch.tensor([scale, shift], dtype=torch.float32).view(2, -1, 1, 1)
 
 
@@ -200,7 +200,7 @@ def augmentation(name: str) -> Augmentation | None:
 class FeatureShift:
     """Feature skew: every client sees its images in a way of its own, turned, with noise or tinted.
 
-    The clients are spread evenly over what `strength` allows and dealt their places at random, so that any two differ:
+    The clients are spread evenly over what `strength` allows and assigned their places at random, so that any two differ:
     client k gets place p in 0..K-1 and its images are changed once, before training.
 
     * ``rotation``: turned anticlockwise by 360 strength p / K degrees about the center, bilinear, black outside.

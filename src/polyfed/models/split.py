@@ -30,7 +30,7 @@ class SplitModel(nn.Module):
     begin with the part's name, they override `part_of` too.
 
     Attributes:
-        architecture: the registered name, set by whoever builds the model.
+        architecture: the registered name, set by the builder.
         feature_dim: D, the width of z, what the head takes in.
     """
 

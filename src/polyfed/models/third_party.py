@@ -34,7 +34,6 @@ FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the 
     "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
     "features.1",
 )  # fmt: skip
-_IMAGES = {"timm", "torchvision", "hf"}
 _PRETRAINED = "?pretrained"
 _TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  # networks of the zoo -> those of timm
     f"vit-s{depth}-half": "vit_tiny_patch16_224" for depth in DEPTHS
@@ -48,19 +47,18 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     """
     plain, mark, wanted = name.partition("?")
     package, _, called = plain.partition(":")
-    if mark and (mark + wanted != _PRETRAINED or (package not in _IMAGES and plain not in _TRAINED)):
+    if mark and (mark + wanted != _PRETRAINED or (package not in _MAKERS and plain not in _TRAINED)):
         raise ConfigError(
             f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, or "
             f"behind vit-s8 to vit-s12, got '{mark}{wanted}' behind '{plain}'"
         )
     if mark and plain in _TRAINED:
-        return functools.partial(_trained, name, fetch)
-    if package not in _IMAGES:
+        return functools.partial(_trained, name, plain, fetch)
+    if package not in _MAKERS:
         return None
-    make = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}[package]
 
     def build(in_shape: tuple[int, ...], classes: int) -> nn.Module:
-        module = make(called, check_request(plain, in_shape, classes), classes)
+        module = _MAKERS[package](called, check_request(plain, in_shape, classes), classes)
         _try(plain, module, in_shape, classes)
         if mark and fetch:
             load_weights(module, fetch_weights(package, called, tuple(in_shape), classes), name, classes)
@@ -69,9 +67,8 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     return build
 
 
-def _trained(name: str, fetch: bool, in_shape: tuple[int, ...], classes: int) -> nn.Module:
+def _trained(name: str, plain: str, fetch: bool, in_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A Vision Transformer of the zoo, with the first blocks and all else but the head of timm's."""
-    plain = name.removesuffix(_PRETRAINED)
     _, *sides = check_request(plain, in_shape, classes)
     if min(sides) < LARGE:
         raise ConfigError(
@@ -94,8 +91,8 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     if plain in _TRAINED:
         package = "timm"
         called = _TRAINED[plain]
-    told = read_normalization(package, called) if mark else None
-    return None if told is None else (tuple(map(float, told[0])), tuple(map(float, told[1])))
+    found = read_normalization(package, called) if mark else None
+    return None if found is None else (tuple(map(float, found[0])), tuple(map(float, found[1])))
 
 
 def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> SplitModel:
@@ -109,7 +106,6 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
     """
     within = place_within(module)
     module = module.get_submodule(within)
-    names = [found for found, _ in module.named_modules() if found]
     head = _head_of(module, classes)
     if head is None:
         raise ConfigError(
@@ -117,7 +113,7 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
             f"head, got a {type(module).__name__} without one: wrap it with polyfed.split(module, head=..., "
             "extractor=...)"
         )
-    model = _cut(module, head, name, end, names)
+    model = _cut(module, head, name, end)
     model.found, model.within = True, within
     return model
 
@@ -128,15 +124,14 @@ def _head_of(module: nn.Module, classes: int) -> str | None:
     return found[-1] if found else None
 
 
-def _cut(module: nn.Module, head: str, name: str, end: str | None, names: list[str]) -> Adapted:
+def _cut(module: nn.Module, head: str, name: str, end: str | None) -> Adapted:
     if end is not None:
         return split(module, head, None if end == "none" else end, architecture=name)
+    names = [found for found, _ in module.named_modules() if found]
     for block in FIRST_BLOCKS:
         for found in (n for n in names if f".{n}".endswith(f".{block}")):
-            try:
+            with contextlib.suppress(ConfigError):
                 return split(module, head, found, architecture=name)
-            except ConfigError:
-                continue
     return split(module, head, None, architecture=name)
 
 
@@ -152,13 +147,8 @@ def python_source(
 ) -> list[str]:
     """Lines of Python that make ``model``, a network that takes the exported weights of `model`.
 
-    They do without polyfed, unless the network is one of polyfed's own classes.
-
-    Args:
-        name: the architecture's. model: what `polyfed.models.build` made of the other arguments.
-        in_shape: of one sample. classes: C. feature_dim: of the projection, if there is one. words: how many ids texts
-            have, if the samples are texts. beside: folders with modules of the user's own. categories: of a table's
-            features, if some have any.
+    They do without polyfed, unless the network is one of polyfed's own classes. The arguments are those of
+    `polyfed.models.build`, which made `model`; words: how many ids texts have, if the samples are texts.
     """
     name = name.partition("@")[0].removesuffix(_PRETRAINED)
     package, _, called = name.partition(":")
@@ -170,10 +160,10 @@ def python_source(
         return ["from polyfed.models import build", f"model = build({name!r}, {given})"]
     if package == "timm":
         options = timm_options(called, in_shape, classes)
-        lines = ["import timm", f"model = timm.create_model({called!r}, {_said(options)})"]
+        lines = ["import timm", f"model = timm.create_model({called!r}, {_arguments(options)})"]
     elif package == "torchvision":
         options = _torchvision_options(called, in_shape, classes)
-        lines = ["import torchvision", f"model = torchvision.models.get_model({called!r}, {_said(options)})"]
+        lines = ["import torchvision", f"model = torchvision.models.get_model({called!r}, {_arguments(options)})"]
         if in_shape[0] != 3:
             first, conv = _first_convolution(model.original)
             lines += ["from torch import nn", f"model.set_submodule({first!r}, nn.{conv!r})"]
@@ -181,7 +171,7 @@ def python_source(
         options = _hf_options(in_shape, classes)
         lines = [
             "from transformers import AutoConfig, AutoModelForImageClassification",
-            f"config = AutoConfig.from_pretrained({called!r}, {_said(options)})",
+            f"config = AutoConfig.from_pretrained({called!r}, {_arguments(options)})",
             "model = AutoModelForImageClassification.from_config(config)",
         ]
     else:
@@ -203,15 +193,15 @@ def _projection(model: Adapted) -> list[str]:
     layers = dict(model.original.get_submodule(place).named_children())
     if list(layers) != ["projection", "relu", "head"]:
         return []
-    said = ", ".join(f"{key}=nn.{layer!r}" for key, layer in layers.items())
+    parts = ", ".join(f"{key}=nn.{layer!r}" for key, layer in layers.items())
     return [
         "from collections import OrderedDict",
         "from torch import nn",
-        f"model.set_submodule({place!r}, nn.Sequential(OrderedDict({said})))",
+        f"model.set_submodule({place!r}, nn.Sequential(OrderedDict({parts})))",
     ]
 
 
-def _said(options: dict[str, Any]) -> str:
+def _arguments(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
@@ -220,10 +210,10 @@ def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) 
     shape = " x ".join(map(str, in_shape))
     try:
         with torch.random.fork_rng(devices=[]), eval_mode(module), torch.no_grad():
-            came = module(torch.zeros(2, *in_shape))
+            returned = module(torch.zeros(2, *in_shape))
     except Exception as error:  # somebody else's code
         raise ConfigError(f"{name} cannot take {shape} images ({kind_and_line(error)}); set data.image_size") from error
-    logits = getattr(came, "logits", came)
+    logits = getattr(returned, "logits", returned)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         raise ConfigError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
 
@@ -279,9 +269,9 @@ def load_weights(module: nn.Module, fetched: Mapping[str, Tensor], name: str, cl
         if given is not None and key == first:
             given = adapt_channels(given, tensor.shape[1])
         if given is None or given.shape != tensor.shape:
-            came = "nothing" if given is None else f"{tuple(given.shape)}"
+            got = "nothing" if given is None else f"{tuple(given.shape)}"
             raise ConfigError(
-                f"the weights of '{name}' do not fit: expected '{key}' of shape {tuple(tensor.shape)}, got {came}; "
+                f"the weights of '{name}' do not fit: expected '{key}' of shape {tuple(tensor.shape)}, got {got}; "
                 "set data.image_size to the size of the images that they were trained with (mostly 224)"
             )
         wanted[key] = given
@@ -315,8 +305,8 @@ def read_normalization(package: str, called: str) -> tuple[Any, Any] | None:
         if folder.is_dir() and not (folder / "preprocessor_config.json").exists():
             return None
         processors = _package("transformers").image_processing_base.ImageProcessingMixin
-        said, _ = processors.get_image_processor_dict(called)
-        return (said["image_mean"], said["image_std"]) if said.get("do_normalize") else None
+        stated, _ = processors.get_image_processor_dict(called)
+        return (stated["image_mean"], stated["image_std"]) if stated.get("do_normalize") else None
 
 
 # the packages -------------------------------------------------------------------------------------------------------
@@ -397,3 +387,6 @@ def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modu
 def _hf_options(in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     channels, *size = in_shape
     return {"num_labels": classes, "num_channels": channels, "image_size": size[0] if len(set(size)) == 1 else size}
+
+
+_MAKERS = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}  # (name, image shape, classes) -> network

@@ -188,7 +188,7 @@ def _refuse_assigned(place: str, layer: nn.Module, held: dict[str, Any]) -> None
 
 
 def head_not_last(architecture: str, head: str, what: str) -> str:
-    """What is said of a head whose output is not what the forward returns."""
+    """The message about a head whose output is not what the forward returns."""
     return (
         f"{architecture}: {what} after the head '{head}', whose output must be what the forward returns: "
         "name as head the submodule that ends the network, or take that step out (losses expect plain logits)"

@@ -1,7 +1,7 @@
 """From a source to a federation's data: holdout, deal, split, caps.
 
 Order of things: rows for the server are set aside, the rest is assigned to the clients, each client's rows are split
-into train, validation and test, caps are applied, some clients lose half of what is left, and last the features are skewed.
+into train, validation and test, caps are applied, some clients lose half of what is left, last the features are skewed.
 Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved", "skew"), so
 that, say, a larger holdout does not change how splits are drawn.
 

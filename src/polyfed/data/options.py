@@ -91,8 +91,8 @@ class PartitionOptions:
 
     * ``split="a:b:c"``, ``test="local"``: both sides of the source are pooled and assigned; each client's rows are
       split train : validation : test, at random within each class, each class's parts within one row of the ratio.
-    * ``split="official"``, ``test="local"``: the training side is assigned, the test side alike (same class shares; with
-      "by_group", each row to the client that holds its value, to nobody where none does). ``"official:9:1"`` also
+    * ``split="official"``, ``test="local"``: the training side is assigned, the test side alike (same class shares;
+      with "by_group", each row to the client that holds its value, to nobody where none does). ``"official:9:1"`` also
       splits each client's training rows into train : validation.
     * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
       alone is assigned and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.

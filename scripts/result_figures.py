@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.decomposition import GainParts
+from polyfed.report.benchmark_page import gains_figure
 from polyfed.report.figures import series
+from polyfed.report.findings import Gains
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import HEIGHT, bar_style, canvas, empty_figure, legend, line_style, style_axes
 from polyfed.report.run_records import load_runs
-from polyfed.report.statistics import Paired
+from polyfed.report.statistics import Estimate
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 KEY = "energy_beyond_smallest_rank"
@@ -66,8 +66,8 @@ def rank_collapse(folder: Path) -> None:
 def asynchrony(folder: Path) -> None:
     """Accuracy against simulated time, mean over seeds."""
     groups, _ = group_runs(load_runs(folder))
-    found = [line for group in groups for line in series(group, "simulated", "received")]
-    lines = {line.name: (line.x, line.mean) for line in sorted(found, key=lambda line: line.name)}
+    found = [line for group in groups for line in series(group, "received") if "simulated" in line.axes]
+    lines = {line.name: (line.axes["simulated"], line.mean) for line in sorted(found, key=lambda line: line.name)}
     about = "Mean over seeds of the mean over clients, each on its own test images; stage received."
     axes = ("simulated time [s]", "test accuracy [%]")
     _draw("asynchrony", "Accuracy against simulated time", about, axes, lines)
@@ -75,7 +75,7 @@ def asynchrony(folder: Path) -> None:
 
 def gains(folder: Path) -> None:
     """Every method's gain over Local and its federated gain, in all settings that ran with controls."""
-    by_setting: dict[str, dict[str, GainParts]] = {}
+    by_setting: dict[str, dict[str, Gains]] = {}
     for stem, name in SETTINGS.items():
         stored = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
         (table,) = (one["rows"] for one in stored["tables"] if one["caption"].startswith("What federation is worth"))
@@ -88,7 +88,7 @@ def gains(folder: Path) -> None:
     figure.figure.savefig(RESULTS / "gains.png", facecolor="white")
 
 
-def _gains(row: Mapping[str, str]) -> GainParts:
+def _gains(row: Mapping[str, str]) -> Gains:
     """A row of such a table, whose figures are percentage points."""
     parts = {
         part: _gain(row[title], row[interval])
@@ -98,13 +98,13 @@ def _gains(row: Mapping[str, str]) -> GainParts:
             ("federated", "federated gain", "interval federated"),
         )
     }
-    return GainParts(local=None, pooled=None, way=None, **parts)
+    return Gains(local=None, pooled=None, way=None, **parts)
 
 
-def _gain(mean: str, interval: str) -> Paired:
+def _gain(mean: str, interval: str) -> Estimate:
     ends = [float(end) for end in interval.strip("[]").split(", ")] if interval.startswith("[") else None
     margin = None if ends is None else (ends[1] - ends[0]) / 200
-    return Paired(mean=float(mean.strip("*")) / 100, margin=margin)
+    return Estimate(mean=float(mean.strip("*")) / 100, margin=margin)
 
 
 def unlike_own_data(folder: Path) -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from polyfed.config.protocol import Protocol
 from polyfed.registry import METHODS
-from polyfed.report.benchmark_gains import gains_of
+from polyfed.report.benchmark_page import gain_text, gains_of
 from polyfed.report.benchmark_results import SettingResult, read_results
-from polyfed.report.statistics import Paired
-from polyfed.report.text_tables import Column, interval, markdown_table, scored
+from polyfed.report.text_tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "methods"
@@ -64,8 +63,8 @@ def section(method: str, found: Mapping[str, SettingResult]) -> str:
         [
             Column("setting", [name for name, _, _ in measured], words=True),
             Column("seeds", [str(_seeds(one, method)) for _, one, _ in measured]),
-            Column("over Local", [_told(gains.gain, one) for _, one, gains in measured]),
-            Column("of which the others'", [_told(gains.federated, one) for _, one, gains in measured]),
+            Column("over Local", [gain_text(gains.gain, one.main_score) for _, one, gains in measured]),
+            Column("of which the others'", [gain_text(gains.federated, one.main_score) for _, one, gains in measured]),
         ]
     )
     return f"{TITLE}\n\n{about}\n\n{table}\n\n"
@@ -75,11 +74,6 @@ def _seeds(setting: SettingResult, method: str) -> int:
     row = setting.row(method)
     assert row is not None, "a gain is that of a row"
     return len(row.by_seed)
-
-
-def _told(gain: Paired, setting: SettingResult) -> str:
-    score = setting.main_score
-    return f"{scored(gain.mean, score, '+')} {interval(gain.mean, gain.margin, '+', score)}"
 
 
 def with_section(text: str, method: str, found: Mapping[str, SettingResult]) -> str:

@@ -19,7 +19,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.loggers.console import Console
-from polyfed.report.results_page import results_page
+from polyfed.report.results_page import write_results
 from polyfed.results.read import seal, unseal
 from tests.helpers.small_recipe import small_recipe
 
@@ -185,7 +185,7 @@ def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPa
     assert cli.status(["report", "run", "--out", str(tmp_path)]) == 0
     assert cli.status(["plot", "run", "--figures", "clients,sizes", "--out", str(tmp_path)]) == 0
     assert cli.status(["predict", "run", "new.npy", "--client", "0", "--out", str(tmp_path / "new.csv")]) == 0
-    (tmp_path / "results.md").write_text(results_page(["run"], file=tmp_path / "results.md"))
+    write_results(["run"], tmp_path / "results.md")
     made = {
         file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir() if file.suffix in (*FORMS, ".csv")
     }

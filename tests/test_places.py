@@ -26,7 +26,7 @@ from polyfed.experiments.prediction import load_model
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import Local
 from polyfed.report.run_records import load_runs
-from polyfed.report.sensitivity import read_sweep
+from polyfed.report.sweeps import read_sweep
 
 RECIPE = """
 [data]

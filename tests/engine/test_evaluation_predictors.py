@@ -18,7 +18,8 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
 from polyfed.methods import Local
-from polyfed.report import comparison
+from polyfed.report import comparison_tables
+from polyfed.report.comparison import compare_runs
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
 from tests.helpers.flat_options import grouped
@@ -137,16 +138,15 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
 
 def test_tables_have_a_column_for_each_where_there_is_one(tmp_path: Path) -> None:
     run = federation(Shifted(), out=tmp_path / "shifted").run()
-    shown = comparison.compare_runs(load_runs([tmp_path]))
+    shown = compare_runs(load_runs([tmp_path]))
     row = shown.sections[0].rows[0]
-    assert row.accuracy_by_predictor == means(run.result)["personal"]
-    received = comparison.compare_runs(load_runs([tmp_path]), "received")
-    assert received.sections[0].rows[0].accuracy_by_predictor == means(run.result)["received"]
-    assert "by least" in comparison.to_markdown(shown)
-    assert f"{100 * row.accuracy_by_predictor['least']:.2f}" in comparison.to_text(shown)
-    assert "accuracy_by_least" in comparison.to_csv(shown).splitlines()[0]
-    assert '"accuracy_by_predictor"' in comparison.to_json(shown)
+    assert row.groups["by_predictor"] == means(run.result)["personal"]
+    received = compare_runs(load_runs([tmp_path]), "received")
+    assert received.sections[0].rows[0].groups["by_predictor"] == means(run.result)["received"]
+    assert "by least" in comparison_tables.to_markdown(shown)
+    assert f"{100 * row.groups['by_predictor']['least']:.2f}" in comparison_tables.to_text(shown)
+    assert "by_predictor_least" in comparison_tables.to_csv(shown).splitlines()[0]
     federation(Local(), out=tmp_path / "alone" / "local").run()
-    alone = comparison.to_markdown(comparison.compare_runs(load_runs([tmp_path / "alone"])))
+    alone = comparison_tables.to_markdown(compare_runs(load_runs([tmp_path / "alone"])))
     assert "by least" not in alone
-    assert ("by ..." in comparison.to_markdown(shown), "by ..." in alone) == (True, False)
+    assert ("by ..." in comparison_tables.to_markdown(shown), "by ..." in alone) == (True, False)

@@ -67,7 +67,7 @@ overrides = ["training.lr=0.2"]
 def no_figures() -> Iterator[None]:
     """Curves and figures of sweeps and comparisons are not what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("compare.curves", "compare.write_decompositions", "sweep.draw"):
+        for place in ("compare.curves", "compare.write_gains", "sweep.draw"):
             patch.setattr(f"polyfed.experiments.{place}", lambda *_: [])
         yield
 

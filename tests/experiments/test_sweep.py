@@ -20,7 +20,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sweep_figure import draw, tell_apart
+from polyfed.report.sweep_figures import draw, tell_apart
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
 from polyfed.results.schema import RoundRecord, RunResult
 
@@ -131,7 +131,7 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
     for row in table.rows[2:]:
         header, lr = (row.settings[key] for key in ("method.header_lr", "training.lr"))
         run, beside = run_of(f"grid/lr={lr}_header_lr={header:g}/seed-1"), run_of(f"grid/local_lr={lr}/seed-1")
-        assert (row.validation, row.accuracy) == (run["validation"], run["accuracy"])
+        assert (row.validation, row.test) == (run["validation"], run["accuracy"])
         assert row.difference == run["accuracy"] - beside["accuracy"]
         assert (row.bytes_up, row.bytes_down) == (run["bytes_up"], run["bytes_down"])
     best = max(table.rows[2:], key=lambda row: row.validation or 0)
@@ -219,7 +219,7 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
     assert table is not None
     assert table.chosen is not None
     assert table.chosen.settings == {"method.header_lr": 0.1}
-    assert (table.chosen.accuracy, table.chosen.difference) == (0.40, pytest.approx(-0.10))
+    assert (table.chosen.test, table.chosen.difference) == (0.40, pytest.approx(-0.10))
     assert [row.chosen for row in table.rows] == [False, False, True, False]
     assert table.chosen_options == "--set method.header_lr=0.1"
     text = to_text(table)
@@ -230,8 +230,8 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
         ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),
     ]  # fmt: skip
     stored = json.loads(to_json(table))
-    assert (stored["chosen"], stored["chosen_options"]) == ({"method.header_lr": 0.1}, table.chosen_options)
-    assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "accuracy": 0.4}]
+    assert [row["settings"] for row in stored["rows"] if row["chosen"]] == [{"method.header_lr": 0.1}]
+    assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "test": 0.4}]
 
 
 def test_of_equals_the_first_is_chosen() -> None:
@@ -262,8 +262,8 @@ def test_means_deviations_and_differences_are_over_seeds() -> None:
     table = build_table(["training.lr"], [SweepCell({"training.lr": 1}, runs, beside=beside, words=("x",))])
     assert table is not None
     (row,) = table.rows
-    assert (row.validation, row.accuracy) == (pytest.approx(0.7), pytest.approx(0.65))
-    assert (row.validation_std, row.accuracy_std) == (pytest.approx(0.02**0.5), pytest.approx(0.005**0.5))
+    assert (row.validation, row.test) == (pytest.approx(0.7), pytest.approx(0.65))
+    assert (row.validation_std, row.test_std) == (pytest.approx(0.02**0.5), pytest.approx(0.005**0.5))
     assert (row.difference, row.difference_std) == (pytest.approx(0.075), pytest.approx(0.03125**0.5))
     assert row.local == pytest.approx(0.575)
 
@@ -425,7 +425,7 @@ def test_it_goes_on_after_a_stop_and_ends_with_the_same_numbers(tiny: Path, monk
 def numbers(done: Sweep) -> list[Any]:
     """A table's accuracies and its choice."""
     assert done.table is not None
-    return [(row.settings, row.validation, row.accuracy, row.chosen) for row in done.table.rows]
+    return [(row.settings, row.validation, row.test, row.chosen) for row in done.table.rows]
 
 
 def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

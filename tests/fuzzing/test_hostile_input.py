@@ -34,7 +34,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model, predict
 from polyfed.experiments.privacy_report import privacy_costs
 from polyfed.experiments.run import run
-from polyfed.report.results_page import results_page
+from polyfed.report.results_page import write_results
 from polyfed.results.read import seal
 from tests.fuzzing.guard import harmless_folder
 from tests.fuzzing.strategies import PICKLES, altered, altered_head, archive, array_file, array_files, damaged
@@ -140,7 +140,7 @@ def as_json(value: Any) -> bytes:
 
 
 def read_results(folder: Path) -> None:
-    results_page([folder], file=folder / "results.md")
+    write_results([folder], folder / "results.md")
 
 
 def read_costs(folder: Path) -> None:

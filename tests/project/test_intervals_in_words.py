@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.config.protocol import Protocol
-from polyfed.report.benchmark_gains import gains_of
+from polyfed.report.benchmark_page import gains_of
 from polyfed.report.benchmark_results import read_processor_time, read_results
-from polyfed.report.statistics import is_distinguishable
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SUITES = DOCS.parent / "suites"
@@ -86,7 +85,7 @@ def test_counts_of_federated_gains_are_those_of_the_figures() -> None:
     page = " ".join((DOCS / "benchmark.md").read_text().split())
     settings = read_results(DOCS / "results" / "benchmark-small", list(Protocol.load(SUITES / "small").settings))
     federated = [gains.federated for setting in settings for gains in gains_of(setting).values()]
-    told = [gain.mean for gain in federated if is_distinguishable(gain)]
+    told = [gain.mean for gain in federated if gain.is_distinguishable]
     above = sum((mean or 0.0) > 0 for mean in told)
     said = f"Of the {len(federated)} federated gains {above} lie above zero by their intervals and {len(told) - above}"
     assert f"{said} below" in page

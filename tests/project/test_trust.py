@@ -28,7 +28,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
-from polyfed.report import results_page, sensitivity
+from polyfed.report import results_page, sweeps
 from polyfed.report.run_records import load_runs
 from tests.helpers.processes import forked
 from tests.helpers.small_recipe import small_recipe
@@ -213,7 +213,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
 }
 HARMLESS: dict[str, Callable[[Path], object]] = {
     "load_runs": lambda run: load_runs(run),
-    "results_page": lambda run: results_page.results_page([run]),
+    "write_results": lambda run: results_page.write_results([run], run / "results.md"),
     "privacy_costs": lambda run: privacy_report.privacy_costs([run]),
     "run": lambda run: pf.run("mine.toml", out=run, resume=True),
     "compare": lambda run: pf.compare("mine.toml", out=run),
@@ -356,7 +356,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: RunFolder(run).validate(settings, False, True),
         lambda: representations.clients_of(run),
         lambda: results_page.read_command(run),
-        lambda: sensitivity.read_sweep(run),
+        lambda: sweeps.read_sweep(run),
     ):
         with pytest.raises(ConfigError, match=r"got a link: \S+, which is not followed; put a copy") as refused:
             read()

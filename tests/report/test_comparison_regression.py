@@ -13,7 +13,8 @@ import torch
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.experiments.prediction import predict
-from polyfed.report.comparison import Table, compare_runs, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.comparison import Table, compare_runs
+from polyfed.report.comparison_tables import to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.figures import curve_drawings
 from polyfed.report.html_report import page_data
 from polyfed.report.run_records import RunRecord, load_runs
@@ -76,14 +77,14 @@ def test_the_numbers_are_those_of_the_runs(runs: list[RunRecord], table: Table) 
     rows = {row.name: row for row in section.rows}
     for name in ("local", "fedavg"):
         results = [json.loads((run.path / "result.json").read_text()) for run in runs if run.method == name]
-        assert rows[name].accuracy == pytest.approx(np.mean([result["rmse"] for result in results]))
+        assert rows[name].score.mean == pytest.approx(np.mean([result["rmse"] for result in results]))
         worst = [max(result["rmse_per_client"]) for result in results]
-        assert rows[name].accuracy_min_client == pytest.approx(np.mean(worst))
+        assert rows[name].means["worst_client"] == pytest.approx(np.mean(worst))
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
-    assert float(lines[0]["rmse"]) == pytest.approx(rows["local"].accuracy)
-    assert float(lines[1]["r2"]) == pytest.approx(rows["fedavg"].metrics["r2"])
+    assert float(lines[0]["rmse"]) == pytest.approx(rows["local"].score.mean)
+    assert float(lines[1]["metric_r2"]) == pytest.approx(rows["fedavg"].groups["metric"]["r2"])
     stored = json.loads(to_json(table))["tables"][0]["rows"]
-    assert stored[0]["runs"][0]["rmse"] == rows["local"].runs[0].accuracy
+    assert stored[0]["runs"][0]["rmse"] == rows["local"].runs[0]["rmse"]
 
 
 def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
@@ -98,11 +99,11 @@ def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
 def test_the_lowest_error_leads(table: Table) -> None:
     (section,) = table.sections
     rows = {row.name: row for row in section.rows}
-    means = {name: row.accuracy for name, row in rows.items() if row.accuracy is not None}
+    means = {name: row.score.mean for name, row in rows.items() if row.score.mean is not None}
     best = min(means, key=lambda name: means[name])
     assert section.finding.startswith(f"{best} leads with RMSE ")
     assert section.leaders.get("rmse", best) == best
-    difference = rows["fedavg"].difference
+    difference = rows["fedavg"].difference.mean
     assert difference is not None
     assert difference == pytest.approx(means["fedavg"] - means["local"])
 
@@ -113,7 +114,7 @@ def test_curves_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
     (axes,) = drawing.figure.axes
     assert axes.get_ylabel() == "test RMSE"
     assert np.asarray(axes.lines[0].get_ydata(), dtype=float).max() == pytest.approx(
-        max(drawing.data["lines"][0]["mean"])
+        max(row["mean"] for row in drawing.rows if row["name"] == "local")
     )
     (of_r2,) = curve_drawings(runs, metric="r2")
     assert of_r2.figure.axes[0].get_ylabel() == "test R2"

@@ -1,9 +1,12 @@
-"""The numbers behind the curves by hand; the files by their series."""
+"""Figures of runs: the numbers by hand, and that these are what is drawn; what every figure has in common."""
 
+import csv
+import itertools
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +14,83 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
-from polyfed.report.bar_chart import variants
-from polyfed.report.clients import clients, sizes
-from polyfed.report.figures import curve_drawings, curves, draw_series, series
-from polyfed.report.grouping import group_runs
-from polyfed.report.plot_style import bar_style, line_style
+from polyfed.report.figures import (
+    architectures,
+    by_architecture,
+    client_scores,
+    clients,
+    curve_drawings,
+    curves,
+    ranked,
+    series,
+    sizes,
+    variants,
+)
+from polyfed.report.grouping import Group, group_runs
+from polyfed.report.plot_style import (
+    FigureWithData,
+    bar_style,
+    canvas,
+    empty_figure,
+    inches,
+    legend,
+    legends,
+    line_style,
+    save,
+    shortened,
+)
 from polyfed.report.run_records import load_runs
-from tests.helpers.quick import others_slow
+from tests.helpers.readable import unreadable
 
 
-def _lines_in(svg: Path) -> int:
-    return len(re.findall(r'id="series-\d+"', svg.read_text()))
+def group_of(folder: Path) -> Group:
+    (group,), _ = group_runs(load_runs(folder))
+    return group
+
+
+# curves ---------------------------------------------------------------------------------------------------------------
 
 
 def test_series_by_hand(two_by_two: Path) -> None:
-    (group,), _ = group_runs(load_runs(two_by_two))
+    record_figures(two_by_two)
+    group = group_of(two_by_two)
     local, fedgh = series(group)
     assert (local.name, fedgh.name, fedgh.seeds) == ("local", "fedgh", 2)
-    assert fedgh.x == (1, 2, 3)
+    assert fedgh.axes == {"round": (1, 2, 3), "bytes": (3072, 6144, 9216), "seconds": (1.5, 3.0, 4.5)}
     assert fedgh.mean == pytest.approx((0.4, 0.5, 0.65))
-    assert fedgh.low == (0.3, 0.4, 0.6)
-    assert fedgh.high == (0.5, 0.6, 0.7)
-    assert series(group, "bytes")[1].x == (3072, 6144, 9216)
-    assert series(group, "seconds")[1].x == (1.5, 3.0, 4.5)
-    assert series(group, stage="received")[1].mean == pytest.approx((0.2, 0.3, 0.45))
+    assert (fedgh.low, fedgh.high) == ((0.3, 0.4, 0.6), (0.5, 0.6, 0.7))
+    assert series(group, "received")[1].mean == pytest.approx((0.2, 0.3, 0.45))
+    assert series(group, metric="bottom_decile")[1].mean == pytest.approx((0.15, 0.25, 0.4))
+    assert series(group, "received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
 
 
-def test_rounds_that_were_not_evaluated_still_cost(make: Any) -> None:
+def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: Any) -> None:
     folder = make("a")
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    lines[0] = re.sub(r'"accuracy": \{.*\}\}', '"accuracy": {}', lines[0])
-    (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-    (group,), _ = group_runs(load_runs(folder))
-    (line,) = series(group, "bytes")
-    assert line.x == (6144,)
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    final = records[1] | {"round": 3, "final_round": True, "accuracy": {"personal": {"mean": 0.9}}}
+    records[0]["accuracy"] = {}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (*records, final)))
+    (line,) = series(group_of(folder))
+    assert (line.axes["round"], line.axes["bytes"], line.mean) == ((2, 3), (6144, 9216), (0.6, 0.9))
 
 
-@pytest.mark.parametrize("x", others_slow(["round", "bytes", "seconds"], quick=["bytes"]))
-def test_files(two_by_two: Path, tmp_path: Path, x: str) -> None:
-    png, svg = curves(load_runs(two_by_two), tmp_path / "figures", x=x)
-    assert (png.name, svg.name) == (f"accuracy-by-{x}.png", f"accuracy-by-{x}.svg")
+def test_curves_are_files(two_by_two: Path, tmp_path: Path) -> None:
+    record_figures(two_by_two)
+    png, svg = curves(load_runs(two_by_two), tmp_path / "figures", x="bytes", metric="f1")
+    assert (png.name, svg.name) == ("f1-by-bytes.png", "f1-by-bytes.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert png.stat().st_size > 10_000
-    assert _lines_in(svg) == 2
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [png.name, svg.name]
+    assert len(re.findall(r'id="series-\d+"', svg.read_text())) == 2
+    (drawing,) = curve_drawings(load_runs(two_by_two), metric="f1")
+    assert drawing.figure.axes[0].get_ylabel() == "test macro F1 [%]"
+    assert drawing.figure.texts[0].get_text() == "Macro F1 against rounds"
 
 
-def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path, tmp_path: Path) -> None:
+def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(re.sub(r'"bytes_(up|down)": \d+', r'"bytes_\1": 0', path.read_text()))
-    (group,), _ = group_runs(load_runs(two_by_two))
-    lines = series(group, "bytes")
-    axes = draw_series(group, lines, "bytes", None).axes[0]
+    (drawing,) = curve_drawings(load_runs(two_by_two), "bytes")
+    axes = drawing.figure.axes[0]
     level, curve = axes.lines
     assert list(level.get_xdata()) == [0, 9]  # KiB, as far as the other line goes
     assert list(level.get_ydata()) == pytest.approx([52, 52])
@@ -89,7 +116,7 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     assert {line.get_color() for line in (*of_fedgh, marks.figure.axes[0].lines[0])} == {style["color"]}
     assert len({line.get_color() for line in drawn}) == 3, "black is Local's"
     bars = [patch for one in variants(runs) for patch in one.figure.axes[0].patches]
-    faces = [bar.get_facecolor()[:3] for bar in bars if bar.get_gid() == "bar fedgh"]
+    faces = [bar.get_facecolor()[:3] for bar in bars if bar.get_gid() == "fedgh"]
     assert faces == [pytest.approx(bar_style(2)["facecolor"])] * 2
 
 
@@ -105,43 +132,43 @@ def test_more_than_six_lines_have_no_bands(methods: int, bands: int, make: Any) 
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
-    runs = load_runs(two_by_two)
-    assert curve_drawings(runs, "bytes")[0].figure.axes[0].get_xscale() == "linear"
+    assert curve_drawings(load_runs(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "linear"
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(path.read_text().replace('"bytes_up": 1024', '"bytes_up": 1024000'))
-    (drawing,) = curve_drawings(load_runs(two_by_two), "bytes")
-    assert drawing.figure.axes[0].get_xscale() == "log"
+    assert curve_drawings(load_runs(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "log"
     assert curve_drawings(load_runs(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
 
 
 def test_smoothed_curves_and_their_numbers_by_hand(two_by_two: Path) -> None:
-    (plain,) = curve_drawings(load_runs(two_by_two))
     (smooth,) = curve_drawings(load_runs(two_by_two), smooth=2)
-    means = [[row["mean"] for row in drawing.rows if row["name"] == "fedgh"] for drawing in (plain, smooth)]
-    assert means == [pytest.approx([0.4, 0.5, 0.65]), pytest.approx([0.4, 0.45, 0.575])]
+    rows = [row for row in smooth.rows if row["name"] == "fedgh"]
+    assert [row["mean"] for row in rows] == pytest.approx([0.4, 0.45, 0.575])
+    assert [row["low"] for row in rows] == pytest.approx([0.3, 0.35, 0.5])
     assert list(smooth.figure.axes[0].lines[1].get_ydata()) == pytest.approx([40, 45, 57.5])
-    assert smooth.data["lines"][1]["low"] == pytest.approx((0.3, 0.35, 0.5))
     assert "the last 2 evaluated rounds" in smooth.data["about"]
-    assert "evaluated rounds" not in plain.data["about"]
 
 
-def test_one_figure_for_each_experiment_and_odd_names(make: Any, tmp_path: Path) -> None:
-    make("a", label="_costs $5 and $6_")
-    make("b", "fedgh", data={"dataset": "cifar10"})
-    make("c", "fedgh", finished=False)
-    files = curves(load_runs(make.root), tmp_path / "out")
-    assert [file.name for file in files] == [f"accuracy-by-round-{n}.{form}" for n in (1, 2) for form in ("png", "svg")]
-    assert [_lines_in(file) for file in files[1::2]] == [1, 1]
-
-
-def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
-    folder = make("a")
+def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
+    runs = load_runs(two_by_two)
     with pytest.raises(ConfigError, match="did you mean 'round'"):
-        curves(load_runs(folder), tmp_path, x="rounds")
+        curve_drawings(runs, x="rounds")
+    with pytest.raises(ConfigError, match="did you mean 'balanced_accuracy'"):
+        curve_drawings(runs, metric="balanced-accuracy")
+    with pytest.raises(ConfigError, match="has recorded 'auc'"):
+        curve_drawings(runs, metric="auc")
+    folder = make("empty", accuracy=None)
     (folder / "rounds.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="nothing to draw"):
-        curves(load_runs(folder), tmp_path)
+    with pytest.raises(ConfigError, match="nothing to draw: no round"):
+        curve_drawings(load_runs(folder))
+    with pytest.raises(ConfigError, match="architectures"):
+        architectures(load_runs(folder))
+    with pytest.raises(ConfigError, match="how many samples"):
+        sizes(load_runs(folder))
+    with pytest.raises(ConfigError, match="no accuracy"):
+        variants(load_runs(folder))
+    with pytest.raises(ConfigError, match="not scored in stage"):
+        variants(runs, "after_training")
 
 
 @pytest.mark.slow
@@ -150,9 +177,8 @@ def test_no_heavy_import_until_drawn_and_pyplot_never(two_by_two: Path, tmp_path
 import sys
 from polyfed.report import figures
 from polyfed.report import run_records
-from polyfed.report import comparison
-from tests.helpers.quick import others_slow
-heavy = {{"torch", "matplotlib", "rich", "numpy", "polyfed.engine"}}
+from polyfed.report import comparison_tables
+heavy = {{"torch", "matplotlib", "rich", "numpy", "pandas", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 figures.curves(run_records.load_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
@@ -171,19 +197,6 @@ def record_figures(root: Path) -> None:
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_other_figures_by_hand(two_by_two: Path, tmp_path: Path) -> None:
-    record_figures(two_by_two)
-    (group,), _ = group_runs(load_runs(two_by_two))
-    assert series(group, metric="f1")[1].mean == pytest.approx((0.2, 0.25, 0.325))
-    assert series(group, metric="bottom_decile")[1].mean == pytest.approx((0.15, 0.25, 0.4))
-    assert series(group, stage="received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
-    axes = draw_series(group, series(group, metric="f1"), "round", None, "f1").axes[0]
-    assert axes.get_ylabel() == "test macro F1 [%]"
-    assert axes.figure.texts[0].get_text() == "Macro F1 against rounds"
-    png, _ = curves(load_runs(two_by_two), tmp_path / "figures", metric="f1")
-    assert png.name == "f1-by-round.png"
-
-
 def test_the_command_draws_and_prints_them(
     two_by_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,24 +208,176 @@ def test_the_command_draws_and_prints_them(
     assert cli.status(words) == 0
     assert "F1" not in capsys.readouterr().out
     assert cli.status([*words, "--metrics"]) == 0
-    assert ["fedgh", "37.50"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert "37.50" in capsys.readouterr().out
     assert (tmp_path / "out" / "f1-by-round.svg").exists()
     assert "| 37.50 |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
-def test_figures_that_are_unknown_or_were_not_recorded(two_by_two: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'balanced_accuracy'"):
-        curves(load_runs(two_by_two), tmp_path, metric="balanced-accuracy")
-    with pytest.raises(ConfigError, match="has recorded 'auc'"):
-        curves(load_runs(two_by_two), tmp_path, metric="auc")
+# clients --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_final_record_is_a_point_after_the_last_round(make: Any) -> None:
-    folder = make("a", "fedgh")
-    last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
-    last |= {"round": 3, "final_round": True, "accuracy": {"personal": {"mean": 0.9}}}
-    with (folder / "rounds.jsonl").open("a") as stream:
-        stream.write(json.dumps(last) + "\n")
-    (group,), _ = group_runs(load_runs(folder))
-    (line,) = series(group)
-    assert (line.x, line.mean) == ((1, 2, 3), (0.5, 0.6, 0.9))
+def table(
+    *accuracies: float | None, names: Sequence[str] = "aabb", samples: tuple[int, ...] = (10, 20, 30, 400)
+) -> list[Any]:
+    return [
+        {"id": n, "architecture": name, "samples": size, "accuracy": accuracy}
+        for n, (accuracy, name, size) in enumerate(zip(accuracies, names, samples, strict=True))
+    ]
+
+
+@pytest.fixture
+def runs(make: Any) -> Any:
+    make("local-0", "local", 0, clients_table=table(0.5, 0.1, 0.4, 0.2))
+    make("fedgh-0", "fedgh", 0, clients_table=table(0.4, 0.3, 0.2, 0.1))
+    make("fedgh-1", "fedgh", 1, clients_table=table(0.5, 0.8, None, 0.6))
+    return load_runs(make.root)
+
+
+def test_clients_by_hand(runs: Any) -> None:
+    (group,), _ = group_runs(runs)
+    scores = client_scores(group)
+    assert len(scores) == 11
+    assert (scores[0].name, scores[0].seed, scores[0].client, scores[0].samples) == ("local", 0, 0, 10)
+    spreads = ranked(scores)
+    assert [(one.at, one.mean, one.low) for one in spreads if one.name == "local"] == [
+        (1, 0.1, 0.1), (2, 0.2, 0.2), (3, 0.4, 0.4), (4, 0.5, 0.5),
+    ]  # fmt: skip
+    fedgh = [one for one in spreads if one.name == "fedgh"]
+    assert [one.mean for one in fedgh] == pytest.approx([0.3, 0.4, 0.55]), "as many ranks as both seeds have"
+    assert [(one.low, one.high, one.count) for one in fedgh] == [(0.1, 0.5, 2), (0.2, 0.6, 2), (0.3, 0.8, 2)]
+    found = {(one.name, one.at): one for one in by_architecture(scores)}
+    assert (found["fedgh", "a"].mean, found["fedgh", "b"].mean) == pytest.approx((0.5, 0.3))
+    assert (found["fedgh", "a"].low, found["fedgh", "a"].high, found["fedgh", "a"].count) == (0.3, 0.8, 4)
+
+
+def test_clients_are_drawn_as_found(runs: Any) -> None:
+    (drawing,) = clients(runs)
+    axes = drawing.figure.axes[0]
+    local, fedgh = axes.lines
+    assert list(local.get_ydata()) == pytest.approx([10, 20, 40, 50])
+    assert list(fedgh.get_ydata()) == pytest.approx([30, 40, 55])
+    assert all(float(tick).is_integer() for tick in axes.get_xticks()), "ranks are whole numbers"
+    assert "seeds 0, 1" in drawing.data["about"]
+    (drawing,) = sizes(runs)
+    axes = drawing.figure.axes[0]
+    assert axes.get_xscale() == "log", "10 and 400 samples"
+    assert list(axes.lines[1].get_xdata()) == [10, 20, 30, 400, 10, 20, 400]
+    (drawing,) = architectures(runs)
+    axes = drawing.figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+    marks = [line for line in axes.lines if line.get_marker() in ("x", "o")]
+    assert [list(mark.get_ydata()) for mark in marks] == [pytest.approx([30, 30]), pytest.approx([50, 30])]
+    assert drawing.figure.legends[0].get_texts()[1].get_text() == "fedgh"
+
+
+def test_a_figure_for_each_experiment(make: Any) -> None:
+    make("a")
+    make("b", data={"dataset": "cifar10"})
+    make("c", "fedgh", finished=False)
+    drawn = clients(load_runs(make.root))
+    assert [drawing.stem for drawing in drawn] == ["accuracy-per-client-1", "accuracy-per-client-2"]
+
+
+def test_bars_by_hand(two_by_two: Path) -> None:
+    (drawing,) = variants(load_runs(two_by_two))
+    axes = drawing.figure.axes[0]
+    (bar,) = axes.patches
+    assert bar.get_width() == pytest.approx(65)
+    (line,) = (line for line in axes.lines if line.get_gid() == "local")
+    assert line.get_xdata()[0] == pytest.approx(52)
+    assert sorted(axes.collections[0].get_offsets()[:, 0]) == pytest.approx([60, 70])
+    assert "65.00 ± 7.07" in [text.get_text() for text in axes.texts]
+    assert [(row["name"], row["each"]) for row in drawing.rows] == [
+        ("local", "0: 0.5 1: 0.54"), ("fedgh", "0: 0.6 1: 0.7"),
+    ]  # fmt: skip
+    (alone,) = variants(load_runs(two_by_two / "local-0"))
+    assert alone.figure.axes[0].patches[0].get_width() == pytest.approx(50), "Local alone is a bar"
+
+
+@pytest.mark.slow
+def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> None:
+    names = [f"timm:some_network_{n}_with_a_long_name.in1k" for n in range(20)]
+    for number in range(11):
+        rows = table(*(0.02 * n for n in range(20)), names=names, samples=tuple(range(1, 21)))
+        label = f"fedgh-with-a-header-trained-for-a-hundred-epochs-{number}" if number else None
+        method = "fedgh" if number else "local"
+        make(str(number), method, 0, clients_table=rows, label=label, accuracy_per_client=[0.1] * 20)
+    found = load_runs(make.root)
+    for drawing in (*clients(found), *architectures(found), *sizes(found), *variants(found)):
+        assert unreadable(drawing.figure) == [], drawing.stem
+
+
+# what every figure has in common --------------------------------------------------------------------------------------
+
+
+def test_neighbors_differ_without_color() -> None:
+    lines = [(style["marker"], str(style["linestyle"])) for style in map(line_style, range(45))]
+    assert len(set(lines)) == 45
+    assert len({bar["hatch"] for bar in map(bar_style, range(9))}) == 9
+
+
+def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
+    words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
+    figure, _ = empty_figure("Title", f"{words * 5}{'path/' * 40}")
+    assert unreadable(figure) == []
+
+
+def test_shortened_names_still_differ() -> None:
+    assert shortened(["a long name of the first", "short"], 11) == ["a lon…first", "short"]
+    alike = ["the same start, one, the same end", "the same start, two, the same end"]
+    assert shortened(alike, 20) == alike
+    assert inches(["", " "], 8) == 0
+    assert 0.9 < inches(["i", "a name of 20 letters"], 8) < 1.3
+
+
+def test_legends_stand_side_by_side() -> None:
+    figure, axes = empty_figure("Title", "About.")
+    (line,) = axes.plot([0, 1])
+    long = [f"a long name, number {n}" for n in range(9)]
+    legends(figure, [([line] * 3, ["one", "two", "three"]), ([line] * 9, long)])
+    assert unreadable(figure) == []
+    left, right = (one.get_window_extent(figure.canvas.get_renderer()) for one in figure.legends)
+    assert left.x1 <= right.x0
+    assert left.y1 == right.y1, "both begin below the axes"
+
+
+def test_long_words_are_wrapped_and_the_sheet_grows() -> None:
+    about = "words that say at length what was measured and where " * 8
+    title = "A title that is too long for a single line of a figure as wide as a column of text"
+    figure, axes = empty_figure(title, about)
+    handles = [axes.plot([0, 1], [0, n], label=f"{n}")[0] for n in range(20)]
+    before = figure.get_figheight()
+    names = [f"method {n} with its many settings, $a_b$ among them, named at great length" for n in range(20)]
+    legend(axes, handles, names)
+    figure.draw_without_rendering()
+    renderer, canvas_box = figure.canvas.get_renderer(), figure.bbox
+    title_box, caption = (text.get_window_extent(renderer) for text in figure.texts)
+    below, grid = figure.legends[0].get_window_extent(renderer), axes.get_tightbbox(renderer)
+    stacked = [title_box, caption, grid, below]
+    assert figure.get_figheight() > before + 2
+    assert grid.height > 2.4 * figure.dpi
+    for box in stacked:
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= canvas_box.x1 + 1
+        assert box.y1 <= canvas_box.y1
+    assert all(upper.y0 >= lower.y1 - 1 for upper, lower in itertools.pairwise(stacked))
+    assert "$a_b$" in figure.legends[0].get_texts()[0].get_text(), "no formula"
+
+
+def test_a_drawing_leaves_its_numbers_beside_it(tmp_path: Path) -> None:
+    figure, _ = canvas("Title", "About.", 1.0)
+    rows = [{"name": "ä", "value": 0.1}, {"name": "b", "value": None}]
+    files = FigureWithData("it", figure, {"rows": rows}, rows).write(tmp_path / "new")
+    assert [file.name for file in files] == ["it.png", "it.svg", "it.json", "it.csv"]
+    assert json.loads(files[2].read_text(encoding="utf-8")) == {"rows": rows}
+    with files[3].open(encoding="utf-8", newline="") as stream:
+        assert list(csv.DictReader(stream)) == [{"name": "ä", "value": "0.1"}, {"name": "b", "value": ""}]
+
+
+def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        figure, ((axes,),) = canvas("Title", "About.", 1.0)
+        axes.plot([0, 1], [1, 0], marker="o", clip_on=True)
+        save(figure, tmp_path / name, "it")
+    for form in ("png", "svg"):
+        assert (tmp_path / f"one/it.{form}").read_bytes() == (tmp_path / f"two/it.{form}").read_bytes()

@@ -1,112 +1,270 @@
-"""The result in words: nothing is claimed below three seeds, and of more only what an interval supports."""
+"""What a comparison says: the result in words, gains taken apart, groups held out in turn, by hand."""
 
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
 from polyfed.report.comparison import compare_runs
-from polyfed.report.findings import is_distinguishable
+from polyfed.report.comparison_tables import to_csv, to_latex, to_markdown, to_text
+from polyfed.report.figures import gain_drawings
+from polyfed.report.findings import leave_one_out_tables
+from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import load_runs
-from polyfed.report.statistics import Paired
+from tests.helpers.hospitals import GROUPS, hospitals
+
+# the result in words: nothing is claimed below three seeds, and of more only what an interval supports ---------------
+
+HALF = (0.5,) * 3
+ABOVE = (0.6, 0.61, 0.62)  # 0.10, 0.11, 0.12 above: mean 0.11, s 0.01, margin 4.3027 * 0.01 / sqrt(3) = 0.02484
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        (
+            {"local": (0.5,), "fedgh": (0.625,), "fedavg": (0.3,)},
+            "fedgh leads with 62.50 %, 12.50 points above Local (50.00 %). With one seed nothing can be claimed: it "
+            "takes three to tell a difference from chance.",
+        ),
+        (
+            {"local": (0.5, 0.1), "fedgh": (0.625,)},
+            "fedgh leads with 62.50 %, 12.50 points above Local on the seeds that both have. With one seed nothing can "
+            "be claimed: it takes three to tell a difference from chance.",
+        ),
+        (
+            {"local": HALF, "fedgh": ABOVE},
+            "fedgh leads with 61.00 %, 11.00 points above Local (50.00 %); over 3 seeds this is distinguishable from "
+            "Local (95 % interval +8.52 to +13.48 points).",
+        ),
+        (
+            {"local": HALF, "fedgh": (0.4, 0.6, 0.8), "fedavg": (0.1, 0.11, 0.12)},
+            "fedgh leads with 60.00 %, 10.00 points above Local (50.00 %); over 3 seeds this is not distinguishable "
+            "from Local (95 % interval -39.68 to +59.68 points). Distinguishable from Local: fedavg (below).",
+        ),
+        (
+            {"local": (0.6,) * 3, "fedgh": (0.5, 0.4, 0.3), "fedavg": (0.2,) * 3},
+            "local leads with 60.00 %: no method is above it. fedgh comes next, 20.00 points below it; over 3 seeds "
+            "this is not distinguishable from Local (95 % interval -44.84 to +4.84 points). Distinguishable from "
+            "Local: fedavg (below).",
+        ),
+        (
+            {"local": HALF, "fedgh": ABOVE, "fedavg": (0.2,) * 3, "fedin": (0.55, 0.55, 0.56)},
+            "fedgh leads with 61.00 %, 11.00 points above Local (50.00 %); over 3 seeds this is distinguishable from "
+            "Local (95 % interval +8.52 to +13.48 points). Also distinguishable from Local: fedavg (below), fedin "
+            "(above).",
+        ),
+        (
+            {"fedgh": ABOVE, "fedavg": HALF, "fedin": (0.1,) * 3},
+            "fedgh leads with 61.00 %, 11.00 points above fedavg; over 3 seeds this is distinguishable from fedavg (95 "
+            "% interval +8.52 to +13.48 points).",
+        ),
+        ({"fedgh": (0.6,)}, "fedgh reaches 60.00 %; there is no other method to compare it with."),
+    ],
+)
+def test_the_result_in_words(make: Any, methods: dict[str, tuple[float, ...]], sentence: str) -> None:
+    for method, accuracies in methods.items():
+        for seed, accuracy in enumerate(accuracies):
+            make(f"{method}-{seed}", method, seed, (accuracy,))
+    assert compare_runs(load_runs(make.root)).sections[0].finding == sentence
+
+
+def test_many_others_are_counted(make: Any) -> None:
+    others = dict.fromkeys(("fedavg", "fedin", "fedprox", "moon"), (0.2,) * 3)
+    for method, accuracies in {"local": HALF, "fedgh": ABOVE, "fml": (0.55, 0.55, 0.56), **others}.items():
+        for seed, accuracy in enumerate(accuracies):
+            make(f"{method}-{seed}", method, seed, (accuracy,))
+    sentence = compare_runs(load_runs(make.root)).sections[0].finding
+    assert sentence.endswith(" Also distinguishable from Local: 5 others, 1 above and 4 below.")
+
+
+def test_what_is_not_known(make: Any) -> None:
+    make("a", "local", 0, (0.5,))
+    make("b", "fedgh", 1, (0.6,))
+    make("c", data={"dataset": "cifar10"}, accuracy=None)
+    first, second = (section.finding for section in compare_runs(load_runs(make.root)).sections)
+    assert first == (
+        "fedgh leads with 60.00 %, at an unknown distance from Local (50.00 %); the two share no seed, so that nothing "
+        "can be claimed."
+    )
+    assert second == "No accuracy is known."
+
+
+# gains over Local taken apart ----------------------------------------------------------------------------------------
+
+# seeds 0, 1, 2                     gains over Local           together - alone
+LOCAL = (0.50, 0.52, 0.54)
+TOGETHER = (0.60, 0.64, 0.68)  #    0.10, 0.12, 0.14           0.06, 0.06, 0.06
+ALONE = (0.54, 0.58, 0.62)  #       0.04, 0.06, 0.08
+POOLED = (0.90, 0.92, 0.94)  #      0.40, 0.40, 0.40
+LONGER = (0.58, 0.60, 0.62)  #      together minus it: 0.02, 0.04, 0.06
 
 
 @pytest.fixture
-def found(make: Any) -> Any:
-    """The sentence of a comparison of these methods' accuracies, seed by seed."""
+def made(make: Any) -> Any:
+    """The section of Local, FedGH together and alone, and the controls; so many seeds."""
 
-    def of(**methods: tuple[float, ...]) -> str:
-        for method, accuracies in methods.items():
-            for seed, accuracy in enumerate(accuracies):
-                make(f"{method}-{seed}", method, seed, (accuracy,))
-        return compare_runs(load_runs(make.root)).sections[0].finding
+    def of(
+        seeds: int = 3,
+        pooled: tuple[float, ...] = POOLED,
+        longer: tuple[float, ...] = LONGER,
+        together: tuple[float, ...] = TOGETHER,
+    ) -> Any:
+        for seed in range(seeds):
+            make(f"local-{seed}", "local", seed, (LOCAL[seed],))
+            make(f"together-{seed}", "fedgh", seed, (together[seed],), {"header_lr": 0.1})
+            alone = {"header_lr": 0.1, "alone": True}
+            folder = make(f"alone-{seed}", "fedgh", seed, (ALONE[seed],), alone, label="fedgh-alone")
+            stored = json.loads((folder / "result.json").read_text()) | {"hyperparameters": {"header_lr": 0.1}}
+            (folder / "result.json").write_text(json.dumps(stored))
+            make(f"pooled-{seed}", "local", seed, (pooled[seed],), run={"control": "pooled"}, label="pooled")
+            control = {"control": "longer", "control_of": ["fedgh"]}
+            make(f"longer-{seed}", "local", seed, (longer[seed],), run=control, label="local-longer-4")
+        return compare_runs(load_runs(make.root))
 
     return of
 
 
-def test_one_seed_or_two_claim_nothing(found: Any) -> None:
-    assert found(local=(0.5,), fedgh=(0.625,), fedavg=(0.3,)) == (
-        "fedgh leads with 62.50 %, 12.50 points above Local (50.00 %). With one seed nothing can be claimed: it takes "
-        "three to tell a difference from chance."
+def gains(table: Any) -> dict[str, Any]:
+    return {row.name: row.gains for row in table.sections[0].rows if row.gains is not None}
+
+
+def test_gains_by_hand(made: Any, make: Any) -> None:
+    one = gains(made())["fedgh"]
+    assert (one.local, one.pooled) == pytest.approx((0.52, 0.92))
+    assert [part.mean for part in (one.gain, one.alone, one.federated, one.longer)] == pytest.approx(
+        [0.12, 0.06, 0.06, 0.04]
     )
+    assert [part.std for part in (one.gain, one.alone, one.federated)] == pytest.approx([0.02, 0.02, 0.0], abs=1e-12)
+    assert one.gain.margin == pytest.approx(0.049683, abs=1e-6)  # t(0.975, 2) * 0.02 / sqrt(3)
+    assert one.way == pytest.approx(0.12 / 0.40)
+    make("together-3", "fedgh", 3, (0.99,), {"header_lr": 0.1})
+    for seed in range(3):
+        make(f"other-{seed}", "fedgh", seed, (0.7,), {"header_lr": 0.9}, label="fedgh-fast")
+    again = gains(compare_runs(load_runs(make.root)))
+    assert again == {"fedgh": one}, "on the seeds that all have; other hyperparameters are another method"
 
 
-def test_a_difference_on_some_of_locals_seeds_does_not_stand_beside_the_mean_of_all(found: Any) -> None:
-    said = found(local=(0.5, 0.1), fedgh=(0.625,))
-    assert said.startswith(
-        "fedgh leads with 62.50 %, 12.50 points above Local on the seeds that both have. With one seed"
-    )
+@pytest.mark.parametrize("pooled", [(0.52, 0.51, 0.56), (0.40, 0.42, 0.44)])
+def test_there_is_no_way_to_what_may_be_no_better(pooled: tuple[float, ...], made: Any) -> None:
+    one = gains(made(pooled=pooled))["fedgh"]
+    assert one.pooled == pytest.approx(sum(pooled) / 3)
+    assert one.way is None
 
 
-def test_two_seeds_claim_nothing_however_clear_they_look(found: Any) -> None:
-    said = found(local=(0.5, 0.5), fedgh=(0.9, 0.9))
-    assert said.endswith("With two seeds nothing can be claimed: it takes three to tell a difference from chance.")
-    assert "distinguishable" not in said
+def test_one_seed_claims_nothing(made: Any) -> None:
+    table = made(1)
+    assert gains(table)["fedgh"].federated.mean == pytest.approx(0.06)
+    assert "federated gains: nothing can be claimed of them below three seeds" in table.sections[0].notes
+    assert "interval of gain" not in to_markdown(table)
 
 
-def test_three_seeds_and_an_interval_above_zero(found: Any) -> None:
-    # differences 0.10, 0.11, 0.12: mean 0.11, s 0.01, margin 4.3027 * 0.01 / sqrt(3) = 0.02484
-    assert found(local=(0.5, 0.5, 0.5), fedgh=(0.6, 0.61, 0.62)) == (
-        "fedgh leads with 61.00 %, 11.00 points above Local (50.00 %); over 3 seeds this is distinguishable from Local "
-        "(95 % interval +8.52 to +13.48 points)."
-    )
+def test_what_tables_show(made: Any) -> None:
+    table = made()
+    section = table.sections[0]
+    assert "What federation is worth: gain over Local = gain alone + federated gain" in to_text(table, width=400)
+    cells = "| fedgh | +12.00 | [+7.03, +16.97] | +6.00 | [+1.03, +10.97] | +6.00 | [+6.00, +6.00] | +4.00 | 30 % |"
+    assert cells in to_markdown(table)
+    assert "federated gain" in to_latex(table)
+    line = {row["name"]: row for row in csv.DictReader(io.StringIO(to_csv(table)))}["fedgh"]
+    found = [float(line[name]) for name in ("gain", "gain_alone", "federated_gain", "way_to_pooled")]
+    assert found == pytest.approx([0.12, 0.06, 0.06, 0.3])
+    assert "federated gains whose 95 % interval leaves out zero: fedgh (above zero)" in section.notes
+    assert section.finding.startswith("fedgh leads with 64.00 %, 12.00 points above Local (52.00 %)")
+    assert {row.rival for row in section.rows} == {""}, "a control is nobody's rival"
 
 
-def test_an_interval_with_zero_in_it(found: Any) -> None:
-    said = found(local=(0.5, 0.5, 0.5), fedgh=(0.4, 0.6, 0.8), fedavg=(0.1, 0.11, 0.12))
-    assert "fedgh leads with 60.00 %, 10.00 points above Local (50.00 %); over 3 seeds this is not disting" in said
-    assert said.endswith(" points). Distinguishable from Local: fedavg (below).")
+@pytest.mark.parametrize(
+    ("longer", "bold"),
+    [
+        ((0.54, 0.57, 0.60), ["fedgh"]),  # 0.06, 0.07, 0.08 behind; pooled data, far ahead, do not compete
+        (LONGER, []),  # 0.02, 0.04, 0.06 behind: the interval holds zero
+        ((0.70, 0.74, 0.78), []),  # 0.10 ahead, and marked itself no more
+    ],
+)
+def test_nothing_is_bold_that_is_level_with_a_control(longer: tuple[float, ...], bold: list[str], made: Any) -> None:
+    section = made(longer=longer).sections[0]
+    assert section.leaders == {column: name for name in bold for column in ("accuracy", "personal", "received")}
+    notes = [note.partition(",")[0] for note in section.notes if note.startswith("bold")]
+    assert notes == ["bold: the highest of its column (pooled data aside)" for _ in bold]
 
 
-def test_local_leads(found: Any) -> None:
-    said = found(local=(0.6, 0.6, 0.6), fedgh=(0.5, 0.4, 0.3), fedavg=(0.2, 0.2, 0.2))
-    assert said.startswith(
-        "local leads with 60.00 %: no method is above it. fedgh comes next, 20.00 points below it; over 3 seeds this "
-        "is not distinguishable from Local (95 % interval -44.84 to +4.84 points)."
-    )
-    assert said.endswith(". Distinguishable from Local: fedavg (below).")
+def test_without_controls_nothing_is_said_of_them(two_by_two: Path) -> None:
+    table = compare_runs(load_runs(two_by_two))
+    assert not {"control", "gain"} & set(to_csv(table).splitlines()[0].split(","))
+    with pytest.raises(ConfigError, match="no method of these runs ran alone"):
+        gain_drawings(load_runs(two_by_two))
 
 
-def test_others_that_differ_from_local_are_named(found: Any) -> None:
-    said = found(local=(0.5,) * 3, fedgh=(0.6, 0.61, 0.62), fedavg=(0.2,) * 3, fedin=(0.55, 0.55, 0.56))
-    assert said.endswith(" Also distinguishable from Local: fedavg (below), fedin (above).")
+def test_the_figure(made: Any, make: Any) -> None:
+    made(together=(0.50, 0.54, 0.58))  # 0.04 less than alone, which is 0.06 above Local
+    (drawing,) = gain_drawings(load_runs(make.root))
+    assert drawing.stem == "decomposition"
+    assert drawing.rows[0]["federated"] == pytest.approx(-0.04)
+    (axes,) = drawing.figure.axes
+    alone, federated = axes.patches
+    assert (alone.get_x(), alone.get_width()) == pytest.approx((52.0, 6.0))
+    assert (federated.get_x(), federated.get_width()) == pytest.approx((58.0, -4.0))
+    assert (alone.get_facecolor() == (1, 1, 1, 1), federated.get_facecolor() == (1, 1, 1, 1)) == (False, True)
+    assert drawing.data["about"].endswith("White: a loss.")
+    lines = {line.get_gid(): line.get_xdata()[0] for line in axes.lines if line.get_gid()}
+    assert lines == pytest.approx({"Local": 52.0, "pooled": 92.0})
 
 
-def test_many_others_are_counted(found: Any) -> None:
-    others = dict.fromkeys(("fedavg", "fedin", "fedprox", "moon"), (0.2,) * 3)
-    said = found(local=(0.5,) * 3, fedgh=(0.6, 0.61, 0.62), fml=(0.55, 0.55, 0.56), **others)
-    assert said.endswith(" Also distinguishable from Local: 5 others, 1 above and 4 below.")
+@pytest.mark.parametrize("together", [(0.99, 0.60, 0.99), (0.01, 0.40, 0.01)])
+def test_the_figure_shows_no_accuracy_outside_of_0_to_100(together: tuple[float, ...], made: Any, make: Any) -> None:
+    made(together=together)
+    (drawing,) = gain_drawings(load_runs(make.root))
+    (axes,) = drawing.figure.axes
+    low, high = axes.get_xlim()
+    assert 0 <= low < high <= 100
+    ends = [point for line in axes.lines if line.get_gid() is None for point in line.get_xdata()]
+    assert min(ends) < 0 or max(ends) > 100, "the interval goes on, and is cut by the frame"
 
 
-def test_without_local_the_leader_is_held_against_the_next(found: Any) -> None:
-    assert found(fedgh=(0.6, 0.61, 0.62), fedavg=(0.5, 0.5, 0.5), fedin=(0.1, 0.1, 0.1)) == (
-        "fedgh leads with 61.00 %, 11.00 points above fedavg; over 3 seeds this is distinguishable from fedavg (95 % "
-        "interval +8.52 to +13.48 points)."
-    )
+# groups held out in turn ---------------------------------------------------------------------------------------------
+
+SEEDS = (0, 1, 2)
 
 
-def test_one_method_alone(found: Any) -> None:
-    assert found(fedgh=(0.6,)) == "fedgh reaches 60.00 %; there is no other method to compare it with."
+def mean_and_std(values: list[float], sign: str = "") -> str:
+    return f"{statistics.fmean(values):{sign}.2f} ± {statistics.stdev(values):.2f}"
 
 
-def test_seeds_that_are_not_shared(make: Any) -> None:
-    make("a", "local", 0, (0.5,))
-    make("b", "fedgh", 1, (0.6,))
-    said = compare_runs(load_runs(make.root)).sections[0].finding
-    assert said == (
-        "fedgh leads with 60.00 %, at an unknown distance from Local (50.00 %); the two share no seed, so that nothing "
-        "can be claimed."
-    )
+def test_groups_held_out_in_turn(tmp_path: Path) -> None:
+    recipe = Recipe.from_dict(hospitals(tmp_path, evaluation={"held_out": "each group"}))
+    pf.compare(recipe, ["fedavg"], seeds=SEEDS, out=tmp_path / "runs")
+    groups: list[Group] = group_runs(load_runs(tmp_path / "runs"))[0]
+    ((title, columns),) = leave_one_out_tables(groups)
+    assert title.startswith("Each group held out in turn, in %: with what it would receive if it joined now (csv:")
+    assert [column.heading for column in columns] == ["method", *GROUPS, "mean", "vs Local", "interval"]
+    assert columns[0].cells == ["local", "fedavg"]
+    by_heading = {column.heading: [" ".join(cell.split()) for cell in column.cells] for column in columns}
 
+    def score(group: str, method: str, seed: int) -> float:
+        result = json.loads((tmp_path / "runs" / group / method / f"seed-{seed}" / "result.json").read_text())
+        return 100 * float(result["held_out"]["received"]["mean"])
 
-def test_nothing_known(make: Any) -> None:
-    make("a", accuracy=None)
-    assert compare_runs(load_runs(make.root)).sections[0].finding == "No accuracy is known."
-
-
-def test_what_is_distinguishable() -> None:
-    seeds = (0, 1, 2)
-    assert is_distinguishable(Paired(seeds, -0.2, 0.1, 0.1)) is True
-    assert is_distinguishable(Paired(seeds, 0.1, 0.1, 0.2)) is False
-    assert is_distinguishable(Paired(seeds, 0.1, 0.0, 0.1)) is False, "zero lies on the edge"
-    assert is_distinguishable(Paired(seeds[:2], 0.2, 0.0, None)) is None, "two seeds have no margin"
-    assert is_distinguishable(Paired(seeds, None, None, None)) is None
+    means = {}
+    for place, method in enumerate(columns[0].cells):
+        for group in GROUPS:
+            assert by_heading[group][place] == mean_and_std([score(group, method, seed) for seed in SEEDS])
+        means[method] = [statistics.fmean(score(group, method, seed) for group in GROUPS) for seed in SEEDS]
+        assert by_heading["mean"][place] == mean_and_std(means[method])
+    gaps = [mine - local for mine, local in zip(means["fedavg"], means["local"], strict=True)]
+    assert by_heading["vs Local"] == ["-", mean_and_std(gaps, "+")]
+    half = 4.302653 * statistics.stdev(gaps) / 3**0.5  # Student's t with two degrees of freedom
+    low, high = (float(part) for part in by_heading["interval"][1].strip("[]").split(","))
+    assert (low, high) == pytest.approx((statistics.fmean(gaps) - half, statistics.fmean(gaps) + half), abs=0.006)
+    assert leave_one_out_tables(groups[:1]) == (), "one group alone"
+    ((_, columns),) = leave_one_out_tables(groups[:2])
+    assert [column.heading for column in columns][1:3] == list(GROUPS[:2])

@@ -12,7 +12,7 @@ import pytest
 
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
-from polyfed.report.results_page import results_page, save_command, write_results
+from polyfed.report.results_page import save_command, write_results
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def page(make: Any, two_by_two: Path) -> str:
     (make.root / "gh" / "compare.json").write_text(json.dumps(made))
     for file in both.glob("*/result.json"):
         os.utime(file, (1_700_000_000, 1_700_000_000))  # 14 November 2023
-    return results_page([make.root / "gh", both], target="95 %", file=make.root / "results.md")
+    return write_results([make.root / "gh", both], make.root / "results.md", target="95 %").read_text(encoding="utf-8")
 
 
 def test_what_was_run_with_what_and_how(page: str) -> None:
@@ -56,7 +56,7 @@ def test_the_numbers(page: str) -> None:
     assert "| 10.00 | 52.50 |" not in second  # the lowest client's mean is 55
     assert "| fedgh | 65.00 ± 7.07 | +13.00 ± 4.24 | 10.00 | 55.00 | 55.00 | 45.00 |" in second
     assert "95 % interval" not in second  # of two seeds
-    assert "| fedgh | 0 of 2 | - | - | - | - |" in second
+    assert "| fedgh | 0 of 2 |\n" in second
 
 
 def test_footnotes_stand_below_their_table_alone(page: str) -> None:

@@ -8,18 +8,17 @@ import pytest
 
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
-from polyfed.report.sweep_figure import figure_of
-from polyfed.report.sweeps import SweepCell, build_table, write
+from polyfed.report.sweep_figures import figure_of, sensitivity
+from polyfed.report.sweeps import SweepCell, build_table, is_sweep, read_sweep, write
 from polyfed.results.schema import RoundRecord, RunResult
 from tests.helpers.readable import unreadable
 
 LR, EPOCHS = "training.lr", "training.local_epochs"
 
 
-def record(accuracy: float, validation: float) -> RunRecord:
+def record(accuracy: float, validation: float, seed: int = 0) -> RunRecord:
     result = {
-        "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": 0, "accuracy": accuracy,
+        "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": seed, "accuracy": accuracy,
         "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
     }  # fmt: skip
     line = RoundRecord(round=1, evaluated=True, validation=validation)
@@ -41,10 +40,7 @@ def test_the_map_by_hand(tmp_path: Path) -> None:
     folder = swept(tmp_path, {(0.1, 5): 0.5, (0.1, 1): 0.3, (0.01, 1): 0.2, (1.0, 5): 0.7})
     assert is_sweep(folder)
     table = read_sweep(folder)
-    both = map_of(table)
-    assert both is not None
-    assert (both.columns, both.rows) == ([0.01, 0.1, 1.0], [1, 5])
-    assert both.values == [[0.2, 0.3, None], [None, 0.5, 0.7]]
+    assert [row.test for row in table.rows] == [0.5, 0.3, 0.2, 0.7]
     curve, drawing = sensitivity(folder)
     assert (curve.stem, drawing.stem) == ("sensitivity", "sensitivity-map")
     axes = drawing.figure.axes[0]
@@ -54,7 +50,7 @@ def test_the_map_by_hand(tmp_path: Path) -> None:
     frames = [(round(p.get_x() + p.get_width() / 2), round(p.get_y() + p.get_height() / 2)) for p in axes.patches]
     assert set(frames) == {(2, 1)}, "chosen by validation"
     assert curve.figure.axes[0].get_xscale() == "log"
-    assert [row["accuracy"] for row in curve.rows] == [0.5, 0.3, 0.2, 0.7]
+    assert [row["test"] for row in curve.rows] == [0.5, 0.3, 0.2, 0.7]
     assert len(curve.data["rows"]) == 4
 
 
@@ -63,7 +59,7 @@ def test_bands_of_up_to_six_lines(settings: int, bands: int) -> None:
     """Validation and test are two lines each."""
     at = [{LR: lr, EPOCHS: epochs} for epochs in range(settings) for lr in (0.1, 0.2)]
     table = build_table(
-        (LR, EPOCHS), [SweepCell(one, [record(0.4, 0.2), record(0.5, 0.3)], words=("x",)) for one in at]
+        (LR, EPOCHS), [SweepCell(one, [record(0.4, 0.2), record(0.5, 0.3, 1)], words=("x",)) for one in at]
     )
     assert table is not None
     figure = figure_of(table)

@@ -15,7 +15,7 @@ from polyfed.deploy.node_registry import EventLog
 from polyfed.errors import ConfigError
 from polyfed.report.heatmaps import read_json
 from polyfed.report.results_page import read_command
-from polyfed.report.sensitivity import read_sweep
+from polyfed.report.sweeps import read_sweep
 
 NESTED = b"[" * 100_000
 

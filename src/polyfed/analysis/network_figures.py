@@ -15,13 +15,12 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.bar_chart import variants
-from polyfed.report.clients import architectures, clients, sizes
-from polyfed.report.figures import axes_of, curve_drawings
+from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, sizes, variants
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.report.sensitivity import is_sweep, sensitivity
+from polyfed.report.sweep_figures import sensitivity
+from polyfed.report.sweeps import is_sweep
 from polyfed.results.read import ANALYSIS, check_links
 
 if TYPE_CHECKING:

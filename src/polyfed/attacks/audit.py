@@ -65,7 +65,8 @@ from polyfed.registry import suggest
 from polyfed.report.grouping import looks_of
 from polyfed.report.plot_style import canvas, legend, line_style, style_axes
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import Column, finite, markdown_table, render_text, wrapped
+from polyfed.report.statistics import finite
+from polyfed.report.text_tables import Column, markdown_table, render_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

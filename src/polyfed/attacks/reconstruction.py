@@ -38,7 +38,8 @@ from polyfed.plugins.privacy import UploadPrivacy
 from polyfed.registry import METHODS, suggest
 from polyfed.report.plot_style import canvas
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
-from polyfed.report.text_tables import Column, finite, mean_of, render_text, wrapped
+from polyfed.report.statistics import finite, mean_of
+from polyfed.report.text_tables import Column, render_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -54,9 +54,9 @@ def report(
     polyfed report runs/quickstart --x-axis bytes --target "60 %"
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.report.comparison import compare_runs, to_text, write
-    from polyfed.report.decomposition_figure import write_decompositions
-    from polyfed.report.figures import curves
+    from polyfed.report.comparison import compare_runs
+    from polyfed.report.comparison_tables import to_text, write
+    from polyfed.report.figures import curves, write_gains
     from polyfed.report.html_report import write_page
     from polyfed.report.run_records import load_runs
 
@@ -70,7 +70,7 @@ def report(
     runs = load_runs(folders)
     table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
-    files = [*curves(runs, place, x, stage, metric), *write_decompositions(runs, table, place, stage)]
+    files = [*curves(runs, place, x, stage, metric), *write_gains(runs, table, place, stage)]
     files += [*write(table, place), write_page(runs, table, place, stage)]
     print_text(to_text(table, terminal_width(), metrics=metrics))
     print_files(files)

@@ -133,7 +133,7 @@ def compare(
     polyfed compare recipes/quickstart.toml --controls --seeds 0,1,2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.compare import compare
-    from polyfed.report.comparison import to_text
+    from polyfed.report.comparison_tables import to_text
 
     named = None if methods is None else parse_names(methods)
     announce_imports(recipe, overrides, *(named or ()))

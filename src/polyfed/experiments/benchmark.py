@@ -18,8 +18,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.benchmark_setting import BenchmarkRequest, BenchmarkSetting, Outcome
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
-from polyfed.report.benchmark_page import Wanted, ranking, to_text, write_page
-from polyfed.report.benchmark_ranks import Ranking
+from polyfed.report.benchmark_page import Ranking, Wanted, ranking, to_text, write_page
 from polyfed.report.benchmark_results import SettingResult, read_processor_time
 
 __all__ = ["Benchmark", "benchmark"]

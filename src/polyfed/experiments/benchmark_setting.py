@@ -36,15 +36,17 @@ from polyfed.report.benchmark_page import Wanted
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     RowResult,
+    RowRuns,
     SettingResult,
     Tuning,
     join_processor_time,
     join_results,
+    processor_time,
     read_processor_time,
     read_result,
+    setting_result,
     write_result,
 )
-from polyfed.report.benchmark_runs import RowRuns, processor_time, setting_result
 from polyfed.report.run_records import load_runs
 from polyfed.results.read import flat_table
 from polyfed.units import human_count

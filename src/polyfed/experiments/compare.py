@@ -19,10 +19,9 @@ from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import Line, notes, paragraph
-from polyfed.report.comparison import Table, compare_runs, to_text, write
-from polyfed.report.comparison_formats import to_html
-from polyfed.report.decomposition_figure import write_decompositions
-from polyfed.report.figures import Series, axes_of, curves, series
+from polyfed.report.comparison import Table, compare_runs
+from polyfed.report.comparison_tables import to_html, to_text, write
+from polyfed.report.figures import Series, axes_of, curves, series, write_gains
 from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import write_page
 from polyfed.report.results_page import save_command
@@ -197,7 +196,7 @@ def _summarize(
     table = compare_runs(runs, target=target)
     axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
-    drawn += write_decompositions(runs, table, folder)
+    drawn += write_gains(runs, table, folder)
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     groups, _ = group_runs(runs)
     lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)
@@ -205,4 +204,4 @@ def _summarize(
 
 
 def _line(curve: Series) -> Line:
-    return Line(curve.name, curve.x, [100 * mean for mean in curve.mean])
+    return Line(curve.name, curve.axes["round"], [100 * mean for mean in curve.mean])

@@ -24,7 +24,7 @@ from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
-from polyfed.report.sweep_figure import draw
+from polyfed.report.sweep_figures import draw
 from polyfed.report.sweeps import SweepCell, SweepRow, SweepTable, build_table, short_names, to_html, to_text, write
 
 __all__ = ["Sweep", "parse", "sweep"]

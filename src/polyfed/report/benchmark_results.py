@@ -9,7 +9,8 @@ The file holds what does not depend on the machine's speed or on interruptions: 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,23 +19,12 @@ from pydantic import Field
 from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.text_tables import sum_of
+from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import RunRecord
+from polyfed.report.statistics import finite, sum_of
 from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 from polyfed.results.read import parse_json
-
-__all__ = [
-    "ProcessorTime",
-    "RowResult",
-    "SettingResult",
-    "Tuning",
-    "join_processor_time",
-    "join_results",
-    "read_processor_time",
-    "read_result",
-    "read_results",
-    "write_result",
-]
 
 PROCESSOR_TIME = "processor-seconds.json"
 CONTROLS = ("", "targets", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
@@ -47,7 +37,7 @@ class RowResult(Record):
 
     Attributes:
         name: the method's or variant's. method: its registered name.
-        control: what the row is a control for; "" for a method itself (`polyfed.report.comparison_rows`); "targets": a
+        control: what the row is a control for; "" for a method itself (`polyfed.report.comparison`); "targets": a
             variant of its method that puts something else in the place of what the others know (`Method.is_control`).
         hyperparameters: as the recipe of its runs has them in ``[method]``, all of them; also "training.NAME", where
             a setting of ``[training]`` was chosen for the row by validation.
@@ -148,10 +138,6 @@ class ProcessorTime(Record):
     tuning: dict[str, Number | None]
     runs: dict[str, dict[Seed, Number | None]]
 
-    def of_row(self, name: str) -> list[float | None]:
-        """Those of a row's runs."""
-        return list(self.runs.get(name, {}).values())
-
     @property
     def scored(self) -> float:
         """Those of all scored runs."""
@@ -161,6 +147,82 @@ class ProcessorTime(Record):
     def trials(self) -> float:
         """Those of all trials."""
         return sum(value or 0.0 for value in self.tuning.values())
+
+
+# rows of finished runs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowRuns:
+    """A row's finished runs, one for each seed, and what their recipe says (`RowResult`).
+
+    is_control: whether their method is (`Method.is_control`).
+    """
+
+    name: str
+    runs: Sequence[RunRecord]
+    hyperparameters: Mapping[str, Any]
+    is_control: bool = False
+
+
+def setting_result(
+    setting: str,
+    found: Sequence[RowRuns],
+    recipe: Mapping[str, Any],
+    tuning: Mapping[str, Tuning],
+    epochs: Mapping[str, int],
+) -> SettingResult:
+    """The figures of some rows. recipe, tuning, epochs of Local: see `SettingResult`.
+
+    Raises:
+        ConfigError: the runs cannot stand in one table.
+    """
+    runs = [run for row in found for run in row.runs]
+    groups, _ = group_runs(runs)
+    if len(groups) != 1:
+        raise ConfigError(f"{setting}: expected runs that one table can hold, got those of {len(groups)} tables")
+    (group,) = groups
+    versions: list[dict[str, str]] = []
+    for run in runs:
+        if dict(run.result.versions) not in versions:
+            versions.append(dict(run.result.versions))
+    return SettingResult(
+        setting=setting,
+        score=group.score.name,
+        about=group.about,
+        scored_on=group.on_what(),
+        changes=group.preset_text().strip(),
+        rounds=runs[0].result.rounds,
+        clients=runs[0].result.clients,
+        recipe=dict(recipe),
+        data={str(run.seed): run.data_checksum for run in runs if run.data_checksum},
+        tuning=dict(tuning),
+        epochs_of_local=dict(epochs),
+        versions=versions,
+        rows=[_row(row) for row in found],
+    )
+
+
+def _row(found: RowRuns) -> RowResult:
+    runs = sorted(found.runs, key=lambda run: run.seed)
+    first = runs[0]
+    return RowResult(
+        name=found.name,
+        method=first.method,
+        control=first.control or ("targets" if found.is_control else ""),
+        hyperparameters=dict(found.hyperparameters),
+        stage=first.stage,
+        accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},
+        bytes_up=sum_of([run.result.bytes_up for run in runs]),
+        bytes_down=sum_of([run.result.bytes_down for run in runs]),
+    )
+
+
+def processor_time(found: Sequence[RowRuns], trials: Mapping[str, Sequence[RunRecord]]) -> ProcessorTime:
+    """What runs have used. trials: method -> its runs for tuning."""
+    runs = {row.name: {str(run.seed): finite(run.result.processor_seconds) for run in row.runs} for row in found}
+    tuning = {name: sum_of([trial.result.processor_seconds for trial in tried]) for name, tried in trials.items()}
+    return ProcessorTime(tuning=tuning, runs=runs)
 
 
 # rows from several places -------------------------------------------------------------------------------------------

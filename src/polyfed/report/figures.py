@@ -1,26 +1,48 @@
-"""Curves of accuracy (or another figure) against rounds, bytes, seconds or simulated time, drawn from run folders."""
+"""Figures of finished runs: curves, clients, architectures, sizes, variants, and what federation is worth.
+
+Each function of runs gives a drawing for each set of comparable runs, with its numbers: those of `result.json` after
+the last round, in each run's main stage, or those of `rounds.jsonl`.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
+from polyfed.report.findings import Gains, decompose
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import FigureWithData, empty_figure, has_bands, legend, line_style, save
+from polyfed.report.plot_style import (
+    HEIGHT,
+    WIDTH,
+    FigureWithData,
+    bar_style,
+    canvas,
+    empty_figure,
+    has_bands,
+    inches,
+    legend,
+    line_style,
+    save,
+    shortened,
+    style_axes,
+)
 from polyfed.report.run_records import RunRecord
+from polyfed.report.statistics import Estimate, finite
+from polyfed.results.main_score import MainScore
 from polyfed.results.schema import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "METRICS", "Series", "axes_of", "curve_drawings", "curves", "series"]
+    from polyfed.report.comparison import Table
 
 AXES = {
     "round": "round",
@@ -28,7 +50,6 @@ AXES = {
     "seconds": "training time",
     "simulated": "simulated time",
 }
-_AGAINST = {"round": "rounds", "bytes": "bytes sent", "seconds": "training time", "simulated": "simulated time"}
 METRICS = {
     "accuracy": "accuracy",
     "bottom_decile": "accuracy of the lowest tenth of clients",
@@ -38,10 +59,62 @@ METRICS = {
     "calibration_error": "calibration error",
     "r2": "R2",
 }
-_BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-_SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
+_SCALES = {
+    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
+    "seconds": ((3600, "h"), (60, "min"), (1, "s")),
+    "simulated": ((3600, "h"), (60, "min"), (1, "s")),
+}
 _MARKERS_PER_LINE = 12
 _FAR_APART = 20  # bytes and simulated time are on a logarithmic axis where the methods' totals differ by this factor
+_WIDE = 10  # numbers of samples are on a logarithmic axis where the largest is this many times the smallest
+_BAR = 0.34  # inches, of a bar and what is between two
+_LINE = 0.16  # inches, of a line of a bar's name
+_MARK = 0.1  # inches across that a method's mark takes beside others of its architecture
+_WIDEST = 12.0  # inches
+_LONG = 36  # letters of an architecture's name
+_SIZE = 9  # points of it
+_PARTS: dict[str, dict[str, Any]] = {
+    "gain alone": {"facecolor": "#9ecae1", "edgecolor": "black", "linewidth": 0.8},
+    "federated gain": {"facecolor": "#fdae6b", "edgecolor": "black", "linewidth": 0.8, "hatch": "///"},
+}
+Found = TypeVar("Found")
+
+
+def _of_each_group(
+    runs: Iterable[RunRecord],
+    stem: str,
+    find: Callable[[Group], Sequence[Found]],
+    draw: Callable[[Group, Sequence[Found], str], FigureWithData],
+    lacking: str,
+    stage: str | None = None,
+) -> list[FigureWithData]:
+    """The drawings of the groups in which something is found, their files numbered where there are several.
+
+    Raises:
+        ConfigError: nothing is finished, a run lacks the stage, or nothing is found.
+    """
+    groups, _ = group_runs(runs, stage)
+    every = [(group, find(group)) for group in groups]
+    drawn = [(group, found) for group, found in every if found]
+    if not drawn:
+        raise ConfigError(f"nothing to draw: {lacking}")
+    stems = [group.score.of_it(stem).lower() if stem.startswith("accuracy") else stem for group, _ in drawn]
+    return [
+        draw(group, found, f"{stems[at]}-{at + 1}" if len(drawn) > 1 else stems[at])
+        for at, (group, found) in enumerate(drawn)
+    ]
+
+
+def _about(group: Group, stage: str | None = None, more: str = "") -> str:
+    about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round. {more}"
+    return about.strip()
+
+
+def _drawing(stem: str, figure: Figure, about: str, rows: Sequence[Mapping[str, Any]]) -> FigureWithData:
+    return FigureWithData(stem, figure, {"about": about, "rows": rows}, rows)
+
+
+# curves -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -49,157 +122,63 @@ class Series:
     """One line: mean over seeds at each evaluated round, with the lowest and the highest seed.
 
     Attributes:
-        name: the method or variant.
-        x: rounds, or cumulative bytes or seconds, measured or simulated (mean over seeds).
-        mean: accuracy, or another figure, in [0, 1]; where numbers are predicted, the RMSE.
-        low: lowest seed.
-        high: highest seed.
-        seeds: how many seeds.
+        name: the method or variant. seeds: how many.
+        axes: the places of its points: rounds, cumulative bytes and seconds, and simulated ones where the runs have
+            them; means over seeds.
+        mean, low, high: accuracy, or another figure, in [0, 1]; where numbers are predicted, the RMSE.
     """
 
     name: str
-    x: tuple[float, ...]
+    seeds: int
+    axes: Mapping[str, tuple[float, ...]]
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    seeds: int
 
 
-def curves(
-    runs: Iterable[RunRecord],
-    out_folder: str | Path,
-    x: str = "round",
-    stage: str | None = None,
-    metric: str = "accuracy",
-) -> list[Path]:
-    """Draw accuracy against rounds, bytes or time: one figure per set of comparable runs, as PNG and SVG.
-
-    Args:
-        runs: from ``load_runs``; unfinished ones are left out.
-        out_folder: where to; made if missing.
-        x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
-            the clients' devices; all but the first cumulative.
-        stage: which stage to draw; by default each run's own evaluation.
-        metric: "accuracy" (where numbers are predicted, the RMSE), "bottom_decile", or one that the runs recorded:
-            "balanced_accuracy", "f1", "auc", "calibration_error", "r2".
-
-    Returns:
-        The files written: ``<metric>-by-<x>.png`` (or rmse) and ``.svg``, numbered where there are several figures.
-
-    Raises:
-        ConfigError: unknown axis or metric, nothing to draw, a run without the stage, or the folder cannot be written
-            to.
-    """
-    drawings = curve_drawings(runs, x, stage, metric)
-    folder = make_folder(out_folder)
-    return [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
-
-
-def curve_drawings(
-    runs: Iterable[RunRecord],
-    x: str = "round",
-    stage: str | None = None,
-    metric: str = "accuracy",
-    smooth: int = 1,
-) -> list[FigureWithData]:
-    """The figures that `curves` writes, with their numbers.
-
-    Args:
-        runs, x, stage, metric: as for `curves`.
-        smooth: each point is the mean of this many evaluated rounds, itself the last of them; 1 smooths nothing.
-
-    Raises:
-        ConfigError: as `curves`.
-    """
-    if x not in AXES:
-        raise ConfigError(f"unknown axis x='{x}'{suggest(x, AXES)}")
-    if metric not in METRICS:
-        raise ConfigError(f"unknown metric '{metric}'{suggest(metric, METRICS)}")
-    groups, _ = group_runs(runs, stage)
-    every = [(group, series(group, x, stage, metric)) for group in groups]
-    drawn = [(group, found) for group, found in every if found]
-    if not drawn:
-        why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
-        why = "has a simulated time (see [devices])" if x == "simulated" else why
-        raise ConfigError(f"nothing to draw: no round of these runs {why}")
-    drawings = []
-    for number, (group, lines) in enumerate(drawn, start=1):
-        named = group.score.name if metric == "accuracy" else metric
-        stem = f"{named}-by-{x}" + (f"-{number}" if len(drawn) > 1 else "")
-        smoothed = [_smoothed(line, smooth) for line in lines]
-        rows = [
-            {"name": line.name, x: at, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
-            for line in smoothed
-            for at, mean, low, high in zip(line.x, line.mean, line.low, line.high, strict=True)
-        ]
-        data = {"about": _caption(group, smoothed, stage, smooth), "lines": [asdict(line) for line in smoothed]}
-        drawings.append(FigureWithData(stem, draw_series(group, smoothed, x, stage, metric, smooth), data, rows))
-    return drawings
-
-
-def metric_title(group: Group, metric: str) -> str:
-    """A figure's name in titles, of the group's main score."""
-    if metric == "bottom_decile" and group.score.lower_is_better:
-        return f"{group.score.title} of the highest tenth of clients"
-    return group.score.title if metric == "accuracy" else METRICS[metric]
-
-
-def metric_factor(group: Group, metric: str) -> float:
-    """What a figure is multiplied by to be shown: 100 for a share, in percent."""
-    is_share = metric != "r2"
-    if metric in ("accuracy", "bottom_decile"):
-        is_share = group.score.is_share
-    return 100.0 if is_share else 1.0
-
-
-def axes_of(runs: Iterable[RunRecord]) -> list[str]:
-    """The axes against which any of these runs can be drawn."""
-    simulated = any(record.simulated_seconds is not None for run in runs for record in run.rounds)
-    return [axis for axis in AXES if axis != "simulated" or simulated]
-
-
-def series(group: Group, x: str = "round", stage: str | None = None, metric: str = "accuracy") -> list[Series]:
+def series(group: Group, stage: str | None = None, metric: str = "accuracy") -> list[Series]:
     """The numbers behind the curves. A point is a round that every seed of the row evaluated.
 
     Where seeds stopped early after different rounds, their final rounds are no such point.
     """
-    stages = group.stages(stage)
-    lines = [_series(name, runs, x, stages[name], metric) for name, runs in group.rows.items()]
-    return [line for line in lines if line is not None]
+    lines = []
+    for name, of_stage in group.stages(stage).items():
+        points = [dict(_points(run, of_stage, metric)) for run in group.rows[name]]
+        rounds = sorted(set.intersection(*(set(found) for found in points)))
+        if not rounds:
+            continue
+        places = [[found[number][0] for found in points] for number in rounds]
+        values = [[found[number][1] for found in points] for number in rounds]
+        axes = [axis for axis in AXES if all(axis in one for seeds in places for one in seeds)]
+        lines.append(
+            Series(
+                name,
+                len(points),
+                {axis: tuple(statistics.fmean(one[axis] for one in seeds) for seeds in places) for axis in axes},
+                mean=tuple(map(statistics.fmean, values)),
+                low=tuple(map(min, values)),
+                high=tuple(map(max, values)),
+            )
+        )
+    return lines
 
 
-def _series(name: str, runs: Sequence[RunRecord], x: str, stage: str, metric: str) -> Series | None:
-    points = [dict(_points(run, x, stage, metric)) for run in runs]
-    rounds = sorted(set.intersection(*(set(found) for found in points)))
-    if not rounds:
-        return None
-    values = [[found[number][1] for found in points] for number in rounds]
-    return Series(
-        name=name,
-        x=tuple(statistics.fmean(found[number][0] for found in points) for number in rounds),
-        mean=tuple(map(statistics.fmean, values)),
-        low=tuple(map(min, values)),
-        high=tuple(map(max, values)),
-        seeds=len(runs),
-    )
-
-
-def _points(run: RunRecord, x: str, stage: str, metric: str) -> Iterator[tuple[tuple[int, bool], tuple[float, float]]]:
-    """Each evaluated round, and whether it is the final one, with its place on the axis and its figure."""
-    spent = 0.0
+def _points(
+    run: RunRecord, stage: str, metric: str
+) -> Iterator[tuple[tuple[int, bool], tuple[Mapping[str, float], float]]]:
+    """Each evaluated round, and whether it is the final one, with its places on the axes and its figure."""
+    spent = {"round": 0.0, "bytes": 0.0, "seconds": 0.0, "simulated": 0.0}
     for record in run.rounds:
-        if x == "bytes":
-            spent += (record.bytes_up or 0) + (record.bytes_down or 0)
-        elif x == "seconds":
-            spent += record.seconds or 0.0
-        elif x == "simulated":
-            if record.simulated_seconds is None:
-                return
-            spent += record.simulated_seconds
-        value = _value(record, stage, metric)
-        if value is not None and math.isfinite(value):
-            place = float(record.round) if x == "round" else spent
-            yield (record.round, record.final_round), (place, float(value))
+        spent["round"] = float(record.round)
+        spent["bytes"] += (record.bytes_up or 0) + (record.bytes_down or 0)
+        spent["seconds"] += record.seconds or 0.0
+        if record.simulated_seconds is None:
+            spent.pop("simulated", None)
+        elif "simulated" in spent:
+            spent["simulated"] += record.simulated_seconds
+        value = finite(_value(record, stage, metric))
+        if value is not None:
+            yield (record.round, record.final_round), (dict(spent), float(value))
 
 
 def _value(record: RoundRecord, stage: str, metric: str) -> float | None:
@@ -213,14 +192,83 @@ def _value(record: RoundRecord, stage: str, metric: str) -> float | None:
     return None if figure is None else figure.mean
 
 
-def _scale(lines: Sequence[Series], x: str) -> tuple[float, str]:
-    """By what to divide the axis, and its label."""
-    if x == "round":
-        return 1.0, AXES[x]
-    largest = max(max(line.x) for line in lines)
-    scales = _BYTE_SCALES if x == "bytes" else _SECOND_SCALES
-    size, unit = next((scale for scale in scales if largest >= 2 * scale[0]), scales[-1])
-    return float(size), f"{AXES[x]} [{unit}]"
+def axes_of(runs: Iterable[RunRecord]) -> list[str]:
+    """The axes against which any of these runs can be drawn."""
+    simulated = any(record.simulated_seconds is not None for run in runs for record in run.rounds)
+    return [axis for axis in AXES if axis != "simulated" or simulated]
+
+
+def metric_title(group: Group, metric: str) -> str:
+    """A figure's name in titles, of the group's main score."""
+    if metric == "bottom_decile" and group.score.lower_is_better:
+        return f"{group.score.title} of the highest tenth of clients"
+    return group.score.title if metric == "accuracy" else METRICS[metric]
+
+
+def metric_factor(group: Group, metric: str) -> float:
+    """What a figure is multiplied by to be shown: 100 for a share, in percent."""
+    is_share = group.score.is_share if metric in ("accuracy", "bottom_decile") else metric != "r2"
+    return 100.0 if is_share else 1.0
+
+
+def curves(
+    runs: Iterable[RunRecord],
+    out_folder: str | Path,
+    x: str = "round",
+    stage: str | None = None,
+    metric: str = "accuracy",
+) -> list[Path]:
+    """Write the figures of `curve_drawings` as PNG and SVG: ``<metric>-by-<x>``, of the accuracy or the RMSE.
+
+    Raises:
+        ConfigError: as `curve_drawings`, or the folder cannot be written to.
+    """
+    drawings = curve_drawings(runs, x, stage, metric)
+    folder = make_folder(out_folder)
+    return [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
+
+
+def curve_drawings(
+    runs: Iterable[RunRecord],
+    x: str = "round",
+    stage: str | None = None,
+    metric: str = "accuracy",
+    smooth: int = 1,
+) -> list[FigureWithData]:
+    """Accuracy against rounds, bytes or time: one figure per set of comparable runs.
+
+    Args:
+        runs: from ``load_runs``; unfinished ones are left out.
+        x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
+            the clients' devices; all but the first cumulative.
+        stage: which stage to draw; by default each run's own evaluation.
+        metric: "accuracy" (where numbers are predicted, the RMSE), "bottom_decile", or one that the runs recorded:
+            "balanced_accuracy", "f1", "auc", "calibration_error", "r2".
+        smooth: each point is the mean of this many evaluated rounds, itself the last of them; 1 smooths nothing.
+
+    Raises:
+        ConfigError: unknown axis or metric, nothing to draw, or a run without the stage.
+    """
+    if x not in AXES:
+        raise ConfigError(f"unknown axis x='{x}'{suggest(x, AXES)}")
+    if metric not in METRICS:
+        raise ConfigError(f"unknown metric '{metric}'{suggest(metric, METRICS)}")
+
+    def find(group: Group) -> list[Series]:
+        return [_smoothed(line, smooth) for line in series(group, stage, metric) if x in line.axes]
+
+    def draw(group: Group, lines: Sequence[Series], stem: str) -> FigureWithData:
+        caption = _caption(group, lines, stage, smooth)
+        rows = [
+            {"name": line.name, x: at, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
+            for line in lines
+            for at, mean, low, high in zip(line.axes[x], line.mean, line.low, line.high, strict=True)
+        ]
+        return _drawing(stem, draw_series(group, lines, x, metric, caption), caption, rows)
+
+    why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
+    why = "has a simulated time (see [devices])" if x == "simulated" else why
+    return _of_each_group(runs, f"{metric}-by-{x}", find, draw, f"no round of these runs {why}", stage)
 
 
 def _smoothed(line: Series, window: int) -> Series:
@@ -232,20 +280,6 @@ def _smoothed(line: Series, window: int) -> Series:
     return replace(line, mean=means(line.mean), low=means(line.low), high=means(line.high)) if window > 1 else line
 
 
-def _level(line: Series, nearest_: float, farthest: float) -> Series:
-    """The line's last accuracy, drawn across."""
-    last = ((line.mean[-1],) * 2, (line.low[-1],) * 2, (line.high[-1],) * 2)
-    return Series(f"{line.name} (sends nothing; its last round)", (nearest_, farthest), *last, line.seeds)
-
-
-def _logarithmic(lines: Sequence[Series], x: str) -> bool:
-    """Whether one method has sent its all where another has hardly begun."""
-    sending = [line for line in lines if max(line.x) > 0]
-    totals = [max(line.x) for line in sending]
-    begun = all(value > 0 for line in sending for value in line.x)
-    return x in ("bytes", "simulated") and begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
-
-
 def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: int) -> str:
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
     about += f" Each point: the mean of the last {smooth} evaluated rounds." if smooth > 1 else ""
@@ -254,37 +288,37 @@ def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: i
     return about + (f" Line: mean over seeds{band}." if seeds > 1 else "")
 
 
-def draw_series(
-    group: Group, lines: Sequence[Series], x: str, stage: str | None, metric: str = "accuracy", smooth: int = 1
-) -> Figure:
+def draw_series(group: Group, lines: Sequence[Series], x: str, metric: str, caption: str) -> Figure:
+    """The lines against an axis. A method that sends nothing is a level to compare with, not a curve."""
     from matplotlib.ticker import MaxNLocator
 
     named = metric_title(group, metric)
     factor = metric_factor(group, metric)
-    title = f"{named[0].upper()}{named[1:]} against {_AGAINST[x]}"
-    figure, axes = empty_figure(title, _caption(group, lines, stage, smooth))
-    divisor, label = _scale(lines, x)
+    against = {"round": "rounds", "bytes": "bytes sent"}.get(x, AXES[x])
+    figure, axes = empty_figure(f"{named[0].upper()}{named[1:]} against {against}", caption)
+    farthest = max(max(line.axes[x]) for line in lines)
+    divisor, unit = next((scale for scale in _SCALES.get(x, ()) if farthest >= 2 * scale[0]), (1, ""))
+    logarithmic = x in ("bytes", "simulated") and _far_apart([line.axes[x] for line in lines])
+    nearest = min(value for line in lines for value in line.axes[x] if value > 0) if logarithmic else 0.0
     handles = []
     labels = []
-    farthest = max(max(line.x) for line in lines)
-    logarithmic = _logarithmic(lines, x)
-    first = min(value for line in lines for value in line.x if value > 0) if logarithmic else 0.0
     for number, line in enumerate(lines):
         style = line_style(group.looks[line.name])
-        if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve
-            line = _level(line, first, farthest)
-        at = [value / divisor for value in line.x]
+        at, mean, low, high = (line.axes[x], line.mean, line.low, line.high)
+        label = line.name
+        if x != "round" and max(at) == 0 < farthest:
+            at, mean, low, high = ((nearest, farthest), mean[-1:] * 2, low[-1:] * 2, high[-1:] * 2)
+            label += " (sends nothing; its last round)"
+        places = [value / divisor for value in at]
         if has_bands(len(lines), line.seeds):
-            low, high = ([factor * value for value in band] for band in (line.low, line.high))
-            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        step = max(1, math.ceil(len(at) / _MARKERS_PER_LINE))
+            edges = ([factor * value for value in band] for band in (low, high))
+            axes.fill_between(places, *edges, color=style["color"], alpha=0.15, linewidth=0)
+        step = max(1, math.ceil(len(places) / _MARKERS_PER_LINE))
         every = (number % step, step)  # markers of neighboring lines do not fall on one another
-        (handle,) = axes.plot(
-            at, [factor * value for value in line.mean], **style, markersize=5, markevery=every, gid=f"series-{number}"
-        )
-        handles.append(handle)
-        labels.append(line.name)
-    axes.set_xlabel(label)
+        shown = [factor * value for value in mean]
+        handles += axes.plot(places, shown, **style, markersize=5, markevery=every, gid=f"series-{number}")
+        labels.append(label)
+    axes.set_xlabel(f"{AXES[x]} [{unit}]" if unit else AXES[x])
     axes.set_ylabel(f"test {named} [%]" if factor > 1 else f"test {named}")
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -295,3 +329,377 @@ def draw_series(
         axes.set_xlim(left=0)
     legend(axes, handles, labels)
     return figure
+
+
+def _far_apart(places: Sequence[Sequence[float]]) -> bool:
+    """Whether one method has sent its all where another has hardly begun."""
+    sending = [of_line for of_line in places if max(of_line) > 0]
+    totals = [max(of_line) for of_line in sending]
+    begun = all(value > 0 for of_line in sending for value in of_line)
+    return begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
+
+
+# clients ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    """One client of one run. accuracy: in [0, 1]. samples: that it had to train on. None is "not recorded"."""
+
+    name: str
+    method: str
+    seed: int
+    client: int
+    architecture: str | None
+    samples: int | None
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of one row at a place, a rank or an architecture: mean, lowest and highest score, and how many there are."""
+
+    name: str
+    at: Any
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+def client_scores(group: Group) -> list[ClientScore]:
+    """Every scored client of every run, row after row, seed after seed."""
+    return [score for name, runs in group.rows.items() for run in runs for score in _scores(name, run)]
+
+
+def _scores(name: str, run: RunRecord) -> Iterator[ClientScore]:
+    table = run.result.clients_table
+    known: list[tuple[int, str | None, int | None, float | None]]
+    if table is None:  # only the accuracies were recorded
+        known = [(number, None, None, accuracy) for number, accuracy in enumerate(run.result.accuracy_per_client)]
+    else:
+        known = [(row.id, row.architecture, row.samples, row.accuracy) for row in table]
+    for number, architecture, samples, value in known:
+        accuracy = finite(value)
+        if accuracy is not None:
+            yield ClientScore(name, run.method, run.seed, number, architecture, samples, accuracy)
+
+
+def ranked(scores: Sequence[ClientScore]) -> list[Spread]:
+    """Each row's clients from the lowest to the highest score. Rank k over seeds is the mean of the k-th lowest
+    clients, whichever they are; where seeds scored different numbers of clients, as many ranks as all have.
+    """
+    found = []
+    for name in dict.fromkeys(score.name for score in scores):
+        by_seed: dict[int, list[float]] = {}
+        for score in scores:
+            if score.name == name:
+                by_seed.setdefault(score.seed, []).append(score.accuracy)
+        columns = zip(*map(sorted, by_seed.values()), strict=False)
+        found += [_spread(name, rank, values) for rank, values in enumerate(columns, start=1)]
+    return found
+
+
+def by_architecture(scores: Sequence[ClientScore]) -> list[Spread]:
+    """Every row and architecture; clients of which no architecture is recorded are left out."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for score in scores:
+        if score.architecture is not None:
+            values.setdefault((score.name, score.architecture), []).append(score.accuracy)
+    return [_spread(name, architecture, found) for (name, architecture), found in values.items()]
+
+
+def _spread(name: str, at: Any, values: Sequence[float]) -> Spread:
+    return Spread(name, at, statistics.fmean(values), min(values), max(values), len(values))
+
+
+def clients(runs: Iterable[RunRecord]) -> list[FigureWithData]:
+    """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy.
+
+    Raises:
+        ConfigError: nothing is finished, or no client was scored.
+    """
+    return _of_each_group(
+        runs, "accuracy-per-client", lambda g: ranked(client_scores(g)), _clients, "no client of these runs was scored"
+    )
+
+
+def _clients(group: Group, found: Sequence[Spread], stem: str) -> FigureWithData:
+    from matplotlib.ticker import MaxNLocator
+
+    main = group.score
+    names = dict.fromkeys(one.name for one in found)
+    bands = has_bands(len(names), len(group.seeds))
+    band = "; band: lowest to highest seed" if bands else ""
+    about = _about(group, more=f"Line: mean over seeds at each rank{band}." if len(group.seeds) > 1 else "")
+    figure, axes = empty_figure(main.of_it("Accuracy per client, sorted"), about)
+    handles = []
+    for name in names:
+        line = [one for one in found if one.name == name]
+        style = line_style(group.looks[name])
+        at = [one.at for one in line]
+        if bands and line[0].count > 1:
+            edges = (_shown(main, [getattr(one, end) for one in line]) for end in ("low", "high"))
+            axes.fill_between(at, *edges, color=style["color"], alpha=0.15, lw=0)
+        means = _shown(main, [one.mean for one in line])
+        every = max(1, len(at) // 10)
+        handles += axes.plot(at, means, **style, markersize=5, markevery=every, gid=f"ranks {name}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(f"client, from the lowest to the highest {main.title}")
+    axes.set_ylabel(main.axis)
+    legend(axes, handles, names)
+    return _drawing(stem, figure, about, list(map(asdict, found)))
+
+
+def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
+    """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method.
+
+    Raises:
+        ConfigError: nothing is finished, or no run says which client has which architecture.
+    """
+    lacking = "no result.json of these runs names its clients' architectures"
+    stem = "accuracy-by-architecture"
+    return _of_each_group(runs, stem, lambda group: by_architecture(client_scores(group)), _architectures, lacking)
+
+
+def _architectures(group: Group, found: Sequence[Spread], stem: str) -> FigureWithData:
+    main = group.score
+    over = " and seeds" if len(group.seeds) > 1 else ""
+    about = _about(group, more=f"Mark: mean over clients{over}; line: lowest to highest of them.")
+    places = {name: place for place, name in enumerate(dict.fromkeys(one.at for one in found))}
+    rows = dict.fromkeys(one.name for one in found)
+    names = shortened(list(places), _LONG)
+    width = min(_WIDEST, max(WIDTH, 0.8 + _MARK * (len(rows) + 1) * len(places)))
+    long = inches(names, _SIZE) + 0.1 > (width - 0.8) / len(places)
+    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    below = 0.71 * inches(names, _SIZE) if long else 0.0
+    figure, axes = empty_figure(main.of_it("Accuracy by architecture"), about, HEIGHT + below, width)
+    handles = []
+    for number, name in enumerate(rows):
+        mine = [one for one in found if one.name == name]
+        at = [places[one.at] + 0.7 * ((number + 0.5) / len(rows) - 0.5) for one in mine]
+        reach = [
+            _shown(main, [one.mean - one.low for one in mine]),
+            _shown(main, [one.high - one.mean for one in mine]),
+        ]
+        means = _shown(main, [one.mean for one in mine])
+        look = _mark(group, name) | {"elinewidth": 1, "capsize": 2.5, "gid": f"means {name}"}
+        handles.append(axes.errorbar(at, means, yerr=reach, **look))
+    for place in range(1, len(places)):
+        axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
+    axes.set_xticks(range(len(places)), names, fontsize=_SIZE, parse_math=False, **turned)
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.grid(False, axis="x")
+    axes.set_ylabel(main.axis)
+    legend(axes, handles, rows)
+    return _drawing(stem, figure, about, list(map(asdict, found)))
+
+
+def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
+    """``accuracy-by-size``: each client's accuracy against its number of training samples.
+
+    Raises:
+        ConfigError: nothing is finished, or no run says how much data its clients have.
+    """
+
+    def find(group: Group) -> list[ClientScore]:
+        return [score for score in client_scores(group) if score.samples is not None]
+
+    lacking = "no result.json of these runs says how many samples its clients have"
+    return _of_each_group(runs, "accuracy-by-size", find, _sizes, lacking)
+
+
+def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> FigureWithData:
+    main = group.score
+    about = _about(group, more=f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}.")
+    figure, axes = empty_figure(main.of_it("Accuracy by the amount of a client's data"), about)
+    rows = dict.fromkeys(score.name for score in scores)
+    handles = []
+    for name in rows:
+        mine = [score for score in scores if score.name == name]
+        values = _shown(main, [score.accuracy for score in mine])
+        look = _mark(group, name) | {"alpha": 0.85, "gid": f"marks {name}"}
+        handles += axes.plot([score.samples for score in mine], values, **look)
+    numbers = [score.samples for score in scores if score.samples]
+    if numbers and max(numbers) >= _WIDE * min(numbers):
+        axes.set_xscale("log")
+    axes.set_xlabel("training samples of the client")
+    axes.set_ylabel(main.axis)
+    legend(axes, handles, rows)
+    return _drawing(stem, figure, about, list(map(asdict, scores)))
+
+
+def _mark(group: Group, name: str) -> dict[str, Any]:
+    """A row's marker without a line; open, so that those below show."""
+    bare = {key: value for key, value in line_style(group.looks[name]).items() if key != "linewidth"}
+    return bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3}
+
+
+def _shown(score: MainScore, values: Iterable[float]) -> list[float]:
+    return list(map(score.shown, values))
+
+
+# methods and variants ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One method or variant. accuracy: over seeds, each: seed by seed; all in [0, 1]."""
+
+    name: str
+    accuracy: float
+    std: float | None
+    each: Mapping[int, float]
+
+    def text(self, score: MainScore) -> str:
+        """``"71.20 ± 0.80"``."""
+        return score.text(self.accuracy) + ("" if self.std is None else f" ± {score.text(self.std)}")
+
+
+def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
+    """``variants``: a bar per method or variant, after the last round; Local as a line across.
+
+    Args:
+        runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
+
+    Raises:
+        ConfigError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
+    """
+    return _of_each_group(
+        runs,
+        "variants",
+        lambda group: list(_bars(group, stage)),
+        lambda group, bars, stem: _variants(group, bars, stage, stem),
+        "no accuracy of these runs is recorded",
+        stage,
+    )
+
+
+def _bars(group: Group, stage: str | None) -> Iterator[Bar]:
+    """One per row, in order; a row without a recorded accuracy is left out."""
+    for name, of_stage in group.stages(stage).items():
+        each = {run.seed: finite(run.result.mean_accuracy(of_stage)) for run in group.rows[name]}
+        found = Estimate.of(each)
+        if found.mean is not None:
+            yield Bar(name, found.mean, found.std, {seed: value for seed, value in each.items() if value is not None})
+
+
+def _variants(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> FigureWithData:
+    from matplotlib.patheffects import withStroke
+
+    score = group.score
+    spread = "Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
+    about = _about(group, stage, spread)
+    local = next((bar for bar in found if group.looks[bar.name] < 0), None)
+    others = [bar for bar in found if bar is not local] or list(found)
+    names = ["\n".join(textwrap.wrap(bar.name, 30)) for bar in others]
+    step = max(_BAR, _LINE * (2 + max(name.count("\n") for name in names)))
+    figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
+    style_axes(axes, "x")
+    beside = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
+    for place, bar in enumerate(others):
+        axes.barh(place, score.shown(bar.accuracy), height=0.68, **bar_style(group.looks[bar.name]), gid=bar.name)
+        if len(bar.each) > 1:
+            dots = {"color": "white", "edgecolor": "black", "linewidth": 0.9, "s": 16, "zorder": 3}
+            axes.scatter(_shown(score, bar.each.values()), [place] * len(bar.each), **dots)
+        label = axes.annotate(bar.text(score), (score.shown(max(bar.each.values())), place), xytext=(6, 0), **beside)
+        label.set_path_effects([withStroke(linewidth=3, foreground="white")])
+    if local is not None and local not in others:
+        look = {"color": "black", "linestyle": (0, (1.5, 2)), "linewidth": 1.8, "gid": "local"}
+        legend(axes, [axes.axvline(score.shown(local.accuracy), **look)], [f"{local.name}: {local.text(score)}"])
+    axes.set_yticks(range(len(others)), names, parse_math=False)
+    axes.set_ylim(len(others) - 0.4, -0.6)
+    longest = score.shown(max(max(bar.each.values()) for bar in found))
+    room = max(1.0, longest) if score.is_share else longest or 1.0
+    axes.set_xlim(0.0, 1.3 * room)  # from 0 on, as lengths of bars are compared; room for the numbers beside them
+    if score.is_share:
+        axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
+    axes.set_xlabel(score.axis)
+    rows = [asdict(bar) | {"each": " ".join(f"{seed}: {value}" for seed, value in bar.each.items())} for bar in found]
+    return _drawing(stem, figure, about, rows)
+
+
+# what federation is worth -----------------------------------------------------------------------------------------
+
+
+def gain_drawings(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
+    """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
+
+    Args:
+        runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
+
+    Raises:
+        ConfigError: nothing is finished, a run lacks the stage, or no method ran alone, too.
+    """
+
+    def find(group: Group) -> list[tuple[str, Gains]]:
+        every = decompose(group.rows, group.stages(stage), group.score)
+        return [(name, one) for name, one in every.items() if one.gain.mean is not None]
+
+    lacking = "no method of these runs ran alone, too; see `polyfed compare --controls`"
+    return _of_each_group(
+        runs, "decomposition", find, lambda group, gains, stem: _gains(group, dict(gains), stage, stem), lacking, stage
+    )
+
+
+def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: str) -> FigureWithData:
+    from matplotlib.patches import Patch
+
+    score = group.score
+    every = list(found.values())
+    known = any(one.federated.margin is not None for one in every)
+    loss = any((part.mean or 0.0) < 0 for one in every for part in (one.alone, one.federated))
+    whiskers = "Whiskers: 95 % intervals, paired by seed." if known else ""
+    about = _about(group, stage, f"{whiskers}{' White: a loss.' if loss else ''}".strip())
+    figure, ((axes,),) = canvas("What federation is worth", about, 0.75 + 0.5 * len(every))
+    style_axes(axes, "x")
+    handles: dict[str, Any] = {part: Patch(**look) for part, look in _PARTS.items()}
+    for place, one in enumerate(every):
+        begin = one.local or 0.0
+        for (part, look), gain, side in zip(_PARTS.items(), (one.alone, one.federated), (-0.18, 0.18), strict=True):
+            end = score.improved(begin, gain.mean or 0.0)
+            left, right = score.shown(begin), score.shown(end)
+            bar = look | ({"facecolor": "white"} if (gain.mean or 0.0) < 0 else {})
+            axes.barh(place + side, right - left, height=0.36, left=left, **bar, gid=part)
+            if gain.margin is not None:
+                reach = score.shown(gain.margin)
+                axes.errorbar(right, place + side, xerr=reach, color="black", capsize=3, linewidth=1.1)
+            begin = end
+    lines = {"Local": ((0, (1.5, 2)), [one.local for one in every]), "pooled": ("solid", [one.pooled for one in every])}
+    for name, (style, values) in lines.items():
+        levels = [score.shown(value) for value in values if value is not None]
+        if levels:
+            at = sum(levels) / len(levels)
+            handles[name] = axes.axvline(at, color="black", linestyle=style, linewidth=1.6, gid=name)
+    axes.set_yticks(range(len(every)), ["\n".join(textwrap.wrap(name, 30)) for name in found], parse_math=False)
+    axes.set_ylim(len(every) - 0.4, -0.6)
+    low, high = axes.get_xlim()  # no accuracy lies outside of 0..100: whiskers are cut there, as intervals in tables
+    axes.set_xlim(max(0.0, low), min(100.0, high) if score.is_share else high)
+    axes.set_xlabel(score.axis)
+    legend(axes, list(handles.values()), list(handles))
+    rows = [
+        {"name": name, "local": one.local, "pooled": one.pooled, "way": one.way}
+        | {
+            f"{part}{end}": getattr(getattr(one, part), of)
+            for part in ("gain", "alone", "federated")
+            for end, of in (("", "mean"), ("_std", "std"), ("_margin", "margin"))
+        }
+        for name, one in found.items()
+    ]
+    return _drawing(stem, figure, about, rows)
+
+
+def write_gains(runs: Sequence[RunRecord], table: Table, folder: str | Path, stage: str | None = None) -> list[Path]:
+    """Write ``decomposition.png`` and ``.svg`` into the folder; nothing where no method of the table ran alone, too.
+
+    Args:
+        runs, stage: as for `gain_drawings`. table: their comparison, in the same stage.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    gains = [row.gains for section in table.sections for row in section.rows]
+    if not any(one is not None and one.gain.mean is not None for one in gains):
+        return []
+    place = make_folder(folder)
+    return [file for drawing in gain_drawings(runs, stage) for file in save(drawing.figure, place, drawing.stem)]

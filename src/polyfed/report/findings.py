@@ -1,118 +1,299 @@
-"""The result of a comparison in words: which method leads, and whether that is more than chance.
+"""What a comparison says: who leads, what of a gain needs the other clients, and how held-out groups fare.
 
-A difference is distinguishable where the 95 % interval of its mean over seeds (`polyfed.report.statistics`) leaves out
-zero. Below `SEEDS` seeds nothing is claimed. Each interval is of one difference, and does not allow for the choice of
-the best among many.
+The result in words. A difference is distinguishable where the 95 % interval of its mean over seeds leaves out zero
+(`polyfed.report.statistics`); below `SEEDS` seeds nothing is claimed. Each interval is of one difference, and does not
+allow for the choice of the best among many.
+
+What federation is worth:
+
+    gain over Local = gain alone + federated gain
+    accuracy together - Local = (accuracy alone - Local) + (accuracy together - accuracy alone)
+
+"Alone" is the row of the same method with the same hyperparameters in which every client is a federation of its own.
+All three differences are paired by seed, on the seeds that together, alone and Local have, so that the sum is exact.
+The way to pooled is the mean gain over the mean difference of pooled data to Local, on the seeds that all three have;
+it is given where that difference is distinguishable from zero, as a share of what may be chance says nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from polyfed.report.comparison_rows import ComparisonRow
-from polyfed.report.statistics import SEEDS, Paired, is_distinguishable
-from polyfed.report.text_tables import interval, scored
+from polyfed.report.grouping import Group
+from polyfed.report.run_records import RunRecord
+from polyfed.report.statistics import SEEDS, BySeed, Estimate, finite, finite_ones, mean_of
+from polyfed.report.text_tables import Column, format_mean_std, interval, scored
 from polyfed.results.main_score import ACCURACY, MainScore
 
-__all__ = ["finding"]
+if TYPE_CHECKING:
+    from polyfed.report.comparison import ComparisonRow
 
-_NAMED = 4  # methods told by name; of more, how many
+_Rows = Mapping[str, Sequence[RunRecord]]
+
+# what federation is worth -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gains:
+    """A gain over Local, taken apart. Accuracies and differences in [0, 1]; None is "not known".
+
+    Attributes:
+        local: Local's mean accuracy on the seeds that all three have.
+        gain: together minus Local. alone: alone minus Local. federated: together minus alone.
+        pooled: Local's mean accuracy plus the mean difference of pooled data to it.
+        way: the share of the way from Local to pooled; None where pooled data are not distinguishably above Local.
+        longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
+    """
+
+    local: float | None
+    gain: Estimate
+    alone: Estimate
+    federated: Estimate
+    pooled: float | None
+    way: float | None
+    longer: Estimate = field(default_factory=Estimate)
+
+
+def take_apart(
+    together: BySeed,
+    alone: BySeed,
+    local: BySeed,
+    pooled: BySeed,
+    score: MainScore = ACCURACY,
+    longer: BySeed | None = None,
+) -> Gains:
+    """The parts of a gain, on the seeds that together, alone and Local have.
+
+    Args:
+        together, alone, local, pooled, longer: seed -> accuracy; of pooled data, and of a Local of as many steps, empty
+            where there is none.
+        score: the main score; what lowers the RMSE is a gain above zero.
+    """
+    shared = [seed for seed in together if seed in alone and seed in local]
+    mine, separate, base = ({seed: scores[seed] for seed in shared} for scores in (together, alone, local))
+    ceiling = Estimate.gain(pooled, base, score)
+    on_the_way = Estimate.gain(mine, {seed: base[seed] for seed in ceiling.seeds}, score).mean
+    way = None
+    if on_the_way is not None and ceiling.mean is not None and ceiling.is_distinguishable and ceiling.mean > 0:
+        way = on_the_way / ceiling.mean
+    level = mean_of(list(base.values()))
+    return Gains(
+        local=level,
+        gain=Estimate.gain(mine, base, score),
+        alone=Estimate.gain(separate, base, score),
+        federated=Estimate.gain(mine, separate, score),
+        pooled=None if level is None or ceiling.mean is None else score.improved(level, ceiling.mean),
+        way=way,
+        longer=Estimate.difference(mine, longer or {}),
+    )
+
+
+def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURACY) -> dict[str, Gains]:
+    """Row -> its gains, of all methods that also ran alone; none without a single row of Local.
+
+    Args:
+        rows: name -> runs, one per seed. stages: name -> the stage that is scored there.
+    """
+    local = [runs for runs in rows.values() if runs[0].is_local]
+    if len(local) != 1:
+        return {}
+    pooled = next((runs for runs in rows.values() if runs[0].control == "pooled"), ())
+    found = {}
+    for name, runs in rows.items():
+        alone = next((other for other in rows if _is_alone(rows[other][0], runs[0])), None)
+        if alone is None or runs[0].control:
+            continue
+        longer = next((other for other in rows.values() if name in other[0].recipe.run.control_of), ())
+        found[name] = take_apart(
+            _by_seed(runs, stages[name]),
+            _by_seed(rows[alone], stages[alone]),
+            _by_seed(local[0], stages[name]),
+            _by_seed(pooled, stages[name]),
+            score,
+            _by_seed(longer, stages[name]),
+        )
+    return found
+
+
+def _is_alone(other: RunRecord, run: RunRecord) -> bool:
+    """Whether the other is the run of the same method and settings in which clients are alone."""
+    is_same = other.method == run.method and other.settings == {**run.settings, "alone": True}
+    return is_same and other.control == "alone"
+
+
+def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
+    """Seed -> accuracy in the stage; in the runs' own where they were not scored in it."""
+    found = {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
+    if len(finite_ones(found.values())) == len(found):
+        return found
+    return {run.seed: finite(run.result.mean_accuracy(run.stage)) for run in runs}
+
+
+def remarks(found: Mapping[str, Gains]) -> list[str]:
+    """What may be said of the gains, for the notes below a table."""
+    if not found:
+        return []
+    lines = [
+        "alone: the same method with every client a federation of its own; gain over Local = gain alone + federated "
+        "gain (together minus alone); way to pooled: the gain as a share of what training on all clients' rows gains"
+    ]
+    if all(one.federated.is_distinguishable is None for one in found.values()):
+        return [*lines, "federated gains: nothing can be claimed of them below three seeds"]
+    sides = [
+        f"{name} ({'above' if (one.federated.mean or 0) > 0 else 'below'} zero)"
+        for name, one in found.items()
+        if one.federated.is_distinguishable
+    ]
+    return [*lines, f"federated gains whose 95 % interval leaves out zero: {', '.join(sides) or 'none'}"]
+
+
+# groups held out one after the other ------------------------------------------------------------------------------
+
+SubTable = tuple[str, list[Column]]  # title and columns
+_TITLES = {
+    "received": "Each group held out in turn, in %: with what it would receive if it joined now",
+    "after_training": "Each group held out in turn, in %: after local training on what it would receive",
+}
+
+
+def leave_one_out_tables(groups: Sequence[Group]) -> tuple[SubTable, ...]:
+    """A table for each stage in which groups held out were scored; nothing where no two were held out in turn.
+
+    A row is a method, a column a group; then the mean over groups, and its difference to Local, paired by seed.
+
+    Args:
+        groups: all sets of comparable runs; those count that held out one group each and are alike in all else.
+    """
+    experiments: dict[str, dict[str, Group]] = {}
+    for group in groups:
+        if group.held_out is not None:
+            experiments.setdefault(group.experiment, {})[group.held_out] = group
+    tables = [
+        _leave_one_out(f"{title} ({experiment})", turns, stage)
+        for experiment, turns in experiments.items()
+        for stage, title in _TITLES.items()
+        if len(turns) > 1
+    ]
+    return tuple(table for table in tables if len(table[1]) > 1)
+
+
+def _leave_one_out(title: str, turns: Mapping[str, Group], stage: str) -> SubTable:
+    scores: dict[str, dict[str, dict[int, float | None]]] = {  # group -> row -> seed -> accuracy
+        turn: {
+            row: {run.seed: finite(run.result.held_out[stage].mean) for run in runs if stage in run.result.held_out}
+            for row, runs in group.rows.items()
+        }
+        for turn, group in turns.items()
+    }
+    names = list(dict.fromkeys(row for of_rows in scores.values() for row in of_rows))
+    means = {}  # row -> the mean over groups, for the seeds with which all groups were held out
+    for name in names:
+        first, *others = (of_rows.get(name, {}) for of_rows in scores.values())
+        shared = [seed for seed in first if all(seed in other for other in others)]
+        means[name] = {seed: mean_of([one[seed] for one in (first, *others)]) for seed in shared}
+    local = next((row for group in turns.values() for row, runs in group.rows.items() if runs[0].is_local), "")
+    gains = [Estimate.difference(means[name], means.get(local, {}) if name != local else {}) for name in names]
+    columns = [
+        Column("method", names, words=True),
+        *(Column(turn, _cells([of_rows.get(name, {}) for name in names])) for turn, of_rows in scores.items()),
+        Column("mean", _cells([means[name] for name in names])),
+        Column("vs Local", format_mean_std(gains, "+")),
+        Column("interval", list(map(interval, gains))),
+    ]
+    return title, [column for column in columns if not column.is_empty]
+
+
+def _cells(of_rows: Sequence[BySeed]) -> list[str]:
+    """Mean and standard deviation over seeds."""
+    return format_mean_std(list(map(Estimate.of, of_rows)))
+
+
+# the result in words ----------------------------------------------------------------------------------------------
+
+_NAMED = 4  # methods that are named; of more, how many
 _NUMBERS = {1: "one seed", 2: "two seeds"}
 
 
 def finding(rows: Sequence[ComparisonRow], score: MainScore = ACCURACY) -> str:
     """One or two sentences: who leads, by how much, and what may be claimed of it. score: the main score."""
     lost = [row for row in rows if row.nothing_learnt]
-    known = [row for row in rows if row.accuracy is not None and row not in lost and not row.control]
+    known = [row for row in rows if row.score.mean is not None and row not in lost and not row.control]
     if not known:
         return "Nothing was learnt." if lost else f"No {score.title} is known."
     warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""
     return f"{_compared(known, score)}{warning}"
 
 
-def _best(rows: Sequence[ComparisonRow], score: MainScore) -> ComparisonRow:
-    """The first of equals."""
-    best = score.best(row.accuracy for row in rows if row.accuracy is not None)
-    return next(row for row in rows if row.accuracy == best)
-
-
-def _level(row: ComparisonRow, score: MainScore) -> str:
-    """``"75.12 %"``, ``"RMSE 53.47"``."""
-    value = scored(row.accuracy, score)
-    return f"{value} %" if score.is_share else f"{score.title} {value}"
-
-
 def _compared(known: Sequence[ComparisonRow], score: MainScore) -> str:
     """The finding on rows whose main score is known, and was learnt."""
     leader = _best(known, score)
+    value = scored(leader.score.mean, score)
+    level = f"{value} %" if score.is_share else f"{score.title} {value}"
     if len(known) == 1:
-        return f"{leader.name} reaches {_level(leader, score)}; there is no other method to compare it with."
-    alone = [row for row in known if row.method == "local"]
-    if len(alone) != 1:
-        return f"{_leads(leader, score)}, {_from_rival(leader, score)}"
-    local = alone[0]
+        return f"{leader.name} reaches {level}; there is no other method to compare it with."
+    leads = f"{leader.name} leads with {level}"
+    locals_ = [row for row in known if row.method == "local"]
+    if len(locals_) != 1:
+        distance = _points(leader.against_rival, score)
+        return f"{leads}, {distance} {leader.rival}{_claim(leader.against_rival, leader.rival, score)}"
+    local = locals_[0]
     others = [row for row in known if row is not local]
-    named = leader
-    level = f"({scored(local.accuracy, score)}{score.unit})"
-    if leader.difference_seeds and leader.seeds != local.seeds:
-        level = "on the seeds that both have"
-    told = f"{_leads(leader, score)}, {_points(leader.difference, score)} Local {level}"
     if leader is local:
         named = _best(others, score)
         side = "below" if score.lower_is_better else "above"
-        told = f"{_leads(local, score)}: no method is {side} it. {named.name} comes next"
-        told += f", {_points(named.difference, score)} it"
-    return f"{told}{_claim(_to_local(named), 'Local', score)}{_told_apart(others, named)}"
+        start = f"{leads}: no method is {side} it. {named.name} comes next, {_points(named.difference, score)} it"
+    else:
+        named = leader
+        on_what = f"({scored(local.score.mean, score)}{score.unit})"
+        if leader.difference.seeds and leader.seeds != local.seeds:
+            on_what = "on the seeds that both have"
+        start = f"{leads}, {_points(named.difference, score)} Local {on_what}"
+    return f"{start}{_claim(named.difference, 'Local', score)}{_others(others, named)}"
 
 
-def _leads(row: ComparisonRow, score: MainScore) -> str:
-    return f"{row.name} leads with {_level(row, score)}"
+def _best(rows: Sequence[ComparisonRow], score: MainScore) -> ComparisonRow:
+    """The first of equals."""
+    best = score.best(row.score.mean for row in rows if row.score.mean is not None)
+    return next(row for row in rows if row.score.mean == best)
 
 
-def _points(difference: float | None, score: MainScore) -> str:
+def _points(difference: Estimate, score: MainScore) -> str:
     """``"3.40 points above"``."""
-    if difference is None:
+    if difference.mean is None:
         return "at an unknown distance from"
-    side = "above" if difference >= 0 else "below"
-    return f"{score.text(abs(difference))}{' points' if score.is_share else ''} {side}"
+    side = "above" if difference.mean >= 0 else "below"
+    return f"{score.text(abs(difference.mean))}{' points' if score.is_share else ''} {side}"
 
 
-def _to_local(row: ComparisonRow) -> Paired:
-    return Paired(row.difference_seeds, row.difference, row.difference_std, row.difference_margin)
-
-
-def _from_rival(leader: ComparisonRow, score: MainScore) -> str:
-    distance = _points(leader.against_rival.mean, score)
-    return f"{distance} {leader.rival}{_claim(leader.against_rival, leader.rival, score)}"
-
-
-def _claim(difference: Paired, other: str, score: MainScore) -> str:
+def _claim(difference: Estimate, other: str, score: MainScore) -> str:
     """What may be said of a difference, as the end of a sentence."""
     seeds = len(difference.seeds)
     if seeds == 0:
         return "; the two share no seed, so that nothing can be claimed."
     if seeds < SEEDS:
         return f". With {_NUMBERS[seeds]} nothing can be claimed: it takes three to tell a difference from chance."
-    sure = is_distinguishable(difference)
+    sure = difference.is_distinguishable
     if sure is None:
         return "; how much of that is chance is not known."
-    said = "distinguishable" if sure else "not distinguishable"
+    word = "distinguishable" if sure else "not distinguishable"
+    ends = interval(difference, score).strip("[]").replace(",", " to")
     points = " points" if score.is_share else ""
-    return f"; over {seeds} seeds this is {said} from {other} (95 % interval {_range(difference, score)}{points})."
+    return f"; over {seeds} seeds this is {word} from {other} (95 % interval {ends}{points})."
 
 
-def _range(difference: Paired, score: MainScore) -> str:
-    return interval(difference.mean, difference.margin, "+", score).strip("[]").replace(",", " to")
-
-
-def _told_apart(others: Sequence[ComparisonRow], named: ComparisonRow) -> str:
+def _others(others: Sequence[ComparisonRow], named: ComparisonRow) -> str:
     """Which methods differ from Local beside the one that was named; nothing where none does."""
-    found = [row for row in others if row is not named and is_distinguishable(_to_local(row))]
-    if not found:
+    sides = {
+        row.name: "above" if (row.difference.mean or 0.0) > 0 else "below"
+        for row in others
+        if row is not named and row.difference.is_distinguishable
+    }
+    if not sides:
         return ""
-    start = "Also distinguishable" if is_distinguishable(_to_local(named)) else "Distinguishable"
-    sides = [(row.name, "above" if (row.difference or 0.0) > 0 else "below") for row in found]
+    start = "Also distinguishable" if named.difference.is_distinguishable else "Distinguishable"
     if len(sides) <= _NAMED:
-        return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides)}."
-    above = sum(side == "above" for _, side in sides)
+        return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides.items())}."
+    above = list(sides.values()).count("above")
     return f" {start} from Local: {len(sides)} others, {above} above and {len(sides) - above} below."

@@ -81,8 +81,8 @@ def about_column(heading: str, score: MainScore = ACCURACY) -> str:
     if heading in _STAGES:
         return score.of_it(f"Accuracy in % of {_STAGES[heading]}.")
     if heading.startswith("by "):
-        told = f"The same models in the same stage, predicting by {heading.removeprefix('by ')} instead"
-        return f"{told}; in %." if score.is_share else f"{told}."
+        about = f"The same models in the same stage, predicting by {heading.removeprefix('by ')} instead"
+        return f"{about}; in %." if score.is_share else f"{about}."
     return score.of_it(_COLUMNS.get(heading, ""))
 
 

@@ -22,6 +22,7 @@ from polyfed.results.schema import EvaluationFacts
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
 _MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}
+_OF_PARTITION = {"dirichlet": ("dirichlet_alpha",), "by_class": ("classes_per_client", "class_assignment")}
 _NOT_DATA = ("dataset", "root", "num_clients")  # root: where the files lie; the others are in every result
 
 
@@ -90,16 +91,11 @@ class Group:
 
     def _base_text(self) -> str:
         """What networks began with: " Base pre-trained on 4000 rows, 61 seconds."; or ""."""
-        told = [run.result.pretraining for run in self.runs if run.result.pretraining]
-        if not told:
+        bases = [run.result.pretraining for run in self.runs if run.result.pretraining]
+        if not bases:
             return ""
-        seconds = [float(one["seconds"]) for one in told]
-        took = (
-            f"{min(seconds):.0f}"
-            if round(min(seconds)) == round(max(seconds))
-            else f"{min(seconds):.0f} to {max(seconds):.0f}"
-        )
-        return f" Base pre-trained on {told[0]['rows']} rows, {took} seconds."
+        ends = dict.fromkeys(f"{bound(float(base['seconds']) for base in bases):.0f}" for bound in (min, max))
+        return f" Base pre-trained on {bases[0]['rows']} rows, {' to '.join(ends)} seconds."
 
     def seeds_text(self) -> str:
         """``"seed 0"`` or ``"seeds 0, 1"``."""
@@ -132,10 +128,9 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
     keyed: dict[str, list[RunRecord]] = {}
     for run in finished:
         keyed.setdefault(json.dumps(_context(run), sort_keys=True, default=str), []).append(run)
-    contexts = [_context(members[0]) for members in keyed.values()]
-    every = [context["data"] for context in contexts]
-    keys = dict.fromkeys(key for data in every for key in data)
-    differing = [key for key in keys if any(data.get(key) != every[0].get(key) for data in every)]
+    data = [_context(members[0])["data"] for members in keyed.values()]
+    keys = dict.fromkeys(key for settings in data for key in settings)
+    differing = [key for key in keys if any(settings.get(key) != data[0].get(key) for settings in data)]
     looks = looks_of(runs)
     return [_group(members, differing, looks) for members in keyed.values()], notes
 
@@ -178,7 +173,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
 
 def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, int]) -> Group:
     rows: dict[str, list[RunRecord]] = {}
-    for run in sorted(runs, key=_place):  # stable: as found, Local before all and controls behind
+    for run in sorted(runs, key=lambda run: 2 if run.control else not run.is_local):  # Local first, controls last
         rows.setdefault(_row_of(run), []).append(run)
     for name, members in rows.items():
         members.sort(key=lambda run: run.seed)
@@ -191,31 +186,23 @@ def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, 
     return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes, looks)
 
 
-def _place(run: RunRecord) -> int:
-    """Which part of a table a run belongs to."""
-    if run.control:
-        return 2
-    return 0 if run.is_local else 1
-
-
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
-    """Tells where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
+    """Where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
+    recipes = {name: runs[0].recipe for name, runs in rows.items() if not runs[0].recipe.is_empty}
     for section in EXPERIMENT:
-        recipes = {name: runs[0].recipe for name, runs in rows.items() if not runs[0].recipe.is_empty}
         settings = {name: recipe.section(section) for name, recipe in recipes.items()}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}
             for name, found in settings.items():
-                values.setdefault(shorten(format_setting(found.get(key, "unset")), 60, placeholder="..."), []).append(
-                    name
-                )
+                value = shorten(format_setting(found.get(key, "unset")), 60, placeholder="...")
+                values.setdefault(value, []).append(name)
             if len(values) > 1:
-                told = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
-                yield f"{section}.{key} differs: {told}"
+                each = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
+                yield f"{section}.{key} differs: {each}"
 
 
 def _made_of_others(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
-    """Tells which runs had other data under the same name than runs of their seed before them, or other code."""
+    """Which runs had other data under the same name than runs of their seed before them, or other code."""
     first: dict[tuple[str, str], tuple[str, str]] = {}  # what -> its checksum, and whose it is
     for name, runs in rows.items():
         for run in runs:
@@ -224,23 +211,19 @@ def _made_of_others(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
                 parts["data", str(run.seed)] = run.data_checksum
             for (kind, which), checksum in parts.items():
                 known, owner = first.setdefault((kind, which), (checksum, name))
-                if known == checksum:
-                    continue
-                if kind == "data":
+                if known != checksum and kind == "data":
                     yield f"{name}, seed {which}: other data under the same name than of {owner}, which do not compare"
-                else:
+                elif known != checksum:
                     yield f"{name}, seed {run.seed}: other code in {which} than of {owner}"
 
 
 def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
-    """Tells which runs ended otherwise than with their last planned round, and without whom."""
+    """Which runs ended otherwise than with their last planned round, and without whom."""
     for name, runs in rows.items():
         stops = [str(run.result.stopped_after) for run in runs if run.result.stopped_after]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
-        for line in dict.fromkeys(run.result.nothing_learnt for run in runs):
-            if line:
-                yield f"{name}: {line}"
+        yield from (f"{name}: {line}" for line in dict.fromkeys(run.result.nothing_learnt for run in runs) if line)
         if any(run.rounds and run.rounds[-1].final_round for run in runs):
             yield f"{name}: figures after a final round"
         tables = [run.result.clients_table or [] for run in runs]
@@ -266,12 +249,10 @@ def describe_unevaluated(last: Mapping[int, int]) -> Iterator[str]:
 
 def _about(run: RunRecord, differing: Iterable[str]) -> str:
     data = run.recipe.data
-    partition = data.get("partition")
-    dealt = {"dirichlet": ["dirichlet_alpha"], "by_class": ["classes_per_client", "class_assignment"]}.get(
-        str(partition), []
-    )
-    keys = list(dict.fromkeys([*dealt, *(key for key in differing if key != "partition")]))
-    details = ([str(partition)] if partition else []) + [f"{k}={format_setting(data[k])}" for k in keys if k in data]
+    partition = str(data.get("partition", ""))
+    keys = dict.fromkeys([*_OF_PARTITION.get(partition, ()), *(key for key in differing if key != "partition")])
+    details = [partition] if partition else []
+    details += [f"{key}={format_setting(data[key])}" for key in keys if key in data]
     result = run.result
     dataset = f"{result.dataset} ({', '.join(details)})" if details else result.dataset
     return f"{dataset}, {result.clients} clients{_held_out(run)}, {result.rounds} rounds"

@@ -21,30 +21,26 @@ from typing import Any
 from polyfed.escaping import html_text, visible_in
 from polyfed.places import shown_place, without_places
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_columns import notes_of, sub_tables
-from polyfed.report.comparison_formats import Table
+from polyfed.report.comparison import ComparisonGroup, Table
+from polyfed.report.comparison_tables import notes_of, sub_tables
 from polyfed.report.figures import AXES, METRICS, axes_of, metric_factor, metric_title, series
 from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages
 from polyfed.report.heatmaps import heat_maps
 from polyfed.report.results_page import read_command
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import Column, finite
+from polyfed.report.statistics import finite
+from polyfed.report.text_tables import Column
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.schema import ClientRow
 from polyfed.version import __version__
 
-__all__ = ["page", "page_data", "write_page"]
-
-_POINTS = 300  # points of a line at most
-_FEWEST = 40  # points that a line keeps, however many lines there are
-_ALL_POINTS = 60_000  # numbers in all curves of a page, about 400 kB
-_CELLS = 60_000  # cells in all heat maps of a page, about as much
-_LABELS = 60_000  # counts of classes in all tables of clients of a page, about as much
+_POINTS = 300  # of a line, at most
+_CELLS = 60_000  # of all heat maps of a page, and counts of classes in all its tables of clients, about 400 kB
 _NAME = 60  # characters of a file's name
 _NAMES = 500  # classes that are called by their names
-_OF_CLIENT = ("architecture", "parameters", "samples", "test_samples")  # what the page tells of a client
-_REASONS = 5  # refusals told by name, the most frequent ones
+_LISTED = 40  # numbers of clients in a cell
+_REASONS = 5  # reasons of refusals that are given, the most frequent ones
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _TIMES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 _LOST = {"refused": "refused", "dropped": "dropped out", "late": "late", "discarded": "discarded"}
@@ -109,68 +105,55 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
         ConfigError: as `page`.
     """
     groups, _ = group_runs(runs, stage)
-    lines = sum(len(group.rows) for group in groups)
-    most = max(_FEWEST, min(_POINTS, _ALL_POINTS // (3 * (len(METRICS) + 1) * lines)))
-    cells = _CELLS // len(groups)
-    counts = _LABELS // len(groups)
-    sections = [
-        {
-            "title": group.about,
-            "score": _score(group.score),
-            "finding": section.finding,
-            "caption": section.caption,
-            "scaled": any(run.scaled_down for run in group.runs),
-            "notes": notes_of(section),
-            "tables": [_sub_table(title, columns, group.score) for title, columns in sub_tables(section)],
-            "stages": _stages(group),
-            "rows": [{"name": name, "look": group.looks[name]} for name in group.rows],
-            "curves": _curves(group, stage, most),
-            "clients": _clients(group, counts),
-            "lost": _lost(group),
-            "heat_maps": heat_maps(group, cells),
-            "commands": _commands(group),
-            "recipes": _recipes(group),
-            "versions": _versions(group.runs),
-        }
-        for group, section in zip(groups, table.sections, strict=True)
-    ]
-    title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
-    axes = {axis: AXES[axis] for axis in axes_of(run for group in groups for run in group.runs)}
+    room = _CELLS // len(groups)
+    pairs = zip(groups, table.sections, strict=True)
     scores = [section.score for section in table.sections] or [ACCURACY]
-    overview = [_sub_table(title, columns, scores[0]) for title, columns in table.overview]
-    told = {"overview": overview, "axes": axes, "polyfed": __version__}
-    return {"title": title, "notes": list(table.notes), **told, "sections": sections}
+    return {
+        "title": groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons",
+        "notes": list(table.notes),
+        "overview": [_table(title, columns, scores[0]) for title, columns in table.overview],
+        "axes": {axis: AXES[axis] for axis in axes_of(run for group in groups for run in group.runs)},
+        "polyfed": __version__,
+        "sections": [_section(group, section, stage, room) for group, section in pairs],
+    }
+
+
+def _section(group: Group, section: ComparisonGroup, stage: str | None, room: int) -> dict[str, Any]:
+    """One set of comparable runs. room: cells of its heat maps, and counts of classes."""
+    tables = [_table(title, columns, group.score) for title, columns in sub_tables(section)]
+    about = dict.fromkeys((one["heading"], one["about"]) for sheet in tables for one in sheet["columns"])
+    scored = dict.fromkeys(stage for run in group.runs for stage in scored_stages(run))
+    return {
+        "title": group.about,
+        "finding": section.finding,
+        "caption": section.caption,
+        "scaled": any(run.scaled_down for run in group.runs),
+        "notes": notes_of(section),
+        "tables": tables,
+        "meanings": [*filter(None, map(about_stage, scored)), *(f"{name}: {text}" for name, text in about if text)],
+        "rows": [{"name": name, "look": group.looks[name]} for name in group.rows],
+        "curves": _curves(group, stage),
+        "clients": _clients(group, room),
+        "lost": _lost(group),
+        "heat_maps": heat_maps(group, room),
+        "commands": _commands(group),
+        "recipes": _recipes(group),
+        "versions": _versions(group.runs),
+    }
 
 
 # tables -----------------------------------------------------------------------------------------------------------
 
 
-def _score(score: MainScore) -> dict[str, Any]:
-    """How the page shows the main score: a share in percent, or a number as it is."""
-    return {
-        "axis": score.axis,
-        "per_client": score.of_it("Accuracy per client in %"),
-        "every_client": score.of_it("Accuracy of every client"),
-        "factor": score.shown(1.0),
-    }
+def _table(title: str, columns: Sequence[Column], score: MainScore) -> dict[str, Any]:
+    return {"title": title, "columns": [_column(column, about_column(column.title, score)) for column in columns]}
 
 
-def _sub_table(title: str, columns: Sequence[Column], score: MainScore) -> dict[str, Any]:
-    return {"title": title, "columns": [_column(column, score) for column in columns]}
-
-
-def _column(column: Column, score: MainScore = ACCURACY) -> dict[str, Any]:
+def _column(column: Column, about: str = "") -> dict[str, Any]:
+    """order: by which the cells are sorted; None: by the words themselves."""
     order = None if column.words else list(map(sort_order, column.cells))
     cells = ["" if cell == "-" else cell for cell in column.cells]
-    heading = column.heading.replace("\n", " ")
-    about = about_column(heading, score)
-    return {"heading": heading, "about": about, "cells": cells, "order": order, "bold": sorted(column.bold)}
-
-
-def _stages(group: Group) -> list[str]:
-    """What the stages are in which these runs were scored."""
-    scored = dict.fromkeys(stage for run in group.runs for stage in scored_stages(run))
-    return [about for about in map(about_stage, scored) if about]
+    return {"heading": column.title, "about": about, "cells": cells, "order": order, "bold": sorted(column.bold)}
 
 
 def sort_order(cell: str) -> float | None:
@@ -193,41 +176,28 @@ def sort_order(cell: str) -> float | None:
 # curves -----------------------------------------------------------------------------------------------------------
 
 
-def _curves(group: Group, stage: str | None, most: int) -> dict[str, Any]:
-    """Of each row: places on its axes, and for each figure mean, lowest and highest seed at these places."""
+def _curves(group: Group, stage: str | None) -> dict[str, Any]:
+    """Each row's places on the axes, and of each figure recorded at all of these, mean, lowest and highest seed."""
     lines: dict[str, dict[str, Any]] = {}
     thinned = 0
     for metric in METRICS:
-        known = axes_of(group.runs)
-        found = {axis: {line.name: line for line in series(group, axis, stage, metric)} for axis in known}
-        for name, line in found["round"].items():
-            kept = _kept(len(line.x), most)
-            thinned = max(thinned, len(line.x) if len(kept) < len(line.x) else 0)
-            points = lines.setdefault(name, {"seeds": line.seeds, "metrics": {}})
-            axes = [axis for axis in known if name in found[axis]]
-            values = {axis: [_short(found[axis][name].x[at], 2) for at in kept] for axis in axes}
-            values |= {"mean": [_short(line.mean[at]) for at in kept]}
-            if line.seeds > 1:
-                values |= {key: [_short(getattr(line, key)[at]) for at in kept] for key in ("low", "high")}
-            shared = points.setdefault("axes", {axis: values[axis] for axis in axes})
-            for axis in axes:  # most figures are recorded at the same rounds as the accuracy
-                if values[axis] == shared[axis]:
-                    del values[axis]
-            points["metrics"][metric] = values
+        for line in series(group, stage, metric):
+            count = len(line.mean)
+            kept = [at * (count - 1) // (_POINTS - 1) for at in range(_POINTS)] if count > _POINTS else range(count)
+            axes = {axis: [_short(places[at], 2) for at in kept] for axis, places in line.axes.items()}
+            known = lines.setdefault(line.name, {"seeds": line.seeds, "axes": axes, "metrics": {}})
+            if axes["round"] == known["axes"]["round"]:
+                thinned = max(thinned, count if count > _POINTS else 0)
+                ends = {"mean": line.mean, "low": line.low, "high": line.high}
+                known["metrics"][metric] = {end: [_short(found[at]) for at in kept] for end, found in ends.items()}
     names = [metric for metric in METRICS if any(metric in line["metrics"] for line in lines.values())]
-    note = f"Curves of up to {thinned} rounds are drawn through {most} of them." if thinned else ""
-    titles = {name: metric_title(group, name) for name in names}
-    factors = {name: metric_factor(group, name) for name in names}
-    return {"metrics": names, "titles": titles, "factors": factors, "lines": lines, "note": note}
-
-
-def _kept(count: int, most: int) -> list[int]:
-    """Which of the points are drawn: all if they are few, else evenly chosen ones with the first and the last.
-
-    >>> _kept(4, 5), _kept(9, 5)
-    ([0, 1, 2, 3], [0, 2, 4, 6, 8])
-    """
-    return list(range(count)) if count <= most else [at * (count - 1) // (most - 1) for at in range(most)]
+    return {
+        "metrics": names,
+        "titles": {name: metric_title(group, name) for name in names},
+        "factors": {name: metric_factor(group, name) for name in names},
+        "lines": lines,
+        "note": f"Curves of up to {thinned} rounds are drawn through {_POINTS} of them." if thinned else "",
+    }
 
 
 def _short(value: float, digits: int = 5) -> float | None:
@@ -241,71 +211,93 @@ def _short(value: float, digits: int = 5) -> float | None:
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-def _clients(group: Group, most: int) -> dict[str, Any]:
-    """Of each seed, which deals data anew: the clients, and their last accuracy with every row that has the seed.
+def _clients(group: Group, room: int) -> dict[str, Any]:
+    """Of each seed, which deals data anew, a table of its clients, and their last accuracy with every row.
 
-    most: counts of classes that have room.
+    room: counts of classes that may be shown.
     """
-    found: list[dict[str, Any]] = []
-    for seed in group.seeds:
-        runs = {name: run for name, members in group.rows.items() for run in members if run.seed == seed}
-        scores = {name: list(map(finite, run.result.accuracy_per_client)) for name, run in runs.items()}
-        scores = {name: values for name, values in scores.items() if any(value is not None for value in values)}
-        count = max(map(len, scores.values()), default=0)
-        if count:
-            tables = [_table_of_clients(run) for run in runs.values()]
-            found.append(
-                {
-                    "seed": seed,
-                    "names": [_name(runs.values(), at) for at in range(count)],
-                    **{key: [_joined(tables, at, key) for at in range(count)] for key in _OF_CLIENT},
-                    "labels": [_labels(tables, at) for at in range(count)],
-                    "accuracy": {
-                        name: [None if value is None else _short(value) for value in values]
-                        for name, values in scores.items()
-                    },
-                }
-            )
-    crowded = sum(len(labels or ()) for one in found for labels in one["labels"]) > most
-    if crowded:
-        for one in found:
-            one["labels"] = [None] * len(one["labels"])
+    seeds = [found for seed in group.seeds if (found := _clients_of(group, seed)) is not None]
+    crowded = sum(len(labels or ()) for one in seeds for labels in one["labels"]) > room
+    for one in seeds if crowded else ():
+        one["labels"] = [None] * len(one["labels"])
     names: list[str] = next((run.result.class_names for run in group.runs if run.result.class_names is not None), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
-    about = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
+    where = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
+    score = group.score
     return {
-        "about": group.score.of_it(f"Accuracy on a client's test data, last round, {about}."),
+        "about": score.of_it(f"Accuracy on a client's test data, last round, {where}."),
+        "title": score.of_it("Accuracy per client in %"),
+        "axis": score.axis,
+        "factor": score.shown(1.0),
         "note": "Who holds which classes has no room on this page." if crowded else "",
         "class_names": names if len(names) <= _NAMES else [],
-        "seeds": found,
+        "seeds": seeds,
     }
 
 
-def _name(runs: Iterable[RunRecord], at: int) -> str | None:
-    """What a client is called; None where no record tells."""
-    told = (run.result.client_name(at) for run in runs)
-    return next((name for name in told if name), None)
+def _clients_of(group: Group, seed: int) -> dict[str, Any] | None:
+    """The clients of a seed; None where none was scored."""
+    runs = {name: run for name, members in group.rows.items() for run in members if run.seed == seed}
+    scores = {name: list(map(finite, run.result.accuracy_per_client)) for name, run in runs.items()}
+    scores = {name: values for name, values in scores.items() if any(value is not None for value in values)}
+    numbers = range(max(map(len, scores.values()), default=0))
+    if not numbers:
+        return None
+    tables = [sorted(run.result.clients_table or [], key=lambda row: row.id) for run in runs.values()]
+    names = [next(filter(None, (run.result.client_name(at) for run in runs.values())), "") for at in numbers]
+    facts = {key: [_joined(tables, at, key) for at in numbers] for key in ("architecture", "parameters")}
+    of_data = {key: [_joined(tables, at, key) for at in numbers] for key in ("samples", "test_samples")}
+    columns = [
+        _column(Column("client", list(map(str, numbers)))),
+        _column(Column("name", names, words=True), "What the client is called."),
+        _column(Column("architecture", facts["architecture"], words=True), "The client's network."),
+        _column(Column("samples", of_data["samples"]), "That the client trains on."),
+        _column(Column("test samples", of_data["test_samples"]), "That the client is tested on."),
+        *(
+            _column(Column(name, ["-" if value is None else group.score.text(value) for value in values]))
+            for name, values in scores.items()
+        ),
+    ]
+    return {
+        "seed": seed,
+        "columns": [column for column in columns if any(column["cells"])],
+        "networks": _networks(facts["architecture"], facts["parameters"]),
+        "labels": [_labels(tables, at) for at in numbers],
+        "accuracy": {
+            name: [None if value is None else _short(value) for value in values] for name, values in scores.items()
+        },
+    }
 
 
-def _table_of_clients(run: RunRecord) -> Sequence[ClientRow]:
-    return sorted(run.result.clients_table or [], key=lambda row: row.id)
+def _joined(tables: Sequence[Sequence[ClientRow]], at: int, key: str) -> str:
+    """What a client is or has; both where methods give it different networks, "" where no record shows it."""
+    values = [getattr(table[at], key) for table in tables if at < len(table)]
+    return " / ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _joined(tables: Sequence[Sequence[ClientRow]], at: int, key: str) -> Any:
-    """What a client is or has; both where methods give it different networks, None where no record tells."""
-    told = [getattr(table[at], key) for table in tables if at < len(table)]
-    values = list(dict.fromkeys(value for value in told if value is not None))
-    if len(values) > 1:
-        return " / ".join(map(str, values))
-    return values[0] if values else None
+def _networks(architectures: Sequence[str], parameters: Sequence[str]) -> list[dict[str, Any]]:
+    """The columns of a table of the networks, how large they are, and whose; none where no record shows them."""
+    owners: dict[str, list[int]] = {}
+    for client, name in enumerate(architectures):
+        if name:
+            owners.setdefault(name, []).append(client)
+    listed = [
+        ", ".join(map(str, clients[:_LISTED])) + (" ..." if len(clients) > _LISTED else "")
+        for clients in owners.values()
+    ]
+    columns = [
+        _column(Column("network", list(owners), words=True), "As it is called in the recipe."),
+        _column(Column("parameters", [parameters[of[0]] for of in owners.values()]), "Numbers in it that are trained."),
+        _column(Column("clients", [str(len(of)) for of in owners.values()]), "How many have it."),
+        _column(Column("which", listed, words=True), "Their numbers."),
+    ]
+    return [column for column in columns if any(column["cells"])]
 
 
 def _labels(tables: Sequence[Sequence[ClientRow]], at: int) -> Mapping[str, int] | None:
-    """How many training samples of each class a client holds; None where no record tells, or they differ."""
-    told = [table[at].labels for table in tables if at < len(table)]
-    known = [labels for labels in told if labels is not None]
-    alike = bool(known) and all(labels == known[0] for labels in known)
-    return known[0] if alike else None
+    """How many training samples of each class a client holds; None where no record shows it, or they differ."""
+    known = [table[at].labels for table in tables if at < len(table) and table[at].labels is not None]
+    return known[0] if known and all(labels == known[0] for labels in known) else None
 
 
 # what did not count, runs and versions ----------------------------------------------------------------------------
@@ -323,10 +315,10 @@ def _lost(group: Group) -> dict[str, Any]:
     columns = [Column("method", list(counts), words=True)]
     columns += [Column(_LOST[key], [str(row[key]) for row in counts.values()]) for key in shown]
     reasons = Counter(upload.reason for run in group.runs for record in run.rounds for upload in record.refused)
-    told = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
+    lines = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
     if len(reasons) > _REASONS:
-        told.append(f"refused for {len(reasons) - _REASONS} other reasons")
-    return {"columns": list(map(_column, columns)) if shown else [], "reasons": told}
+        lines.append(f"refused for {len(reasons) - _REASONS} other reasons")
+    return {"columns": list(map(_column, columns)) if shown else [], "reasons": lines}
 
 
 def _recipes(group: Group) -> list[dict[str, Any]]:
@@ -375,8 +367,10 @@ def _versions(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     for run in runs:
         for key, value in run.result.versions.items():
             counts.setdefault(key, Counter())[value] += 1
-    several = "{} ({} of the runs)".format
     return [
-        (key, "; ".join(several(*pair) if len(found) > 1 else pair[0] for pair in found.items()))
+        (
+            key,
+            "; ".join(f"{value} ({count} of the runs)" if len(found) > 1 else value for value, count in found.items()),
+        )
         for key, found in counts.items()
     ]

@@ -22,32 +22,15 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polyfed.report.run_records import RunRecord, format_setting
-from polyfed.report.statistics import paper_bytes, to_target
-from polyfed.report.text_tables import finite, mean_of, std_of
-from polyfed.results.paper_tables import PaperNumber, entries, footnote, tables
+from polyfed.report.statistics import Estimate, finite, paper_bytes, to_target
+from polyfed.results.paper_tables import PaperNumber, entries, footnote
 
-__all__ = [
-    "DIFFERS",
-    "NOT_REACHED",
-    "NO_SPREAD",
-    "OTHER_SETTINGS",
-    "SCALED_DOWN",
-    "WITHIN",
-    "PaperComparison",
-    "PaperNumber",
-    "compare_with_paper",
-    "entries",
-    "footnote",
-    "missing_settings",
-    "not_measured",
-    "numbers_for",
-    "tables",
-]
+__all__ = ["PaperComparison", "compare_with_paper", "footnote", "missing_settings", "not_measured", "numbers_for"]
 
 SPREADS = 3
 DIFFERS = "differs"
@@ -60,6 +43,7 @@ BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
 _PER_CLIENT = "bytes per client and round"
 _PARAMETERS = "parameters sent"
+_BYTES_PER_MILLION = 4e6  # parameters
 
 
 @dataclass(frozen=True)
@@ -130,35 +114,39 @@ def compare_with_paper(runs: Sequence[RunRecord], stage: str) -> tuple[PaperComp
     """
     printed = [entry for entry in numbers_for(runs[0]) if entry.method == runs[0].label_or_method]
     named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
-    found = [(entry, of, _measured(entry, runs, of)) for entry in printed for of in [named.get(entry.place, stage)]]
-    return tuple(judge(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
+    found = []
+    for entry in printed:
+        of = named.get(entry.place, stage)
+        ours = _measured(entry, runs, of)
+        if ours is not None:
+            found.append(judge(entry, runs, of, ours))
+    return tuple(found)
 
 
-def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
-    """Mean and standard deviation over seeds of the quantity, in the entry's unit; None where it is none of ours."""
+def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> Estimate | None:
+    """Over seeds, the quantity in the entry's unit; None where it is none of ours."""
     if entry.quantity == "accuracy":
-        values = [finite(run.result.mean_accuracy(stage)) for run in runs]
-        return _scaled(mean_of(values), std_of(values), 0.01 if entry.unit == "%" else 1.0)
+        return _scaled(runs, 0.01 if entry.unit == "%" else 1.0, lambda run: finite(run.result.mean_accuracy(stage)))
     if entry.quantity == _PER_CLIENT:
-        values = [_per_client(run, both_ways=True) for run in runs]
-        return _scaled(mean_of(values), std_of(values), BYTES_PER_UNIT[entry.unit])
+        return _scaled(runs, BYTES_PER_UNIT[entry.unit], lambda run: _per_client(run, both_ways=True))
     if entry.quantity == _PARAMETERS:
-        values = [_per_client(run, both_ways=False) for run in runs]
-        return _scaled(mean_of(values), std_of(values), 4e6)
-    if found := _TO.fullmatch(entry.quantity):
-        needed = to_target(runs, float(found[2]) / 100, stage)
-        if found[1] == "bytes":
-            return _scaled(needed.bytes_paper, needed.bytes_paper_std, BYTES_PER_UNIT[entry.unit])
-        if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
-            return 0.0, (0.0 if len(runs) > 1 else None)
-        return needed.rounds, needed.rounds_std
-    return None
+        return _scaled(runs, _BYTES_PER_MILLION, lambda run: _per_client(run, both_ways=False))
+    found = _TO.fullmatch(entry.quantity)
+    if found is None:
+        return None
+    needed = to_target(runs, float(found[2]) / 100, stage)
+    if found[1] == "bytes":
+        mean, std = needed.bytes_paper.mean, needed.bytes_paper.std
+        unit = BYTES_PER_UNIT[entry.unit]
+        return Estimate(None if mean is None else mean / unit, None if std is None else std / unit)
+    if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
+        return Estimate.of({run.seed: 0.0 for run in runs})
+    return needed.rounds
 
 
-def _scaled(mean: float | None, spread: float | None, unit: float) -> tuple[float | None, float | None]:
-    scaled = None if mean is None else mean / unit
-    scaled_spread = None if spread is None else spread / unit
-    return scaled, scaled_spread
+def _scaled(runs: Sequence[RunRecord], unit: float, measure: Callable[[RunRecord], float | None]) -> Estimate:
+    found = {run.seed: measure(run) for run in runs}
+    return Estimate.of({seed: None if value is None else value / unit for seed, value in found.items()})
 
 
 def _per_client(run: RunRecord, both_ways: bool) -> float | None:
@@ -171,26 +159,23 @@ def _per_client(run: RunRecord, both_ways: bool) -> float | None:
     return statistics.median(sent) if sent else None
 
 
-def judge(
-    entry: PaperNumber, runs: Sequence[RunRecord], stage: str, measured: tuple[float | None, float | None]
-) -> PaperComparison:
-    ours, ours_spread = measured
-    difference = None if ours is None or entry.mean is None else ours - entry.mean
-    spread = None if entry.spread is None else math.hypot(entry.spread, ours_spread or 0.0)
+def judge(entry: PaperNumber, runs: Sequence[RunRecord], stage: str, ours: Estimate) -> PaperComparison:
+    """Ours beside what the paper prints."""
+    spread = None if entry.spread is None else math.hypot(entry.spread, ours.std or 0.0)
     return PaperComparison(
         table=entry.place,
         setting=entry.setting,
         quantity=entry.quantity,
         unit=entry.unit,
         stage=stage,
-        ours=ours,
-        ours_spread=ours_spread,
+        ours=ours.mean,
+        ours_spread=ours.std,
         seeds=tuple(run.seed for run in runs),
         theirs=entry.mean,
         theirs_spread=entry.spread,
-        difference=difference,
+        difference=None if ours.mean is None or entry.mean is None else ours.mean - entry.mean,
         spread=spread,
-        mark=_mark(entry, ours, spread, runs),
+        mark=_mark(entry, ours.mean, spread, runs),
         footnotes=entry.footnotes,
     )
 

@@ -15,15 +15,13 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import json_text, markdown_text, visible
 from polyfed.places import without_places
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_formats import markdown_body
-from polyfed.report.comparison_rows import ComparisonGroup
+from polyfed.report.comparison import ComparisonGroup, compare_runs
+from polyfed.report.comparison_tables import markdown_body
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.statistics import Target
 from polyfed.results.read import COMMAND, check_links, parse_json
 
-__all__ = ["COMMAND", "MadeBy", "read_command", "results_page", "save_command", "write_results"]
-
+_VERSIONS = ("polyfed", "python", "torch", "numpy")
 _HEAD = """# Results
 
 Generated from run folders by `polyfed report RUNS... --results {name}`; do not edit.
@@ -38,8 +36,8 @@ def save_command(folder: Path, command: str, ran: bool) -> Path:
             the day that is noted already stays.
     """
     kept = None if ran else read_command(folder).date
-    told = {"command": without_places(command), "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
-    return write_whole(folder / COMMAND, (json_text(told, indent=2) + "\n").encode())
+    made = {"command": without_places(command), "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
+    return write_whole(folder / COMMAND, (json_text(made, indent=2) + "\n").encode())
 
 
 @dataclass(frozen=True)
@@ -65,73 +63,52 @@ def read_command(folder: Path) -> MadeBy:
         raise ConfigError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         return MadeBy()
-    told = {key: str(found[key]) for key in ("command", "date") if key in found}
-    return MadeBy(**told)
+    return MadeBy(**{key: str(found[key]) for key in ("command", "date") if key in found})
 
 
 def write_results(
     folders: Sequence[str | Path], file: str | Path, stage: str | None = None, target: str | float | None = None
 ) -> Path:
-    """Write the page, whole or not at all; the arguments are those of `results_page`.
-
-    Raises:
-        ConfigError: see `results_page`; or the file cannot be written.
-    """
-    path = Path(file)
-    text = results_page(folders, stage, target, path)
-    return write_whole(path, text.encode("utf-8"))
-
-
-def results_page(
-    folders: Sequence[str | Path],
-    stage: str | None = None,
-    target: str | float | None = None,
-    file: Path = Path("results.md"),
-) -> str:
-    """One part per folder, in the order given: its tables, and the papers' numbers beside them.
+    """Write the page, whole or not at all: one part per folder, in the order given, with the papers' numbers.
 
     Args:
         folders: of comparisons, or any folders above runs.
-        stage, target: as for `polyfed.report.comparison.compare_runs`.
         file: where the page will lie.
+        stage, target: as for `polyfed.report.comparison.compare_runs`.
 
     Raises:
-        ConfigError: no finished run in a folder, a stage that was not scored, or a target that is none.
+        ConfigError: no finished run in a folder, a stage that was not scored, or a target that is none; or the file
+            cannot be written.
     """
+    path = Path(file)
     wanted = None if target is None else Target.parse(target)
-    parts = [_HEAD.format(name=file.name)]
+    parts = [_HEAD.format(name=path.name)]
     for folder in map(Path, folders):
         runs = load_runs(folder)
         table = compare_runs(runs, stage, wanted)
-        how = read_command(folder)
+        made = read_command(folder)
         titles = [_title(section, folder) for section in table.sections]
         for number, (title, section) in enumerate(zip(titles, table.sections, strict=True), start=1):
             several = f" ({number})" if titles.count(title) > 1 else ""
-            parts.append(
-                f"## {markdown_text(title)}{several}\n\n{_about(section, how, runs)}\n{markdown_body(section)}"
-            )
+            about = _about(section, made, runs)
+            parts.append(f"## {markdown_text(title)}{several}\n\n{about}\n{markdown_body(section)}")
         if table.notes:
             parts.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
-    return "\n".join(parts)
+    return write_whole(path, "\n".join(parts).encode("utf-8"))
 
 
 def _title(section: ComparisonGroup, folder: Path) -> str:
     facts = section.facts
     places = ", ".join(section.published)
-    return f"{places or folder.resolve().name}: {facts.dataset}, {facts.clients} clients"
+    return f"{places or folder.resolve().name}: {facts['dataset']}, {facts['clients']} clients"
 
 
 def _about(section: ComparisonGroup, made: MadeBy, runs: Sequence[RunRecord]) -> str:
-    versions = ", ".join(f"{name} {section.versions[name]}" for name in _TOLD if section.versions.get(name))
-    lines = [section.caption]
-    if section.models:
-        lines.append(f"Models: {', '.join(section.models)}.")
-    lines.append(f"Run on {made.date or _day_of(runs)}{f' with {versions}' if versions else ''}.")
+    versions = ", ".join(f"{name} {section.versions[name]}" for name in _VERSIONS if section.versions.get(name))
+    models = [f"Models: {', '.join(section.models)}."] if section.models else []
+    lines = [section.caption, *models, f"Run on {made.date or _day_of(runs)}{f' with {versions}' if versions else ''}."]
     command = f"\n    {visible(' '.join(made.command.split()))}\n" if made.command else ""
     return "\n".join(map(markdown_text, lines)) + "\n" + command
-
-
-_TOLD = ("polyfed", "python", "torch", "numpy")
 
 
 def _day_of(runs: Sequence[RunRecord]) -> str:

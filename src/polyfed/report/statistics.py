@@ -1,4 +1,4 @@
-"""Figures over seeds, and what it took to reach a target accuracy.
+"""Figures over seeds, and what it took to reach a target accuracy. What is not known is None, never NaN.
 
 A 95 % interval is Student's: the mean plus or minus its *margin*, t(0.975, n - 1) s / sqrt(n), with s the sample
 standard deviation (n - 1) over n seeds. Two rows are compared seed by seed: the mean of the differences on the seeds
@@ -10,39 +10,60 @@ its difference to each other row is.
 
 A target is reached in the first round, counted from 1, after which the mean accuracy over clients is at least the
 target, among the rounds that were scored (FedGH's Table 3 and FedIN's tables count so). Bytes and seconds are those of
-all rounds up to it. An accuracy may fall below the target again: the first time still counts, and it is told.
+all rounds up to it. An accuracy may fall below the target again: the first time still counts, and a column shows it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+import statistics
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite, mean_of, std_of, sum_of
+from polyfed.results.main_score import MainScore
 from polyfed.results.schema import RoundRecord
-
-__all__ = [
-    "SEEDS",
-    "Paired",
-    "Target",
-    "TargetCost",
-    "ToTarget",
-    "ci_half_width",
-    "first_reach",
-    "is_distinguishable",
-    "leader",
-    "paired_difference",
-    "to_target",
-]
 
 LEVEL = 0.95
 SEEDS = 3  # fewer say nothing of chance
+BySeed = Mapping[int, float | None]  # seed -> main score
 _TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*(?:of\s+(local|best))?", re.IGNORECASE)
+
+
+# numbers that may not be known ------------------------------------------------------------------------------------
+def finite(value: Any) -> float | None:
+    """The value if it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def finite_ones(values: Iterable[Any]) -> list[float]:
+    """Those of the values that are finite numbers."""
+    return [number for number in map(finite, values) if number is not None]
+
+
+def mean_of(values: Sequence[Any]) -> float | None:
+    """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
+    known = finite_ones(values)
+    if not known or len(known) < len(values):
+        return None
+    return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
+
+
+def sum_of(values: Sequence[Any]) -> float | None:
+    """The sum; None unless every value is known."""
+    known = finite_ones(values)
+    return sum(known) if len(known) == len(values) else None
+
+
+def std_of(values: Sequence[Any]) -> float | None:
+    """The sample standard deviation; None for a single value, and unless every value is known."""
+    known = finite_ones(values)
+    return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
 
 
 # over seeds -------------------------------------------------------------------------------------------------------
@@ -61,46 +82,49 @@ def ci_half_width(values: Sequence[Any]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Differences, one minus the other, on the seeds that both have; None is "not known"."""
+class Estimate:
+    """A mean over seeds, of scores or of differences seed by seed, with its sample deviation and its margin."""
 
-    seeds: tuple[int, ...] = ()
     mean: float | None = None
     std: float | None = None
     margin: float | None = None
+    seeds: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, values: BySeed) -> Estimate:
+        """That of some scores."""
+        found = list(values.values())
+        return cls(mean_of(found), std_of(found), ci_half_width(found), tuple(values))
 
-def paired_difference(mine: Mapping[int, float | None], other: Mapping[int, float | None]) -> Paired:
-    """Compare seed by seed.
+    @classmethod
+    def difference(cls, mine: BySeed, other: BySeed) -> Estimate:
+        """That of the differences, mine minus the other, on the seeds that both have."""
+        return cls.of({seed: _minus(mine[seed], other[seed]) for seed in mine if seed in other})
 
-    Args:
-        mine, other: seed -> accuracy.
-    """
-    seeds = tuple(seed for seed in mine if seed in other)
-    found = [_minus(mine[seed], other[seed]) for seed in seeds]
-    return Paired(seeds, mean_of(found), std_of(found), ci_half_width(found))
+    @classmethod
+    def gain(cls, mine: BySeed, other: BySeed, score: MainScore) -> Estimate:
+        """How much better than another a row is; what lowers the RMSE is a gain above zero."""
+        return cls.difference(other, mine) if score.lower_is_better else cls.difference(mine, other)
+
+    @property
+    def is_distinguishable(self) -> bool | None:
+        """Whether it is more than chance that this is not zero; None where there are too few seeds to say."""
+        if self.mean is None or self.margin is None:
+            return None
+        return abs(self.mean) > self.margin
 
 
 def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a - b
 
 
-def is_distinguishable(difference: Paired) -> bool | None:
-    """Whether a difference is more than chance; None where there are too few seeds to say."""
-    if difference.mean is None or difference.margin is None:
-        return None
-    return abs(difference.mean) > difference.margin
-
-
-def leader(
-    scores: Mapping[str, Mapping[int, float | None]], may_lead: Container[str], lower_is_better: bool = False
-) -> str | None:
+def leader(scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_better: bool = False) -> str | None:
     """The row with the best mean, where its difference to every other row is distinguishable; else None.
 
     The one rule of what any table marks as its column's best.
 
     Args:
-        scores: row -> seed -> main score, of all rows that compete; one of which a seed is not known does not count.
+        scores: row -> its main scores, of all rows that compete; one of which a seed is not known does not count.
         may_lead: those of them that may be marked; the others only stand in the way.
         lower_is_better: whether the lowest mean is the best, not the highest.
     """
@@ -110,8 +134,8 @@ def leader(
     best = max(known, key=lambda name: known[name], default=None)
     if best is None or best not in may_lead or len(known) == 1:
         return None
-    behind = [paired_difference(scores[best], scores[other]) for other in known if other != best]
-    return best if all(is_distinguishable(one) and sign * (one.mean or 0.0) > 0 for one in behind) else None
+    behind = [Estimate.difference(scores[best], scores[other]) for other in known if other != best]
+    return best if all(one.is_distinguishable and sign * (one.mean or 0.0) > 0 for one in behind) else None
 
 
 # to a target ------------------------------------------------------------------------------------------------------
@@ -154,74 +178,29 @@ class Target:
         return None if whole is None else self.share * whole
 
 
-@dataclass(frozen=True)
-class TargetCost:
-    """What one run needed. round: from 1. Bytes (up, down, and as the paper counts both), seconds: up to its end.
-
-    simulated_seconds: likewise, None where devices are not simulated.
-    lost: whether a later scored round was below the target again.
-    """
-
-    round: int
-    bytes_up: float | None
-    bytes_down: float | None
-    bytes_paper: float | None
-    seconds: float | None
-    simulated_seconds: float | None
-    lost: bool
-
-    @property
-    def bytes(self) -> float | None:
-        """Both ways."""
-        return None if self.bytes_up is None or self.bytes_down is None else self.bytes_up + self.bytes_down
-
-
-def first_reach(run: RunRecord, accuracy: float, stage: str) -> TargetCost | None:
-    """When a run first reached an accuracy in a stage; None if it never did."""
-    scores = [_mean(record, stage) for record in run.rounds]
-    first = next((at for at, score in enumerate(scores) if score is not None and score >= accuracy), None)
-    if first is None:
-        return None
-    spent = run.rounds[: first + 1]
-    return TargetCost(
-        round=run.rounds[first].round,
-        bytes_up=sum_of([record.bytes_up for record in spent]),
-        bytes_down=sum_of([record.bytes_down for record in spent]),
-        bytes_paper=paper_bytes(spent),
-        seconds=sum_of([record.seconds for record in spent]),
-        simulated_seconds=sum_of([record.simulated_seconds for record in spent]),
-        lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
-    )
-
-
-def _mean(record: RoundRecord, stage: str) -> float | None:
-    """The mean accuracy of a round in a stage; None where it was not scored."""
-    return finite(record.mean_accuracy(stage)) if record.evaluated else None
-
-
 def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float | None:
     """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded.
 
     both_ways: up and down; else up alone.
     """
     up = sum_of([record.bytes_up_paper for record in records])
-    down = sum_of([record.bytes_down_paper for record in records]) if both_ways else 0
+    down = sum_of([record.bytes_down_paper for record in records])
     if up is None or down is None:
         up = sum_of([record.bytes_up for record in records])
-        down = sum_of([record.bytes_down for record in records]) if both_ways else 0
-    return None if up is None or down is None else up + down
+        down = sum_of([record.bytes_down for record in records])
+    return sum_of([up, down] if both_ways else [up])
 
 
 @dataclass(frozen=True)
 class ToTarget:
-    """What a row needed to reach an accuracy. Means and deviations over seeds, None unless all seeds reached it.
+    """What a row needed to reach an accuracy. Means are over seeds, None unless all seeds reached it.
 
     Attributes:
         accuracy: the target, in [0, 1].
         reached, runs: how many of the row's runs reached it, and how many there are.
         lost: how many of those were below it again later.
-        rounds, rounds_std: the first round at or above it.
-        bytes, bytes_up, bytes_down, bytes_paper: sent up to its end; `bytes` and the paper's count both ways.
+        rounds: the first round at or above it.
+        bytes: sent up to its end, both ways. bytes_paper: likewise, as the method's paper counts.
         seconds: spent up to its end. simulated_seconds: likewise, on simulated devices; None where there are none.
         by_seed: seed -> the run's round; None where it never got there.
     """
@@ -230,13 +209,9 @@ class ToTarget:
     reached: int
     runs: int
     lost: int
-    rounds: float | None
-    rounds_std: float | None
+    rounds: Estimate
     bytes: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    bytes_paper: float | None
-    bytes_paper_std: float | None
+    bytes_paper: Estimate
     seconds: float | None
     simulated_seconds: float | None
     by_seed: Mapping[int, int | None]
@@ -244,25 +219,42 @@ class ToTarget:
 
 def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarget:
     """What a row's runs needed to reach an accuracy (in [0, 1]) in a stage."""
-    every = [first_reach(run, accuracy, stage) for run in runs]
-    got = [one for one in every if one is not None]
+    every = {run.seed: _rounds_to(run, accuracy, stage) for run in runs}
+    by_seed = {seed: spent[-1].round if spent else None for seed, spent in every.items()}
+    reached = [run for run in runs if by_seed[run.seed] is not None]
 
-    def values(key: str) -> list[Any]:
-        return [None if one is None else getattr(one, key) for one in every]
+    def summed(*keys: str) -> float | None:
+        totals = [sum_of([getattr(record, key) for record in spent for key in keys]) for spent in every.values()]
+        return mean_of(totals) if len(reached) == len(runs) else None
 
     return ToTarget(
         accuracy=accuracy,
-        reached=len(got),
-        runs=len(every),
-        lost=sum(one.lost for one in got),
-        rounds=mean_of(values("round")),
-        rounds_std=std_of(values("round")),
-        bytes=mean_of(values("bytes")),
-        bytes_up=mean_of(values("bytes_up")),
-        bytes_down=mean_of(values("bytes_down")),
-        bytes_paper=mean_of(values("bytes_paper")),
-        bytes_paper_std=std_of(values("bytes_paper")),
-        seconds=mean_of(values("seconds")),
-        simulated_seconds=mean_of(values("simulated_seconds")),
-        by_seed={run.seed: None if one is None else one.round for run, one in zip(runs, every, strict=True)},
+        reached=len(reached),
+        runs=len(runs),
+        lost=sum(_falls_below(run, accuracy, stage, after=by_seed[run.seed] or 0) for run in reached),
+        rounds=Estimate.of(by_seed),
+        bytes=summed("bytes_up", "bytes_down"),
+        bytes_paper=Estimate.of({seed: paper_bytes(spent) if spent else None for seed, spent in every.items()}),
+        seconds=summed("seconds"),
+        simulated_seconds=summed("simulated_seconds"),
+        by_seed=by_seed,
     )
+
+
+def _rounds_to(run: RunRecord, accuracy: float, stage: str) -> Sequence[RoundRecord]:
+    """The rounds of a run up to the first at or above an accuracy; none if there is no such round."""
+    for number, record in enumerate(run.rounds, start=1):
+        score = _mean(record, stage)
+        if score is not None and score >= accuracy:
+            return run.rounds[:number]
+    return ()
+
+
+def _falls_below(run: RunRecord, accuracy: float, stage: str, after: int) -> bool:
+    scores = [_mean(record, stage) for record in run.rounds if record.round > after]
+    return any(score is not None and score < accuracy for score in scores)
+
+
+def _mean(record: RoundRecord, stage: str) -> float | None:
+    """The mean accuracy of a round in a stage; None where it was not scored."""
+    return finite(record.mean_accuracy(stage)) if record.evaluated else None

@@ -7,71 +7,99 @@ the first in order where several are equal. Test accuracies are shown and never 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
-from polyfed.markup import table as as_html
-from polyfed.places import shown_place
+from polyfed.places import check_name, shown_place
 from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.comparison_tables import columns_as_html
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
-from polyfed.report.statistics import paired_difference
+from polyfed.report.statistics import Estimate, finite, mean_of
 from polyfed.report.text_tables import (
     Column,
-    finite,
+    duration,
     format_mean_std,
     markdown_table,
-    mean_of,
-    min_width,
-    render_text,
     scored,
-    std_of,
-    wrap_columns,
+    size,
+    text_blocks,
     wrapped,
 )
-from polyfed.results.main_score import ACCURACY, MainScore
-from polyfed.results.stored_files import SweepRow, SweepRun
-from polyfed.units import human_bytes, human_seconds
-
-__all__ = ["SweepCell", "SweepRow", "SweepTable", "build_table", "named", "short_names", "to_text", "write"]
-
-_COSTS = ("bytes\nup", "bytes\ndown", "time", "refused")
+from polyfed.results.fields import Count, Flag, Loss, Record, Setting, Text, one_of, validated
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+from polyfed.results.read import SWEEP, check_links, parse_json
 
 
-@dataclass(frozen=True)
-class SweepCell:
-    """One combination of settings and its finished runs.
+class SweepRun(Record):
+    """One run of a row. validation, test: its score on these data, in the last evaluated round."""
+
+    seed: Count
+    path: Text
+    validation: Loss | None
+    test: Loss | None
+
+
+class SweepRow(Record):
+    """One combination over its seeds. Accuracies in [0, 1]; None is "not known". Means and deviations are over seeds.
 
     Attributes:
-        settings: swept key -> value; a run of Local has no values for the hyperparameters of another method.
-        runs: one per seed. complete: whether no seed is missing.
-        beside: the runs of Local with the same settings otherwise; none for Local itself.
-        words: the command line's words that ask for this combination, ``("--set", "method.header_lr=0.1")``.
+        settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
+        validation, validation_std: score on validation data in the last evaluated round.
+        test, test_std: score on test data in that round.
+        best: test score in the round that was best on validation data.
+        local: Local's test score with the same settings otherwise, on the seeds that both have.
+        difference, difference_std: test score minus Local's, paired by seed.
+        bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
+        chosen: whether it is the one chosen by validation.
+        words: the command line's words that ask for it, ``("--set", "method.header_lr=0.1")``; none for Local.
+        runs: each run's own figures.
+        nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
     """
 
-    settings: Mapping[str, Any]
-    runs: Sequence[RunRecord]
-    complete: bool = True
-    beside: Sequence[RunRecord] = ()
-    words: tuple[str, ...] = ()
+    settings: dict[str, Setting]
+    method: Text
+    stage: Text
+    seeds: tuple[Count, ...]
+    validation: Loss | None
+    validation_std: Loss | None
+    test: Loss | None
+    test_std: Loss | None
+    best: Loss | None
+    local: Loss | None
+    difference: Loss | None
+    difference_std: Loss | None
+    bytes_up: Loss | None
+    bytes_down: Loss | None
+    seconds: Loss | None
+    refused: Count
+    words: tuple[Text, ...]
+    runs: tuple[SweepRun, ...]
+    chosen: Flag
+    nothing_learnt: Count
 
 
-@dataclass(frozen=True)
-class SweepTable:
-    """A sweep. keys: the swept settings. rows: Local's first, then in the order of the grid.
+class SweepTable(Record):
+    """A sweep, as ``sweep.json`` holds it. keys: the swept settings. rows: Local's first, then in the grid's order.
 
-    score: what the accuracies are.
+    score_name: of what is called score in the rows.
     """
 
-    keys: tuple[str, ...]
-    caption: str
+    keys: tuple[Text, ...]
+    score_name: Annotated[str, one_of(ACCURACY.name, RMSE.name)]
+    caption: Text
+    notes: tuple[Text, ...]
     rows: tuple[SweepRow, ...]
-    notes: tuple[str, ...]
-    score: MainScore = ACCURACY
+
+    @property
+    def score(self) -> MainScore:
+        """The main score."""
+        return RMSE if self.score_name == RMSE.name else ACCURACY
 
     @property
     def chosen(self) -> SweepRow | None:
@@ -93,10 +121,34 @@ class SweepTable:
         return to_html(self)
 
 
+@dataclass(frozen=True)
+class SweepCell:
+    """One combination of settings and its finished runs.
+
+    Attributes:
+        settings: swept key -> value; a run of Local has no values for the hyperparameters of another method.
+        runs: one per seed. complete: whether no seed is missing.
+        beside: the runs of Local with the same settings otherwise; none for Local itself.
+        words: as of `SweepRow`.
+    """
+
+    settings: Mapping[str, Any]
+    runs: Sequence[RunRecord]
+    complete: bool = True
+    beside: Sequence[RunRecord] = ()
+    words: tuple[str, ...] = ()
+
+
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Each dotted key's last part, where that tells it from the others; else the whole key."""
     last = [key.rpartition(".")[2] for key in keys]
     return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
+
+
+def named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """``"lr=0.1, epochs=5"``."""
+    names = short_names(keys)
+    return ", ".join(f"{names[key]}={format_setting(settings[key])}" for key in keys if key in settings)
 
 
 # building ---------------------------------------------------------------------------------------------------------
@@ -110,103 +162,141 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
         cells: Local's first, then those of the grid, in order.
         notes: what else a reader must know.
     """
-    found = [(cell, _row(cell)) for cell in cells if cell.runs]
-    if not found:
+    known = [cell for cell in cells if cell.runs]
+    if not known:
         return None
-    sound = [(cell, row) for cell, row in found if cell.complete and cell.words and not row.nothing_learnt]
-    candidates = [row for _, row in sound if row.validation is not None]
-    main = [cell for cell, _ in found if cell.words] or [cell for cell, _ in found]
-    group = _group(main)
+    grid = [cell for cell in known if cell.words]
+    group = _group(grid or known)
     score = group.score
-    top = score.best(row.validation for row in candidates if row.validation is not None) if candidates else None
-    best = next((row for row in candidates if row.validation == top), None)  # the first of equals
-    rows = tuple(row.model_copy(update={"chosen": row is best}) for _, row in found)
-    scored = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
-    caption = f"{_about(main)}. {scored}{group.preset_text()}"
-    several = any(len(row.seeds) > 1 for row in rows)
-    what = "accuracies in %" if score.is_share else f"{score.title} (low is good)"
-    told = what + ("; ± is the sample standard deviation over seeds" if several else "")
-    if any(row.difference is not None for row in rows):
-        unit = "in percentage points" if score.is_share else "below zero where it is better"
-        told += f"; the difference to Local, with the same settings otherwise, is {unit}"
-    told = score.of_it(f"{told}; the choice is by validation accuracy, never by test accuracy")
-    left = [cell for cell, _ in found if cell.words and not cell.complete]
-    lost = [f"not to be chosen, as a seed is missing: {named(keys, cell.settings)}" for cell in left]
+    validation = [Estimate.of(_validation(cell.runs)).mean for cell in known]
+    may_be_chosen = [
+        value is not None and cell.complete and bool(cell.words) and not any(r.result.nothing_learnt for r in cell.runs)
+        for cell, value in zip(known, validation, strict=True)
+    ]
+    values = [value for value, may in zip(validation, may_be_chosen, strict=True) if may and value is not None]
+    best = score.best(values) if values else None
+    chosen = next((at for at, value in enumerate(validation) if may_be_chosen[at] and value == best), None)
+    rows = tuple(_row(cell, at == chosen) for at, cell in enumerate(known))
+    scoring = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
+    lost = [f"not to be chosen, as a seed is missing: {named(keys, c.settings)}" for c in grid if not c.complete]
     lost += [
         f"not to be chosen, {named(keys, cell.settings)}: {run.result.nothing_learnt}"
-        for cell, _ in found
+        for cell in grid
         for run in cell.runs
-        if cell.words and run.result.nothing_learnt
+        if run.result.nothing_learnt
     ]
-    return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes), score)
+    return SweepTable(
+        keys=tuple(keys),
+        score_name=score.name,
+        caption=f"{_about(group)}. {scoring}{group.preset_text()}",
+        notes=(_about_columns(rows, score), *lost, *notes),
+        rows=rows,
+    )
 
 
-def _row(cell: SweepCell) -> SweepRow:
+def _group(cells: Sequence[SweepCell]) -> Group:
+    rows = {str(number): list(cell.runs) for number, cell in enumerate(cells)}
+    seeds = tuple(sorted({run.seed for cell in cells for run in cell.runs}))
+    return Group(rows, "", seeds, cells[0].runs[0].result.evaluation)
+
+
+def _validation(runs: Sequence[RunRecord]) -> dict[int, float | None]:
+    """Seed -> the validation score of the main stage in the last evaluated round."""
+    return {
+        run.seed: next((finite(record.validation) for record in reversed(run.rounds) if record.evaluated), None)
+        for run in runs
+    }
+
+
+def _row(cell: SweepCell, chosen: bool) -> SweepRow:
     first = cell.runs[0]
     results = [run.result for run in cell.runs]
-    validation = [_validation(run) for run in cell.runs]
-    accuracy = [finite(result.accuracy) for result in results]
+    scores = {run.seed: finite(run.result.accuracy) for run in cell.runs}
     local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
-    difference = paired_difference({run.seed: a for run, a in zip(cell.runs, accuracy, strict=True)}, local)
-    return SweepRow.model_construct(  # unchecked: a diverged figure may be too large for what is read
+    by_seed = _validation(cell.runs)
+    validation, test = Estimate.of(by_seed), Estimate.of(scores)
+    difference = Estimate.difference(scores, local)
+    of_run = ("bytes_up", "bytes_down", "seconds")
+    return SweepRow(
         settings=dict(cell.settings),
         method=first.label_or_method,
         stage=first.stage,
-        seeds=tuple(run.seed for run in cell.runs),
-        validation=mean_of(validation),
-        validation_std=std_of(validation),
-        accuracy=mean_of(accuracy),
-        accuracy_std=std_of(accuracy),
+        seeds=tuple(scores),
+        validation=validation.mean,
+        validation_std=validation.std,
+        test=test.mean,
+        test_std=test.std,
         best=mean_of([result.accuracy_best_by_validation for result in results]),
         local=mean_of([local[seed] for seed in difference.seeds]),
         difference=difference.mean,
         difference_std=difference.std,
-        bytes_up=mean_of([result.bytes_up for result in results]),
-        bytes_down=mean_of([result.bytes_down for result in results]),
-        seconds=mean_of([result.seconds for result in results]),
+        **{key: mean_of([getattr(result, key) for result in results]) for key in of_run},
         refused=sum(result.refused or 0 for result in results),
         words=cell.words,
         runs=tuple(
-            SweepRun(seed=run.seed, path=str(run.path), validation=v, accuracy=a)
-            for run, v, a in zip(cell.runs, validation, accuracy, strict=True)
+            SweepRun(seed=run.seed, path=shown_place(run.path), validation=by_seed[run.seed], test=scores[run.seed])
+            for run in cell.runs
         ),
+        chosen=chosen,
         nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
     )
 
 
-def _validation(run: RunRecord) -> float | None:
-    """Validation accuracy of the main stage in the last evaluated round."""
-    return next((finite(record.validation) for record in reversed(run.rounds) if record.evaluated), None)
-
-
-def _group(cells: Sequence[SweepCell]) -> Group:
-    runs = {str(number): list(cell.runs) for number, cell in enumerate(cells)}
-    seeds = tuple(sorted({run.seed for cell in cells for run in cell.runs}))
-    return Group(runs, "", seeds, cells[0].runs[0].result.evaluation)
-
-
-def _about(cells: Sequence[SweepCell]) -> str:
+def _about(group: Group) -> str:
     """What all rows have in common: ``"fedgh on cifar10, 10 clients, 10 rounds, seeds 0, 1"``."""
-    runs = [run for cell in cells for run in cell.runs]
-    methods = _alternatives(run.label_or_method for run in runs)
-    parts = [
-        _alternatives(run.result.dataset for run in runs),
-        f"{_alternatives(run.result.clients for run in runs)} clients",
-        f"{_alternatives(run.result.rounds for run in runs)} rounds",
-        _group(cells).seeds_text(),
-    ]
-    return f"{methods} on {', '.join(parts)}"
+    facts = [(run.label_or_method, run.result.dataset, run.result.clients, run.result.rounds) for run in group.runs]
+    methods, datasets, clients, rounds = (" or ".join(dict.fromkeys(map(str, one))) for one in zip(*facts, strict=True))
+    return f"{methods} on {datasets}, {clients} clients, {rounds} rounds, {group.seeds_text()}"
 
 
-def _alternatives(values: Iterable[object]) -> str:
-    """``"2"``, ``"2 or 3"``: each value once."""
-    return " or ".join(dict.fromkeys(map(str, values)))
+def _about_columns(rows: Iterable[SweepRow], score: MainScore) -> str:
+    note = "accuracies in %" if score.is_share else f"{score.title} (low is good)"
+    note += "; ± is the sample standard deviation over seeds" if any(len(row.seeds) > 1 for row in rows) else ""
+    if any(row.difference is not None for row in rows):
+        unit = "in percentage points" if score.is_share else "below zero where it is better"
+        note += f"; the difference to Local, with the same settings otherwise, is {unit}"
+    return score.of_it(f"{note}; the choice is by validation accuracy, never by test accuracy")
 
 
-def named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """``"lr=0.1, epochs=5"``."""
-    names = short_names(keys)
-    return ", ".join(f"{names[key]}={format_setting(settings[key])}" for key in keys if key in settings)
+# reading ----------------------------------------------------------------------------------------------------------
+
+
+def is_sweep(folder: str | Path) -> bool:
+    """Whether `polyfed sweep` has left its table there."""
+    check_name(folder)
+    return (Path(folder) / SWEEP).exists()
+
+
+def read_sweep(folder: str | Path) -> SweepTable:
+    """The table of a finished sweep.
+
+    Raises:
+        ConfigError: no ``sweep.json`` there, not one of this version, or a link.
+    """
+    check_links(Path(folder))
+    path = Path(folder) / SWEEP
+    try:
+        table = validated(SweepTable, parse_json(path.read_bytes()))
+        _check_settings(table)
+    except OSError as error:
+        raise ConfigError(f"expected the folder of a sweep, got {folder}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
+    return table
+
+
+def _check_settings(table: SweepTable) -> None:
+    """Whether there are rows, and each that asks for a combination has a value for each swept key.
+
+    Raises:
+        ValueError: not so.
+    """
+    if not table.rows:
+        raise ValueError("expected rows, got none")
+    for row in table.rows:
+        missing = [key for key in table.keys if key not in row.settings]
+        if row.words and missing:
+            raise ValueError(f"expected '{missing[0]:.40}' in the settings of each row, got a row without it")
 
 
 # showing ----------------------------------------------------------------------------------------------------------
@@ -214,101 +304,70 @@ def named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 def _columns(table: SweepTable) -> list[Column]:
     rows = table.rows
-    names = short_names(table.keys)
-    columns = [Column("method", [row.method for row in rows], words=True)]
-    columns += [
-        Column(names[key], [format_setting(row.settings[key]) if key in row.settings else "-" for row in rows])
-        for key in table.keys
-    ]
     score = table.score
-    numbers = [
-        ("validation", format_mean_std([(row.validation, row.validation_std) for row in rows], score=score)),
-        ("test", format_mean_std([(row.accuracy, row.accuracy_std) for row in rows], score=score)),
-        ("best by\nvalid.", [scored(row.best, score) for row in rows]),
-        ("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], "+", score)),
-        (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
-        (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
-        (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
-        (_COSTS[3], [str(row.refused or "-") for row in rows]),
+
+    def spread(name: str, sign: str = "") -> list[str]:
+        pairs = [Estimate(getattr(row, name), getattr(row, f"{name}_std")) for row in rows]
+        return format_mean_std(pairs, sign, score)
+
+    columns = [
+        Column("test", spread("test")),
+        Column("best by\nvalid.", [scored(row.best, score) for row in rows]),
+        Column("vs Local", spread("difference", "+")),
+        Column("bytes\nup", [size(row.bytes_up) for row in rows]),
+        Column("bytes\ndown", [size(row.bytes_down) for row in rows]),
+        Column("time", [duration(row.seconds) for row in rows]),
+        Column("refused", [str(row.refused or "-") for row in rows]),
     ]
-    columns += [Column(head, cells) for head, cells in numbers if head == "validation" or set(cells) != {"-"}]
-    return [*columns, Column("chosen", [_said(row) for row in rows], words=True)]
-
-
-def _said(row: SweepRow) -> str:
-    """In the column of the choice."""
-    if row.nothing_learnt:
-        return "nothing learnt"
-    return "yes" if row.chosen else ""
+    chosen = ["nothing learnt" if row.nothing_learnt else "yes" if row.chosen else "" for row in rows]
+    return [
+        Column("method", [row.method for row in rows], words=True),
+        *(
+            Column(name, [format_setting(row.settings[key]) if key in row.settings else "-" for row in rows])
+            for key, name in short_names(table.keys).items()
+        ),
+        Column("validation", spread("validation")),
+        *(column for column in columns if not column.is_empty),
+        Column("chosen", chosen, words=True),
+    ]
 
 
 def to_text(table: SweepTable, width: int = 100) -> str:
     """Aligned plain text, and the chosen settings ready for the command line."""
-    notes = [wrapped(note, width) for note in table.notes]
-    lines = [wrapped(table.caption, width), "", "\n\n".join(_text_blocks(table, width)), "", *notes]
+    shown = text_blocks(_columns(table), width, leading=1 + len(table.keys))
+    lines = [wrapped(table.caption, width), "", shown, "", *(wrapped(note, width) for note in table.notes)]
     return "\n".join([*lines, "", f"chosen by validation: {table.chosen_options or 'none'}"]) + "\n"
-
-
-def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
-    """The table in one block, or, where it is too wide, first what the choice is about, then the costs."""
-    columns = _columns(table)
-    if min_width(columns) > width:
-        costs = [column for column in columns if column.heading in _COSTS]
-        front = 1 + len(table.keys)
-        for part in ([column for column in columns if column not in costs], [*columns[:front], *costs]):
-            yield from (render_text(block, width) for block in wrap_columns(part, width, front))
-    else:
-        yield render_text(columns, width)
 
 
 def to_markdown(table: SweepTable) -> str:
     """GitHub's table under its caption."""
-    notes = "\n".join(f"- {markdown_text(note)}" for note in table.notes)
+    below = "\n".join(f"- {markdown_text(note)}" for note in table.notes)
     options = visible(" ".join(table.chosen_options.split())).replace("`", "'")
     chosen = f"Chosen by validation: `{options}`\n" if options else "Nothing was chosen.\n"
-    return f"**{markdown_text(table.caption)}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
+    return f"**{markdown_text(table.caption)}**\n\n{markdown_table(_columns(table))}\n\n{chosen}\n{below}\n"
 
 
 def to_html(table: SweepTable) -> str:
     """For notebooks: the table, and what is chosen."""
-    columns = _columns(table)
-    headings = [column.heading.replace("\n", " ") for column in columns]
-    words = [place for place, column in enumerate(columns) if column.words]
-    shown = as_html(headings, list(zip(*(column.cells for column in columns), strict=True)), words)
     chosen = paragraph(f"Chosen by validation: {table.chosen_options or 'none'}", strong=True)
-    return "".join([chosen, paragraph(table.caption), shown, notes(table.notes)])
+    return "".join([chosen, paragraph(table.caption), columns_as_html(_columns(table)), notes(table.notes)])
 
 
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
-    plain = [_plain(row, table.score) for row in table.rows]
-    rest = [name for name in plain[0] if name not in ("settings", "words", "runs")]
+    rest = [name for name in SweepRow.model_fields if name not in ("settings", "method", "words", "runs")]
     lines = [
-        {name: row[name] for name in rest}
-        | {"seeds": " ".join(map(str, row["seeds"]))}
-        | {key: format_setting(value) for key, value in row["settings"].items()}
-        for row in plain
+        vars(row)
+        | {"seeds": " ".join(map(str, row.seeds))}
+        | {key: format_setting(value) for key, value in row.settings.items()}
+        for row in table.rows
     ]
-    return csv_text(["method", *table.keys, *rest[1:]], lines)
+    return csv_text(["method", *table.keys, *rest], lines)
 
 
 def to_json(table: SweepTable) -> str:
     """Everything, exact, with each run."""
-    chosen = None if table.chosen is None else dict(table.chosen.settings)
-    about = {
-        "caption": table.caption,
-        "keys": list(table.keys),
-        "chosen": chosen,
-        "chosen_options": table.chosen_options,
-    }
-    about |= {} if table.score is ACCURACY else {"score": table.score.name}
-    content = {**about, "rows": [_plain(row, table.score) for row in table.rows], "notes": list(table.notes)}
-    return json_text(content, indent=2) + "\n"
-
-
-def _plain(row: SweepRow, score: MainScore) -> dict[str, Any]:
-    runs = [score.renamed(run.model_dump() | {"path": shown_place(run.path)}) for run in row.runs]
-    return score.renamed(vars(row) | {"settings": dict(row.settings), "runs": runs})
+    return json_text(table.model_dump(mode="json"), indent=2) + "\n"
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:

@@ -1,53 +1,18 @@
-"""Columns of numbers for people: aligned text, Markdown, LaTeX; means and deviations of what may be unknown (None)."""
+"""Columns of numbers for people, as aligned text and as Markdown."""
 
 from __future__ import annotations
 
-import math
-import re
-import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from polyfed.escaping import markdown_text, visible
+from polyfed.report.statistics import Estimate
 from polyfed.results.main_score import ACCURACY, MainScore
+from polyfed.units import human_bytes, human_seconds
 
-_NAME = 16  # min_width column of names in plain text and LaTeX
-_MINUS = re.compile(r"(?<!\w)-(?=\d)")
-
-
-def finite(value: Any) -> float | None:
-    """The value if it is a finite number, else None: a table shows "-", never "nan"."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
-
-
-def finite_ones(values: Iterable[Any]) -> list[float]:
-    """Those of the values that are finite numbers."""
-    found = map(finite, values)
-    return [number for number in found if number is not None]
-
-
-def mean_of(values: Sequence[Any]) -> float | None:
-    """The mean, exact when all are equal (bytes stay whole numbers); None unless every value is known."""
-    known = finite_ones(values)
-    if not known or len(known) < len(values):
-        return None
-    return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
-
-
-def sum_of(values: Sequence[Any]) -> float | None:
-    """The sum; None unless every value is known."""
-    known = finite_ones(values)
-    return sum(known) if len(known) == len(values) else None
-
-
-def std_of(values: Sequence[Any]) -> float | None:
-    """The sample standard deviation; None for a single value, and unless every value is known."""
-    known = finite_ones(values)
-    return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
+NOT_KNOWN = "-"
+_NAME = 16  # least width of the column of names in plain text
 
 
 @dataclass(frozen=True)
@@ -67,123 +32,86 @@ class Column:
         """Characters of its widest line."""
         return max(len(part) for text in [self.heading, *self.cells] for part in text.split("\n"))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing in it is known."""
+        return set(self.cells) <= {NOT_KNOWN}
 
+    @property
+    def title(self) -> str:
+        """The heading in one line."""
+        return self.heading.replace("\n", " ")
+
+
+# cells ------------------------------------------------------------------------------------------------------------
 def percent(value: float | None) -> str:
-    """A share in per cent with two decimals; "-" where it is not known."""
-    return "-" if value is None else f"{100 * value:.2f}"
+    """A share in per cent with two decimals."""
+    return NOT_KNOWN if value is None else f"{100 * value:.2f}"
 
 
 def scored(value: float | None, score: MainScore, sign: str = "") -> str:
-    """A main score as tables show it, signed with ``sign="+"``; "-" where it is not known."""
-    return "-" if value is None else score.text(value, sign)
+    """A main score as tables show it, signed with ``sign="+"``."""
+    return NOT_KNOWN if value is None else score.text(value, sign)
 
 
-def format_mean_std(
-    pairs: list[tuple[float | None, float | None]], sign: str = "", score: MainScore = ACCURACY
-) -> list[str]:
+def size(value: float | None) -> str:
+    """Bytes."""
+    return NOT_KNOWN if value is None else human_bytes(value)
+
+
+def duration(value: float | None) -> str:
+    """Seconds."""
+    return NOT_KNOWN if value is None else human_seconds(value)
+
+
+def format_mean_std(estimates: Sequence[Estimate], sign: str = "", score: MainScore = ACCURACY) -> list[str]:
     """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
-    spreads = [scored(std, score) for _, std in pairs]
+    spreads = [scored(one.std, score) for one in estimates]
     width = max(map(len, spreads))
-    shown = any(std is not None for _, std in pairs)
+    shown = any(one.std is not None for one in estimates)
     return [
-        scored(mean, score, sign) + (f" ± {spread:>{width}}" if shown and mean is not None else "")
-        for (mean, _), spread in zip(pairs, spreads, strict=True)
+        scored(one.mean, score, sign) + (f" ± {spread:>{width}}" if shown and one.mean is not None else "")
+        for one, spread in zip(estimates, spreads, strict=True)
     ]
 
 
-def interval(mean: float | None, margin: float | None, sign: str = "", score: MainScore = ACCURACY) -> str:
-    """``"[+0.10, +2.30]"``, of an accuracy's difference in per cent; "-" where one is not known."""
-    if mean is None or margin is None:
-        return "-"
-    return f"[{scored(mean - margin, score, sign)}, {scored(mean + margin, score, sign)}]"
+def interval(one: Estimate, score: MainScore = ACCURACY) -> str:
+    """``"[+0.10, +2.30]"``, of a difference."""
+    if one.mean is None or one.margin is None:
+        return NOT_KNOWN
+    return f"[{scored(one.mean - one.margin, score, '+')}, {scored(one.mean + one.margin, score, '+')}]"
 
 
-def interval_of_score(mean: float | None, margin: float | None, score: MainScore = ACCURACY) -> str:
-    """``"[70.10, 72.30]"``, an accuracy in per cent and cut to 0..100, an RMSE to 0; "-" where one is not known."""
-    if mean is None or margin is None:
-        return "-"
-    high = mean + margin
-    return f"[{scored(max(0.0, mean - margin), score)}, {scored(min(1.0, high) if score.is_share else high, score)}]"
+def interval_of_score(one: Estimate, score: MainScore = ACCURACY) -> str:
+    """``"[70.10, 72.30]"``, an accuracy cut to 0..100 %, an RMSE to 0."""
+    if one.mean is None or one.margin is None:
+        return NOT_KNOWN
+    high = one.mean + one.margin
+    low = scored(max(0.0, one.mean - one.margin), score)
+    return f"[{low}, {scored(min(1.0, high) if score.is_share else high, score)}]"
 
 
+# Markdown ---------------------------------------------------------------------------------------------------------
 def markdown_table(columns: Sequence[Column]) -> str:
     """GitHub's table, without a line's end after the last row."""
+    cells = [[_markdown_cell(column, row) for row in range(len(column.cells))] for column in columns]
     lines = [
-        _markdown_line(markdown_text(column.heading) for column in columns),
-        _markdown_line(":--" if column.words else "--:" for column in columns),
-        *map(_markdown_line, zip(*(_emphasized(column, "**{}**", markdown_text) for column in columns), strict=True)),
+        [markdown_text(column.heading) for column in columns],
+        [":--" if column.words else "--:" for column in columns],
+        *zip(*cells, strict=True),
     ]
-    return "\n".join(lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _emphasized(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
-    return [bold.format(escape(cell)) if at in column.bold else escape(cell) for at, cell in enumerate(column.cells)]
+def _markdown_cell(column: Column, row: int) -> str:
+    text = markdown_text(column.cells[row])
+    return f"**{text}**" if row in column.bold else text
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "|": r"\textbar{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-
-
-def escape_latex(text: str) -> str:
-    """Text of which no character means anything to LaTeX; blanks and line ends become one blank."""
-    return "".join(_LATEX.get(character, character) for character in visible(" ".join(text.split())))
-
-
-def latex_table(columns: Sequence[Column]) -> str:
-    """A ``tabular`` with the rules of ``booktabs``, without a line's end after it; long names in front are wrapped."""
-    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", _latex_escape(column)) for column in columns), strict=True)
-    names = f"p{{{_NAME / 2:g}em}}" if columns[0].width > _NAME else "l"
-    sides = ["l" if column.words else "r" for column in columns[1:]]
-    lines = [
-        f"\\begin{{tabular}}{{{''.join([names, *sides])}}}",
-        "\\toprule",
-        " & ".join(map(_latex_heading, columns)) + " \\\\",
-        "\\midrule",
-        *(_row_start(" & ".join(cells)) + " \\\\" for cells in rows),
-        "\\bottomrule",
-        "\\end{tabular}",
-    ]
-    return "\n".join(lines)
-
-
-def _latex_escape(column: Column) -> Callable[[str], str]:
-    return escape_latex if column.words else lambda cell: _MINUS.sub("$-$", escape_latex(cell))
-
-
-def _latex_heading(column: Column) -> str:
-    """In as many lines as it has elsewhere."""
-    lines = "\\\\".join(map(escape_latex, column.heading.split("\n")))
-    if "\n" not in column.heading:
-        return lines
-    side = "l" if column.words else "r"
-    return f"\\shortstack[{side}]{{{lines}}}"
-
-
-def _row_start(row: str) -> str:
-    """A row that starts with a bracket would be taken for an option of the line's end before it."""
-    return f"{{}}{row}" if row.startswith("[") else row
-
-
+# aligned text -----------------------------------------------------------------------------------------------------
 def wrapped(text: str, width: int) -> str:
     """A paragraph in lines of at most `width`; all but the first are indented."""
     return textwrap.fill(visible(text), width, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def min_width(columns: Sequence[Column]) -> int:
-    """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
-    return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
 
 
 def wrap_columns(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
@@ -191,10 +119,15 @@ def wrap_columns(columns: Sequence[Column], width: int, leading: int = 1) -> lis
     front = list(columns[:leading])
     blocks: list[list[Column]] = []
     for column in columns[leading:]:
-        if not blocks or min_width([*blocks[-1], column]) > width:
+        if not blocks or _least_width([*blocks[-1], column]) > width:
             blocks.append([*front])
         blocks[-1].append(column)
     return blocks
+
+
+def _least_width(columns: Sequence[Column]) -> int:
+    """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
+    return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
 
 
 def render_text(columns: Sequence[Column], width: int) -> str:
@@ -202,28 +135,29 @@ def render_text(columns: Sequence[Column], width: int) -> str:
     columns = [replace(column, cells=[visible(cell) for cell in column.cells]) for column in columns]
     widths = [column.width for column in columns]
     widths[0] = min(widths[0], max(_NAME, width - sum(other + 2 for other in widths[1:])))
-    lines = [*_physical_lines([column.heading for column in columns], columns, widths, bottom=True)]
-    lines.append("  ".join("-" * each for each in widths))
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        lines += _physical_lines(cells, columns, widths)
-    return "\n".join(lines)
+
+    def lines_of(texts: Sequence[Sequence[str]]) -> list[str]:
+        """One row of the table, of which each cell has as many lines."""
+        cells = [
+            [f"{text:<{room}}" if column.words else f"{text:>{room}}" for text in lines]
+            for lines, column, room in zip(texts, columns, widths, strict=True)
+        ]
+        return ["  ".join(line).rstrip() for line in zip(*cells, strict=True)]
+
+    heads = [column.heading.split("\n") for column in columns]
+    height = max(map(len, heads))
+    found = lines_of([[""] * (height - len(head)) + head for head in heads])
+    found.append("  ".join("-" * room for room in widths))
+    for row in zip(*(column.cells for column in columns), strict=True):
+        split = [
+            textwrap.wrap(cell, room, subsequent_indent=" ") if column.words else [cell]
+            for cell, column, room in zip(row, columns, widths, strict=True)
+        ]
+        height = max(map(len, split))
+        found += lines_of([lines + [""] * (height - len(lines)) for lines in split])
+    return "\n".join(found)
 
 
-def _physical_lines(
-    cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], bottom: bool = False
-) -> list[str]:
-    """One row as it is printed: the name wrapped over lines, the numbers on the first (headings: on the last)."""
-    split = [
-        textwrap.wrap(cell, width, subsequent_indent=" ") if column.words and not bottom else cell.split("\n")
-        for cell, column, width in zip(cells, columns, widths, strict=True)
-    ]
-    height = max(map(len, split))
-    lines = []
-    for index in range(height):
-        parts = []
-        for texts, column, width in zip(split, columns, widths, strict=True):
-            at = index - (height - len(texts)) if bottom else index
-            text = texts[at] if 0 <= at < len(texts) else ""
-            parts.append(f"{text:<{width}}" if column.words else f"{text:>{width}}")
-        lines.append("  ".join(parts).rstrip())
-    return lines
+def text_blocks(columns: Sequence[Column], width: int, leading: int = 1) -> str:
+    """A table in as many blocks, one under the other, as make it fit."""
+    return "\n\n".join(render_text(block, width) for block in wrap_columns(columns, width, leading))

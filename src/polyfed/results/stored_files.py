@@ -12,14 +12,11 @@ from polyfed.results.fields import (
     IfPresent,
     Number,
     Record,
-    ScoredRecord,
-    Setting,
     Text,
     check_present,
     one_of,
     validated,
 )
-from polyfed.results.main_score import ACCURACY, RMSE
 
 Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
 
@@ -259,76 +256,3 @@ class NodeEvent(Record):
     event: IfPresent[Text] = None
     round: IfPresent[Count] = None
     reason: IfPresent[Text] = None
-
-
-# sweep.json -------------------------------------------------------------------------------------------------------
-
-
-class SweepRun(ScoredRecord):
-    """One run of a row of a sweep. validation, accuracy: on these data, on test data; in the last evaluated round."""
-
-    seed: Count
-    path: Text
-    validation: Number | None
-    accuracy: Number | None
-
-
-class SweepRow(ScoredRecord):
-    """One combination over its seeds. Accuracies in [0, 1]; None is "not known". Means and deviations are over seeds.
-
-    Attributes:
-        settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
-        validation, validation_std: accuracy on validation data in the last evaluated round.
-        accuracy, accuracy_std: accuracy on test data in that round.
-        best: test accuracy in the round that was best on validation data.
-        local: Local's test accuracy with the same settings otherwise, on the seeds that both have.
-        difference, difference_std: accuracy minus Local's, paired by seed.
-        bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
-        chosen: whether it is the one chosen by validation. words: how to ask for it.
-        runs: each run's own figures.
-        nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
-    """
-
-    settings: dict[str, Setting]
-    method: Text
-    stage: Text
-    seeds: tuple[Count, ...]
-    validation: Number | None
-    validation_std: Number | None
-    accuracy: Number | None
-    accuracy_std: Number | None
-    best: Number | None
-    local: Number | None
-    difference: Number | None
-    difference_std: Number | None
-    bytes_up: Number | None
-    bytes_down: Number | None
-    seconds: Number | None
-    refused: Count
-    words: tuple[Text, ...]
-    runs: tuple[SweepRun, ...]
-    chosen: Flag = False
-    nothing_learnt: Count = 0  # as tables of earlier versions are without
-
-
-class StoredSweep(Record):
-    """A sweep's table, sweep.json."""
-
-    keys: tuple[Text, ...]
-    score: Annotated[str, one_of(ACCURACY.name, RMSE.name)] = ACCURACY.name
-    caption: Text
-    notes: tuple[Text, ...]
-    rows: tuple[SweepRow, ...]
-
-    def check_settings(self) -> None:
-        """Whether there are rows, and each that asks for a combination has a value for each swept setting.
-
-        Raises:
-            ValueError: not so.
-        """
-        if not self.rows:
-            raise ValueError("expected rows, got none")
-        for row in self.rows:
-            missing = [key for key in self.keys if key not in row.settings]
-            if row.words and missing:
-                raise ValueError(f"expected '{missing[0]:.40}' in the settings of each row, got a row without it")

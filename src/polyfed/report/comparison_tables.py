@@ -1,0 +1,492 @@
+"""A comparison as people and machines read it: aligned text, Markdown, LaTeX, HTML for notebooks; CSV and JSON.
+
+CSV and JSON hold accuracies in [0, 1] and exact bytes; the other formats show per cent and KiB/MiB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from polyfed.escaping import csv_text, json_text, markdown_text, visible
+from polyfed.markup import Line, curves, details, notes, paragraph
+from polyfed.markup import table as html_table
+from polyfed.places import shown_place
+from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.comparison import ComparisonGroup, ComparisonRow, Table
+from polyfed.report.findings import SubTable
+from polyfed.report.paper_results import PaperComparison
+from polyfed.report.statistics import Estimate
+from polyfed.report.text_tables import (
+    NOT_KNOWN,
+    Column,
+    duration,
+    format_mean_std,
+    interval,
+    interval_of_score,
+    markdown_table,
+    percent,
+    scored,
+    size,
+    text_blocks,
+    wrapped,
+)
+from polyfed.results.main_score import RMSE
+
+_BY_ARCHITECTURE = "Accuracy in % by architecture"
+_OVER_SEEDS = "95 % intervals of the mean over seeds, in %; differences are paired by seed, in percentage points"
+_WORTH = "What federation is worth: gain over Local = gain alone + federated gain, in percentage points, paired by seed"
+_TIME = "time"
+_METRICS = {
+    "balanced_accuracy": "balanced\naccuracy",
+    "f1": "macro\nF1",
+    "auc": "macro\nAUC",
+    "calibration_error": "calibration\nerror",
+}
+_HEADINGS = {"r2": "R2"}  # figures that are no shares, but known here
+_CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
+_HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
+_MINUS = re.compile(r"(?<!\w)-(?=\d)")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "|": r"\textbar{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+# columns ----------------------------------------------------------------------------------------------------------
+def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
+    """What people see, with the other figures on request. Columns in which nothing is known are left out, and scores
+    that are the same as others.
+    """
+    rows = section.rows
+    columns = [_names_of(section)]
+    if len({row.stage for row in rows}) > 1:
+        columns.append(Column("stage", [row.stage for row in rows], words=True))
+    if len({row.seeds for row in rows}) > 1:
+        columns.append(Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
+    repeated = repeated_columns(section, metrics)
+    accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
+    numbers = [
+        Column("vs Local", format_mean_std([row.difference for row in rows], "+", section.score)),
+        *others,
+        *(Column(f"epsilon\n{unit}", _epsilons(rows, unit)) for unit in section.keys_of("epsilon")),
+        Column("bytes\nup", [size(row.means["bytes_up"]) for row in rows]),
+        Column("bytes\ndown", [size(row.means["bytes_down"]) for row in rows]),
+        Column(_TIME, [duration(row.means["seconds"]) for row in rows]),
+        Column("simulated\ntime", [duration(row.means["simulated_seconds"]) for row in rows]),
+        Column("refused", [str(row.refused or NOT_KNOWN) for row in rows]),
+    ]
+    return [*columns, accuracy, *(column for column in numbers if not column.is_empty)]
+
+
+def _names_of(section: ComparisonGroup) -> Column:
+    """The rows' names, and behind one that its accuracy is that of networks as they began."""
+    names = []
+    for row in section.rows:
+        some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
+        names.append(f"{row.name} (nothing learnt{some})" if row.nothing_learnt else row.name)
+    return Column("method", names, words=True)
+
+
+def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
+    """The main score, and what else was scored."""
+    rows = section.rows
+    score = section.score
+
+    def of(heading: str, values: Iterable[float | None], leads: str = "") -> Column:
+        return Column(heading, [scored(value, score) for value in values], bold=_bold(section, leads))
+
+    def group(heading: str, name: str, key: str, leads: str = "") -> Column:
+        return of(heading, (row.groups[name].get(key) for row in rows), leads)
+
+    own = {row.stage for row in rows}
+    stages = [stage for stage in section.keys_of("by_stage") if own != {stage}]
+    main = format_mean_std([row.score for row in rows], score=score)
+    columns = [
+        Column(score.title, main, bold=_bold(section, score.name)),
+        of("std\nclients", (row.means["std_clients"] for row in rows)),
+        of("max\nclient" if score.lower_is_better else "min\nclient", (row.means["worst_client"] for row in rows)),
+        of("best by\nvalid.", (row.best.mean for row in rows), "best_by_validation"),
+        *(group(stage, "by_stage", stage, stage) for stage in stages),
+        *(group(f"by\n{key}", "by_predictor", key) for key in section.keys_of("by_predictor")),
+        *(group(heading, "by_classes", part) for part, heading in _CLASSES.items()),
+        *(group(heading, "held_out", stage) for stage, heading in _HELD_OUT.items()),
+    ]
+    if metrics:
+        return [*columns, *_metrics_of(section)]
+    return [*columns, *(_own_metric(section, name) for name in score.metrics if score is RMSE)]
+
+
+def _bold(section: ComparisonGroup, key: str) -> frozenset[int]:
+    """The place of the row that leads a column, if one does."""
+    return frozenset(at for at, row in enumerate(section.rows) if row.name == section.leaders.get(key))
+
+
+def _metrics_of(section: ComparisonGroup) -> list[Column]:
+    """The figures beside the main score; those of the user's own, whose unit nobody knows here, as they are."""
+    rows = section.rows
+    worst = "highest\ntenth" if section.score.lower_is_better else "lowest\ntenth"
+    tenth = Column(worst, [scored(row.means["bottom_decile"], section.score) for row in rows])
+    shares = [Column(h, [percent(row.groups["metric"].get(key)) for row in rows]) for key, h in _METRICS.items()]
+    own = sorted(set(section.keys_of("metric")) - set(_METRICS))
+    return [tenth, *shares, *(_own_metric(section, name) for name in own)]
+
+
+def _own_metric(section: ComparisonGroup, name: str) -> Column:
+    """A figure that is no share."""
+    values = [row.groups["metric"].get(name) for row in section.rows]
+    return Column(_HEADINGS.get(name, name), [NOT_KNOWN if value is None else f"{value:.4g}" for value in values])
+
+
+def _epsilons(rows: Sequence[ComparisonRow], unit: str) -> list[str]:
+    values = [row.groups["epsilon"].get(unit) for row in rows]
+    return [NOT_KNOWN if value is None else f"{value:.3g}" for value in values]
+
+
+def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:
+    """The scores that are those of a column before them in every row: heading -> that one's."""
+    shown: dict[tuple[str, ...], str] = {}
+    repeated: dict[str, str] = {}
+    for column in _scores(section, metrics):
+        values = tuple(cell.partition(" ±")[0] for cell in column.cells)
+        if not column.is_empty and shown.setdefault(values, column.heading) != column.heading:
+            repeated[column.heading] = shown[values]
+    return repeated
+
+
+def notes_of(section: ComparisonGroup, metrics: bool = True) -> list[str]:
+    """The section's notes, and which columns are not shown."""
+    repeated = repeated_columns(section, metrics)
+    named = [f"{one} (as {other})".replace("\n", " ") for one, other in repeated.items()]
+    left_out = [f"not shown, as another column says the same: {', '.join(named)}"] if named else []
+    return [*section.notes, *left_out]
+
+
+# further tables ---------------------------------------------------------------------------------------------------
+def sub_tables(section: ComparisonGroup) -> list[SubTable]:
+    """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
+    return [("", columns_of(section, metrics=True)), *_more_tables(section), *_architecture_tables(section)]
+
+
+def _more_tables(section: ComparisonGroup) -> list[SubTable]:
+    more = [*_gain_tables(section), *_interval_tables(section), *_target_tables(section)]
+    known = [(title, [column for column in columns if not column.is_empty]) for title, columns in more]
+    return [*known, *_paper_tables(section)]
+
+
+def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
+    """Gains alone and together; nothing where no method ran alone, too."""
+    found = {row.name: row.gains for row in section.rows if row.gains is not None}
+    score = section.score
+    columns = [Column("method", list(found), words=True)]
+    for part, heading, of in (
+        ("gain", "gain over\nLocal", "interval\nof gain"),
+        ("alone", "gain\nalone", "interval\nalone"),
+        ("federated", "federated\ngain", "interval\nfederated"),
+    ):
+        gains: list[Estimate] = [getattr(one, part) for one in found.values()]
+        columns.append(Column(heading, [scored(one.mean, score, "+") for one in gains]))
+        columns.append(Column(of, [interval(one, score) for one in gains]))
+    longer = [scored(one.longer.mean, score, "+") for one in found.values()]
+    columns.append(Column("minus Local\nof its steps", longer))
+    columns.append(Column("way to\npooled", [way_text(one.way) for one in found.values()]))
+    if found:
+        yield score.of_it(_WORTH), columns
+
+
+def way_text(way: float | None) -> str:
+    """The way to pooled data, in percent."""
+    return NOT_KNOWN if way is None else f"{100 * way:.0f} %"
+
+
+def _interval_tables(section: ComparisonGroup) -> Iterator[SubTable]:
+    """The intervals; nothing where no row has seeds enough."""
+    rows = section.rows
+    score = section.score
+    last = Column(score.title, [interval_of_score(row.score, score) for row in rows])
+    best = Column("best by\nvalid.", [interval_of_score(row.best, score) for row in rows])
+    columns = [
+        _names_of(section),
+        *([last] if best.cells == last.cells else [last, best]),
+        Column("minus\nLocal", [interval(row.difference, score) for row in rows]),
+        Column("best\nrival", [row.rival or NOT_KNOWN for row in rows], words=True),
+        Column("minus\nrival", format_mean_std([row.against_rival for row in rows], "+", score)),
+        Column("interval", [interval(row.against_rival, score) for row in rows]),
+    ]
+    if not last.is_empty:
+        yield score.of_it(_OVER_SEEDS), columns
+
+
+def _target_tables(section: ComparisonGroup) -> Iterator[SubTable]:
+    """Rounds, bytes and seconds; nothing where no target was asked for."""
+    found = [row.to_target for row in section.rows if row.to_target is not None]
+    if found:
+        columns = [
+            _names_of(section),
+            Column("seeds that\nreached it", [f"{one.reached} of {one.runs}" for one in found]),
+            Column("below it\nagain", [str(one.lost) if one.reached else NOT_KNOWN for one in found]),
+            Column("rounds", [_number(one.rounds.mean, one.rounds.std, 1) for one in found]),
+            Column("bytes", [size(one.bytes) for one in found]),
+            Column(_TIME, [duration(one.seconds) for one in found]),
+            Column("simulated\ntime", [duration(one.simulated_seconds) for one in found]),
+        ]
+        yield f"To reach an accuracy of {percent(found[0].accuracy)} %, means over seeds", columns
+
+
+def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
+    """Ours beside the papers', a table for each of their tables and quantities; only rows that they have."""
+    every: dict[tuple[str, str, str, str], list[tuple[str, PaperComparison]]] = {}
+    for row in section.rows:
+        for one in row.published:
+            every.setdefault((one.table, one.setting, one.quantity, one.unit), []).append((row.name, one))
+    for (place, setting, quantity, unit), pairs in every.items():
+        found = [one for _, one in pairs]
+        decimals = 1 if unit == "rounds" else 2
+        theirs = [_number(one.theirs, one.theirs_spread, decimals) + _footnotes(section, one) for one in found]
+        differences = [NOT_KNOWN if one.difference is None else f"{one.difference:+.{decimals}f}" for one in found]
+        columns = [
+            Column("method", [name for name, _ in pairs], words=True),
+            Column("stage", [one.stage for one in found], words=True),
+            Column("seeds", [" ".join(map(str, one.seeds)) for one in found], words=True),
+            Column("ours", [_number(one.ours, one.ours_spread, decimals) for one in found]),
+            Column("paper", theirs),
+            Column("difference", differences),
+            Column("mark", [one.mark or NOT_KNOWN for one in found], words=True),
+        ]
+        where = ", ".join(part for part in (place, setting) if part)
+        yield f"Beside the paper: {where}: {quantity}{f' [{unit}]' if unit not in ('', 'rounds') else ''}", columns
+
+
+def _number(mean: float | None, spread: float | None, decimals: int) -> str:
+    """``"12.3 ± 0.6"``; a spread that is not known stays away."""
+    if mean is None:
+        return NOT_KNOWN
+    return f"{mean:.{decimals}f}" + ("" if spread is None else f" ± {spread:.{decimals}f}")
+
+
+def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
+    """The footnotes' numbers behind a printed figure: " [1, 4]"."""
+    numbers = sorted(section.footnotes[name] for name in one.footnotes)
+    return f" [{', '.join(map(str, numbers))}]" if numbers else ""
+
+
+def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
+    """The accuracies by architecture; nothing where all clients have the same."""
+    names = section.keys_of("by_architecture")
+    values = {name: [row.groups["by_architecture"].get(name) for row in section.rows] for name in names}
+    columns = [Column(name, [scored(value, section.score) for value in found]) for name, found in values.items()]
+    return [(section.score.of_it(_BY_ARCHITECTURE), [_names_of(section), *columns])] if len(names) > 1 else []
+
+
+# for machines -----------------------------------------------------------------------------------------------------
+def to_csv(table: Table) -> str:
+    """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
+    lines = [
+        {"table": number, **_flat(section.facts), **_flat(_plain_row(row, section))}
+        for number, section in enumerate(table.sections, start=1)
+        for row in section.rows
+    ]
+    heads = dict.fromkeys(head for line in lines for head, value in line.items() if value not in (None, ""))
+    return csv_text(list(heads), lines)
+
+
+def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers with blanks between for a list; ``group_key`` for what lies in a group; without the single runs."""
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}_{inner}": own for inner, own in value.items()}
+        elif key not in ("runs", "published"):
+            found[key] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return found
+
+
+def to_json(table: Table) -> str:
+    """Everything, exact, with what each run gave."""
+    tables = [
+        {
+            "finding": section.finding,
+            "caption": section.caption,
+            **section.facts,
+            "rows": [_plain_row(row, section) for row in section.rows],
+            "notes": section.notes,
+            "models": section.models,
+            "versions": section.versions,
+            "published": section.published,
+            "footnotes": section.footnotes,
+            "leaders": section.leaders,
+        }
+        for section in table.sections
+    ]
+    return json_text({"tables": tables, "notes": table.notes}, indent=2) + "\n"
+
+
+def _plain_row(row: ComparisonRow, section: ComparisonGroup) -> dict[str, Any]:
+    """A row under the names of CSV and JSON."""
+    cells: dict[str, Any] = {"name": row.name, "method": row.method, "control": row.control, "stage": row.stage}
+    cells |= {"seeds": list(row.seeds), **_estimate(section.score.name, row.score)}
+    cells |= _estimate(f"{section.score.name}_best_by_validation", row.best)
+    cells |= _estimate("difference", row.difference) | {"difference_seeds": list(row.difference.seeds)}
+    cells |= {"rival": row.rival, **_estimate("rival_difference", row.against_rival)}
+    cells |= {**row.means, "refused": row.refused, "nothing_learnt": row.nothing_learnt, **row.groups}
+    if row.to_target is not None:
+        needed = vars(row.to_target) | _estimate("rounds", row.to_target.rounds)
+        needed |= _estimate("bytes_paper", row.to_target.bytes_paper)
+        cells |= {f"target_{key}": value for key, value in needed.items()}
+    if row.gains is not None:
+        cells |= _estimate("gain", row.gains.gain) | _estimate("gain_alone", row.gains.alone)
+        cells |= _estimate("federated_gain", row.gains.federated) | _estimate("over_longer", row.gains.longer)
+        cells["way_to_pooled"] = row.gains.way
+    runs = [{**run, "path": shown_place(run["path"])} for run in row.runs]
+    return cells | {"published": list(map(asdict, row.published)), "runs": runs}
+
+
+def _estimate(name: str, one: Estimate) -> dict[str, float | None]:
+    return {name: one.mean, f"{name}_std": one.std, f"{name}_margin": one.margin}
+
+
+# for people -------------------------------------------------------------------------------------------------------
+def to_markdown(table: Table) -> str:
+    """GitHub's tables, each under its caption; what leads a column is bold."""
+    blocks = [f"**{markdown_text(title)}**\n\n{markdown_table(columns)}\n" for title, columns in table.overview]
+    blocks += [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
+    if table.notes:
+        blocks.append(_markdown_list(table.notes))
+    return "\n".join(blocks)
+
+
+def markdown_body(section: ComparisonGroup) -> str:
+    """The tables and notes of a section, without its caption."""
+    (_, main), *more = sub_tables(section)
+    others = "".join(f"{markdown_text(title)}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
+    return f"{markdown_table(main)}\n\n{others}{_markdown_list(notes_of(section))}"
+
+
+def _markdown_list(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {markdown_text(text)}" for text in texts) + "\n"
+
+
+def to_html(table: Table, lines: Sequence[Sequence[Line]] = ()) -> str:
+    """For notebooks: the result in words, the table, what else there is to be opened.
+
+    Args:
+        table: what to show. lines: of each section the curves that go with it.
+    """
+    parts = [f"{paragraph(title, strong=True)}{columns_as_html(columns)}" for title, columns in table.overview]
+    for number, section in enumerate(table.sections):
+        (_, whole), *more = sub_tables(section)
+        others = [f"{paragraph(title)}{columns_as_html(columns)}" for title, columns in [("All figures", whole), *more]]
+        parts += [paragraph(section.finding, strong=True), paragraph(section.caption)]
+        parts.append(columns_as_html(columns_of(section)))
+        if number < len(lines):
+            parts.append(curves(lines[number], "round", f"test {section.score.title_with_unit}, mean over seeds"))
+        parts.append(details("More", "".join([*others, notes(notes_of(section))])))
+    return "".join([*parts, notes(table.notes)])
+
+
+def columns_as_html(columns: Sequence[Column]) -> str:
+    """A table for notebooks."""
+    words = [place for place, column in enumerate(columns) if column.words]
+    bold = [(row, place) for place, column in enumerate(columns) for row in column.bold]
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    return html_table([column.title for column in columns], rows, words, bold)
+
+
+def to_latex(table: Table) -> str:
+    """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold.
+
+    Of a section's own columns those that a paper shows; all are in the other formats.
+    """
+    blocks = [_latex_table(title, columns) for title, columns in table.overview]
+    for section in table.sections:
+        left_out = {column.heading for column in _metrics_of(section)} | {*section.keys_of("by_stage"), "std\nclients"}
+        main = [column for column in columns_of(section) if column.heading not in {*left_out, _TIME}]
+        more = [*_more_tables(section), *_architecture_tables(section)]
+        blocks.append(_latex_table(section.caption, main, [] if more else notes_of(section)))
+        for number, (title, columns) in enumerate(more, start=1):
+            below = notes_of(section) if number == len(more) else []
+            blocks.append(_latex_table(f"{title}. {section.caption}", columns, below))
+    comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
+    return f"% needs \\usepackage{{booktabs,adjustbox}}\n{''.join(blocks)}{comments}"
+
+
+def _latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] = ()) -> str:
+    """A table that shrinks where it is wider than its column of text."""
+    cells = [[_latex_cell(column, row) for row in range(len(column.cells))] for column in columns]
+    rows = [" & ".join(row) for row in zip(*cells, strict=True)]
+    lines = [
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{escape_latex(caption)}}}",
+        f"\\begin{{adjustbox}}{{max width=\\columnwidth}}\\begin{{tabular}}{{{_latex_sides(columns)}}}",
+        "\\toprule",
+        " & ".join(escape_latex(column.title) for column in columns) + " \\\\",
+        "\\midrule",
+        *(f"{{}}{row} \\\\" if row.startswith("[") else f"{row} \\\\" for row in rows),  # "\\[" would ask for a space
+        "\\bottomrule",
+        "\\end{tabular}\\end{adjustbox}",
+        *(f"\\par {escape_latex(note)}" for note in below),
+        "\\end{table}\n",
+    ]
+    return "\n".join(lines)
+
+
+def _latex_sides(columns: Sequence[Column]) -> str:
+    return "".join("l" if column.words else "r" for column in columns)
+
+
+def _latex_cell(column: Column, row: int) -> str:
+    text = escape_latex(column.cells[row])
+    if not column.words:
+        text = _MINUS.sub("$-$", text)
+    return f"\\textbf{{{text}}}" if row in column.bold else text
+
+
+def escape_latex(text: str) -> str:
+    """Text of which no character means anything to LaTeX; blanks and line ends become one blank."""
+    return "".join(_LATEX.get(character, character) for character in visible(" ".join(text.split())))
+
+
+def to_text(table: Table, width: int = 100, metrics: bool = False) -> str:
+    """Aligned plain text; long names wrap so that it fits ``width`` columns where the numbers leave room.
+
+    Args:
+        table: what to show.
+        width: columns to aim for.
+        metrics: also the figures beside the accuracy, and the accuracies by architecture.
+    """
+    blocks = [f"{_text_titled(title, columns, width)}\n" for title, columns in table.overview]
+    for section in table.sections:
+        more = _more_tables(section) + (_architecture_tables(section) if metrics else [])
+        texts = [wrapped(section.caption, width), text_blocks(columns_of(section, metrics), width)]
+        texts += [_text_titled(title, columns, width) for title, columns in more]
+        texts.append("\n".join(wrapped(note, width) for note in notes_of(section, metrics)))
+        blocks.append("\n\n".join(texts) + "\n")
+    if table.notes:
+        blocks.append("\n".join(wrapped(f"note: {note}", width) for note in table.notes) + "\n")
+    return "\n".join(blocks)
+
+
+def _text_titled(title: str, columns: Sequence[Column], width: int) -> str:
+    return wrapped(f"{title}:", width) + "\n\n" + text_blocks(columns, width)
+
+
+def write(table: Table, folder: str | Path) -> list[Path]:
+    """Write ``comparison.md``, ``.csv``, ``.json`` and ``.tex`` into the folder (made if missing), each whole or not
+    at all.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    path = make_folder(folder)
+    texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table), "tex": to_latex(table)}
+    return [write_whole(path / f"comparison.{form}", text.encode("utf-8")) for form, text in texts.items()]

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.comparison import ComparisonGroup, Table, compare_runs
-from polyfed.report.comparison_tables import to_csv, to_html, to_json, to_latex, to_markdown, to_text, write
+from polyfed.report.comparison import compare_runs
+from polyfed.report.comparison_tables import (
+    ComparisonGroup,
+    Table,
+    to_csv,
+    to_html,
+    to_json,
+    to_latex,
+    to_markdown,
+    to_text,
+    write,
+)
 from polyfed.report.figures import axes_of, curve_drawings
 from polyfed.report.run_records import load_runs
 

@@ -13,8 +13,8 @@ import torch
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.experiments.prediction import predict
-from polyfed.report.comparison import Table, compare_runs
-from polyfed.report.comparison_tables import to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.comparison import compare_runs
+from polyfed.report.comparison_tables import Table, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.figures import curve_drawings
 from polyfed.report.html_report import page_data
 from polyfed.report.run_records import RunRecord, load_runs

@@ -19,8 +19,8 @@ from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import Line, notes, paragraph
-from polyfed.report.comparison import Table, compare_runs
-from polyfed.report.comparison_tables import to_html, to_text, write
+from polyfed.report.comparison import compare_runs
+from polyfed.report.comparison_tables import Table, to_html, to_text, write
 from polyfed.report.figures import Series, axes_of, curves, series, write_gains
 from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import write_page

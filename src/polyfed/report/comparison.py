@@ -8,27 +8,25 @@ never on test data. `polyfed.report.comparison_tables` shows and writes all of i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from polyfed.report import paper_results
-from polyfed.report.findings import Gains, SubTable, decompose, finding, leave_one_out_tables, remarks
+from polyfed.report.comparison_tables import ComparisonGroup, ComparisonRow, Table
+from polyfed.report.findings import Gains, decompose, leave_one_out_tables, remarks
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.paper_results import PaperComparison
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import (
     SEEDS,
     BySeed,
     Estimate,
     Target,
-    ToTarget,
     finite,
     finite_ones,
     leader,
     mean_of,
     to_target,
 )
-from polyfed.report.text_tables import percent
+from polyfed.report.text_tables import interval, percent, scored
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.schema import FigureSummary, Summary
 
@@ -36,121 +34,6 @@ _EPSILON = {
     "client": "of the bounded entries of all uploads of a client, for whether it takes part",
     "sample": "of what a client's uploads tell of what one of its rows holds; see the runs' records for which of them",
 }
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One method or variant over its seeds. Accuracies in [0, 1]; None is "not known". Means are over seeds.
-
-    Attributes:
-        name: method or label, with the hyperparameters that distinguish variants.
-        method: the method's registered name.
-        control: what the row is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method itself.
-            A control leads nowhere, is nobody's rival, and stands beside no paper.
-        stage: the stage that the accuracies were scored in.
-        seeds: the seeds averaged over.
-        score: the main score, last round, mean over clients.
-        best: likewise, of the round that was best on validation data.
-        difference: the main score minus Local's, paired by seed.
-        rival: the best other row but Local: of those that share most seeds with this one, the best on these; "" where
-            there is none.
-        against_rival: the main score minus the rival's, paired by seed.
-        means: of other figures, by name, where all of the row's runs have them: "std_clients", "worst_client",
-            "bottom_decile", "bytes_up", "bytes_down", "seconds", "simulated_seconds".
-        groups: likewise, of figures with names of their own. "by_stage": every stage scored. "by_predictor": with the
-            method's other predictors. "by_classes": "own" and "missing", on the classes that clients have training
-            samples of, and on the others. "held_out": "received" and "after_training", of the clients that were held
-            out of training. "by_architecture": over its clients. "metric": other metrics. "epsilon": by unit, the
-            largest over the runs.
-        refused: uploads refused, summed over the runs.
-        nothing_learnt: in how many of the runs no client's work ever counted.
-        to_target: what it took to reach the target asked for; None where none was.
-        gains: the gain over Local, taken apart; None where the method did not also run alone.
-        published: beside what a paper prints for the row.
-        runs: what each run gave, with its folder.
-    """
-
-    name: str
-    method: str
-    control: str
-    stage: str
-    seeds: tuple[int, ...]
-    score: Estimate
-    best: Estimate
-    difference: Estimate
-    rival: str
-    against_rival: Estimate
-    means: Mapping[str, float | None]
-    groups: Mapping[str, Mapping[str, float]]
-    refused: int
-    nothing_learnt: int
-    to_target: ToTarget | None
-    gains: Gains | None
-    published: tuple[PaperComparison, ...]
-    runs: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class ComparisonGroup:
-    """One table: comparable runs under one caption.
-
-    Attributes:
-        finding: the result in words (`polyfed.report.findings`).
-        caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
-        facts: the same for machines. ``held_out_group``: the one group or client that is held out of training; None
-            where there is none, or several are.
-        rows: Local first.
-        notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
-        models: the architectures of the clients, as far as recipes say.
-        versions: of what the numbers depend on.
-        published: the papers' tables that stand beside.
-        footnotes: a footnote's name -> its number among the notes.
-        leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
-            (`polyfed.report.statistics.leader`); what nobody leads is left out.
-        score: what the rows' accuracies are: where numbers are predicted, the RMSE.
-    """
-
-    finding: str
-    caption: str
-    facts: Mapping[str, Any]
-    rows: tuple[ComparisonRow, ...]
-    notes: tuple[str, ...]
-    models: tuple[str, ...]
-    versions: Mapping[str, str]
-    published: tuple[str, ...]
-    footnotes: Mapping[str, int]
-    leaders: Mapping[str, str]
-    score: MainScore = ACCURACY
-
-    def keys_of(self, group: str) -> list[str]:
-        """The names that any row has in a group of figures."""
-        return list(dict.fromkeys(key for row in self.rows for key in row.groups[group]))
-
-
-@dataclass(frozen=True)
-class Table:
-    """The comparison: one section for each set of comparable runs, and notes on runs left out.
-
-    overview: tables over several sections (`polyfed.report.findings.leave_one_out_tables`).
-    """
-
-    sections: tuple[ComparisonGroup, ...]
-    notes: tuple[str, ...] = ()
-    overview: tuple[SubTable, ...] = ()
-
-    def __str__(self) -> str:
-        from polyfed.report.comparison_tables import to_text
-
-        return to_text(self)
-
-    def __repr__(self) -> str:
-        found = [f"{len(section.rows)} methods: {section.finding}" for section in self.sections]
-        return f"Table({' | '.join(found)})"
-
-    def _repr_html_(self) -> str:
-        from polyfed.report.comparison_tables import to_html
-
-        return to_html(self)
 
 
 def compare_runs(
@@ -485,3 +368,94 @@ def _about_published(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[st
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"
     if quantities := paper_results.not_measured(first):
         yield f"printed there, and not measured here: {', '.join(quantities)}"
+
+
+# the result in words ----------------------------------------------------------------------------------------------
+# A difference is distinguishable where the 95 % interval of its mean over seeds leaves out zero; below `SEEDS` seeds
+# nothing is claimed. Each interval is of one difference, and does not allow for the choice of the best among many.
+
+_NAMED = 4  # methods that are named; of more, how many
+_NUMBERS = {1: "one seed", 2: "two seeds"}
+
+
+def finding(rows: Sequence[ComparisonRow], score: MainScore = ACCURACY) -> str:
+    """One or two sentences: who leads, by how much, and what may be claimed of it. score: the main score."""
+    lost = [row for row in rows if row.nothing_learnt]
+    known = [row for row in rows if row.score.mean is not None and row not in lost and not row.control]
+    if not known:
+        return "Nothing was learnt." if lost else f"No {score.title} is known."
+    warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""
+    return f"{_compared(known, score)}{warning}"
+
+
+def _compared(known: Sequence[ComparisonRow], score: MainScore) -> str:
+    """The finding on rows whose main score is known, and was learnt."""
+    leader = _leading(known, score)
+    value = scored(leader.score.mean, score)
+    level = f"{value} %" if score.is_share else f"{score.title} {value}"
+    if len(known) == 1:
+        return f"{leader.name} reaches {level}; there is no other method to compare it with."
+    leads = f"{leader.name} leads with {level}"
+    locals_ = [row for row in known if row.method == "local"]
+    if len(locals_) != 1:
+        distance = _points(leader.against_rival, score)
+        return f"{leads}, {distance} {leader.rival}{_claim(leader.against_rival, leader.rival, score)}"
+    local = locals_[0]
+    others = [row for row in known if row is not local]
+    if leader is local:
+        named = _leading(others, score)
+        side = "below" if score.lower_is_better else "above"
+        start = f"{leads}: no method is {side} it. {named.name} comes next, {_points(named.difference, score)} it"
+    else:
+        named = leader
+        on_what = f"({scored(local.score.mean, score)}{score.unit})"
+        if leader.difference.seeds and leader.seeds != local.seeds:
+            on_what = "on the seeds that both have"
+        start = f"{leads}, {_points(named.difference, score)} Local {on_what}"
+    return f"{start}{_claim(named.difference, 'Local', score)}{_others(others, named)}"
+
+
+def _leading(rows: Sequence[ComparisonRow], score: MainScore) -> ComparisonRow:
+    """The first of equals."""
+    best = score.best(row.score.mean for row in rows if row.score.mean is not None)
+    return next(row for row in rows if row.score.mean == best)
+
+
+def _points(difference: Estimate, score: MainScore) -> str:
+    """``"3.40 points above"``."""
+    if difference.mean is None:
+        return "at an unknown distance from"
+    side = "above" if difference.mean >= 0 else "below"
+    return f"{score.text(abs(difference.mean))}{' points' if score.is_share else ''} {side}"
+
+
+def _claim(difference: Estimate, other: str, score: MainScore) -> str:
+    """What may be said of a difference, as the end of a sentence."""
+    seeds = len(difference.seeds)
+    if seeds == 0:
+        return "; the two share no seed, so that nothing can be claimed."
+    if seeds < SEEDS:
+        return f". With {_NUMBERS[seeds]} nothing can be claimed: it takes three to tell a difference from chance."
+    sure = difference.is_distinguishable
+    if sure is None:
+        return "; how much of that is chance is not known."
+    word = "distinguishable" if sure else "not distinguishable"
+    ends = interval(difference, score).strip("[]").replace(",", " to")
+    points = " points" if score.is_share else ""
+    return f"; over {seeds} seeds this is {word} from {other} (95 % interval {ends}{points})."
+
+
+def _others(others: Sequence[ComparisonRow], named: ComparisonRow) -> str:
+    """Which methods differ from Local beside the one that was named; nothing where none does."""
+    sides = {
+        row.name: "above" if (row.difference.mean or 0.0) > 0 else "below"
+        for row in others
+        if row is not named and row.difference.is_distinguishable
+    }
+    if not sides:
+        return ""
+    start = "Also distinguishable" if named.difference.is_distinguishable else "Distinguishable"
+    if len(sides) <= _NAMED:
+        return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides.items())}."
+    above = list(sides.values()).count("above")
+    return f" {start} from Local: {len(sides)} others, {above} above and {len(sides) - above} below."

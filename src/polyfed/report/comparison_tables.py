@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from polyfed.markup import Line, curves, details, notes, paragraph
 from polyfed.markup import table as html_table
 from polyfed.places import shown_place
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison import ComparisonGroup, ComparisonRow, Table
-from polyfed.report.findings import SubTable
+from polyfed.report.findings import Gains, SubTable
 from polyfed.report.paper_results import PaperComparison
-from polyfed.report.statistics import Estimate
+from polyfed.report.statistics import Estimate, ToTarget
 from polyfed.report.text_tables import (
     NOT_KNOWN,
     Column,
@@ -34,7 +33,7 @@ from polyfed.report.text_tables import (
     text_blocks,
     wrapped,
 )
-from polyfed.results.main_score import RMSE
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 _BY_ARCHITECTURE = "Accuracy in % by architecture"
 _OVER_SEEDS = "95 % intervals of the mean over seeds, in %; differences are paired by seed, in percentage points"
@@ -60,6 +59,120 @@ _LATEX = {
     ">": r"$>$",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
+
+
+# what is shown ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One method or variant over its seeds. Accuracies in [0, 1]; None is "not known". Means are over seeds.
+
+    Attributes:
+        name: method or label, with the hyperparameters that distinguish variants.
+        method: the method's registered name.
+        control: what the row is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method itself.
+            A control leads nowhere, is nobody's rival, and stands beside no paper.
+        stage: the stage that the accuracies were scored in.
+        seeds: the seeds averaged over.
+        score: the main score, last round, mean over clients.
+        best: likewise, of the round that was best on validation data.
+        difference: the main score minus Local's, paired by seed.
+        rival: the best other row but Local: of those that share most seeds with this one, the best on these; "" where
+            there is none.
+        against_rival: the main score minus the rival's, paired by seed.
+        means: of other figures, by name, where all of the row's runs have them: "std_clients", "worst_client",
+            "bottom_decile", "bytes_up", "bytes_down", "seconds", "simulated_seconds".
+        groups: likewise, of figures with names of their own. "by_stage": every stage scored. "by_predictor": with the
+            method's other predictors. "by_classes": "own" and "missing", on the classes that clients have training
+            samples of, and on the others. "held_out": "received" and "after_training", of the clients that were held
+            out of training. "by_architecture": over its clients. "metric": other metrics. "epsilon": by unit, the
+            largest over the runs.
+        refused: uploads refused, summed over the runs.
+        nothing_learnt: in how many of the runs no client's work ever counted.
+        to_target: what it took to reach the target asked for; None where none was.
+        gains: the gain over Local, taken apart; None where the method did not also run alone.
+        published: beside what a paper prints for the row.
+        runs: what each run gave, with its folder.
+    """
+
+    name: str
+    method: str
+    control: str
+    stage: str
+    seeds: tuple[int, ...]
+    score: Estimate
+    best: Estimate
+    difference: Estimate
+    rival: str
+    against_rival: Estimate
+    means: Mapping[str, float | None]
+    groups: Mapping[str, Mapping[str, float]]
+    refused: int
+    nothing_learnt: int
+    to_target: ToTarget | None
+    gains: Gains | None
+    published: tuple[PaperComparison, ...]
+    runs: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class ComparisonGroup:
+    """One table: comparable runs under one caption.
+
+    Attributes:
+        finding: the result in words (`polyfed.report.comparison`).
+        caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
+        facts: the same for machines. ``held_out_group``: the one group or client that is held out of training; None
+            where there is none, or several are.
+        rows: Local first.
+        notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
+        models: the architectures of the clients, as far as recipes say.
+        versions: of what the numbers depend on.
+        published: the papers' tables that stand beside.
+        footnotes: a footnote's name -> its number among the notes.
+        leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
+            (`polyfed.report.statistics.leader`); what nobody leads is left out.
+        score: what the rows' accuracies are: where numbers are predicted, the RMSE.
+    """
+
+    finding: str
+    caption: str
+    facts: Mapping[str, Any]
+    rows: tuple[ComparisonRow, ...]
+    notes: tuple[str, ...]
+    models: tuple[str, ...]
+    versions: Mapping[str, str]
+    published: tuple[str, ...]
+    footnotes: Mapping[str, int]
+    leaders: Mapping[str, str]
+    score: MainScore = ACCURACY
+
+    def keys_of(self, group: str) -> list[str]:
+        """The names that any row has in a group of figures."""
+        return list(dict.fromkeys(key for row in self.rows for key in row.groups[group]))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The comparison: one section for each set of comparable runs, and notes on runs left out.
+
+    overview: tables over several sections (`polyfed.report.findings.leave_one_out_tables`).
+    """
+
+    sections: tuple[ComparisonGroup, ...]
+    notes: tuple[str, ...] = ()
+    overview: tuple[SubTable, ...] = ()
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    def __repr__(self) -> str:
+        found = [f"{len(section.rows)} methods: {section.finding}" for section in self.sections]
+        return f"Table({' | '.join(found)})"
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 # columns ----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from polyfed.results.schema import RoundRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from polyfed.report.comparison import Table
+    from polyfed.report.comparison_tables import Table
 
 AXES = {
     "round": "round",

@@ -1,8 +1,4 @@
-"""What a comparison says: who leads, what of a gain needs the other clients, and how held-out groups fare.
-
-The result in words. A difference is distinguishable where the 95 % interval of its mean over seeds leaves out zero
-(`polyfed.report.statistics`); below `SEEDS` seeds nothing is claimed. Each interval is of one difference, and does not
-allow for the choice of the best among many.
+"""What of a gain over Local needs the other clients, and how methods fare on groups that are held out in turn.
 
 What federation is worth:
 
@@ -19,16 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import SEEDS, BySeed, Estimate, finite, finite_ones, mean_of
-from polyfed.report.text_tables import Column, format_mean_std, interval, scored
+from polyfed.report.statistics import BySeed, Estimate, finite, finite_ones, mean_of
+from polyfed.report.text_tables import Column, format_mean_std, interval
 from polyfed.results.main_score import ACCURACY, MainScore
-
-if TYPE_CHECKING:
-    from polyfed.report.comparison import ComparisonRow
 
 _Rows = Mapping[str, Sequence[RunRecord]]
 
@@ -208,92 +200,3 @@ def _leave_one_out(title: str, turns: Mapping[str, Group], stage: str) -> SubTab
 def _cells(of_rows: Sequence[BySeed]) -> list[str]:
     """Mean and standard deviation over seeds."""
     return format_mean_std(list(map(Estimate.of, of_rows)))
-
-
-# the result in words ----------------------------------------------------------------------------------------------
-
-_NAMED = 4  # methods that are named; of more, how many
-_NUMBERS = {1: "one seed", 2: "two seeds"}
-
-
-def finding(rows: Sequence[ComparisonRow], score: MainScore = ACCURACY) -> str:
-    """One or two sentences: who leads, by how much, and what may be claimed of it. score: the main score."""
-    lost = [row for row in rows if row.nothing_learnt]
-    known = [row for row in rows if row.score.mean is not None and row not in lost and not row.control]
-    if not known:
-        return "Nothing was learnt." if lost else f"No {score.title} is known."
-    warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""
-    return f"{_compared(known, score)}{warning}"
-
-
-def _compared(known: Sequence[ComparisonRow], score: MainScore) -> str:
-    """The finding on rows whose main score is known, and was learnt."""
-    leader = _best(known, score)
-    value = scored(leader.score.mean, score)
-    level = f"{value} %" if score.is_share else f"{score.title} {value}"
-    if len(known) == 1:
-        return f"{leader.name} reaches {level}; there is no other method to compare it with."
-    leads = f"{leader.name} leads with {level}"
-    locals_ = [row for row in known if row.method == "local"]
-    if len(locals_) != 1:
-        distance = _points(leader.against_rival, score)
-        return f"{leads}, {distance} {leader.rival}{_claim(leader.against_rival, leader.rival, score)}"
-    local = locals_[0]
-    others = [row for row in known if row is not local]
-    if leader is local:
-        named = _best(others, score)
-        side = "below" if score.lower_is_better else "above"
-        start = f"{leads}: no method is {side} it. {named.name} comes next, {_points(named.difference, score)} it"
-    else:
-        named = leader
-        on_what = f"({scored(local.score.mean, score)}{score.unit})"
-        if leader.difference.seeds and leader.seeds != local.seeds:
-            on_what = "on the seeds that both have"
-        start = f"{leads}, {_points(named.difference, score)} Local {on_what}"
-    return f"{start}{_claim(named.difference, 'Local', score)}{_others(others, named)}"
-
-
-def _best(rows: Sequence[ComparisonRow], score: MainScore) -> ComparisonRow:
-    """The first of equals."""
-    best = score.best(row.score.mean for row in rows if row.score.mean is not None)
-    return next(row for row in rows if row.score.mean == best)
-
-
-def _points(difference: Estimate, score: MainScore) -> str:
-    """``"3.40 points above"``."""
-    if difference.mean is None:
-        return "at an unknown distance from"
-    side = "above" if difference.mean >= 0 else "below"
-    return f"{score.text(abs(difference.mean))}{' points' if score.is_share else ''} {side}"
-
-
-def _claim(difference: Estimate, other: str, score: MainScore) -> str:
-    """What may be said of a difference, as the end of a sentence."""
-    seeds = len(difference.seeds)
-    if seeds == 0:
-        return "; the two share no seed, so that nothing can be claimed."
-    if seeds < SEEDS:
-        return f". With {_NUMBERS[seeds]} nothing can be claimed: it takes three to tell a difference from chance."
-    sure = difference.is_distinguishable
-    if sure is None:
-        return "; how much of that is chance is not known."
-    word = "distinguishable" if sure else "not distinguishable"
-    ends = interval(difference, score).strip("[]").replace(",", " to")
-    points = " points" if score.is_share else ""
-    return f"; over {seeds} seeds this is {word} from {other} (95 % interval {ends}{points})."
-
-
-def _others(others: Sequence[ComparisonRow], named: ComparisonRow) -> str:
-    """Which methods differ from Local beside the one that was named; nothing where none does."""
-    sides = {
-        row.name: "above" if (row.difference.mean or 0.0) > 0 else "below"
-        for row in others
-        if row is not named and row.difference.is_distinguishable
-    }
-    if not sides:
-        return ""
-    start = "Also distinguishable" if named.difference.is_distinguishable else "Distinguishable"
-    if len(sides) <= _NAMED:
-        return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides.items())}."
-    above = list(sides.values()).count("above")
-    return f" {start} from Local: {len(sides)} others, {above} above and {len(sides) - above} below."

@@ -21,8 +21,7 @@ from typing import Any
 from polyfed.escaping import html_text, visible_in
 from polyfed.places import shown_place, without_places
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison import ComparisonGroup, Table
-from polyfed.report.comparison_tables import notes_of, sub_tables
+from polyfed.report.comparison_tables import ComparisonGroup, Table, notes_of, sub_tables
 from polyfed.report.figures import AXES, METRICS, axes_of, metric_factor, metric_title, series
 from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages

@@ -15,8 +15,8 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import json_text, markdown_text, visible
 from polyfed.places import without_places
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.comparison import ComparisonGroup, compare_runs
-from polyfed.report.comparison_tables import markdown_body
+from polyfed.report.comparison import compare_runs
+from polyfed.report.comparison_tables import ComparisonGroup, markdown_body
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.statistics import Target
 from polyfed.results.read import COMMAND, check_links, parse_json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import re
@@ -25,8 +26,9 @@ from polyfed.core.modules import freeze_copy
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import process_pool, stacked_clients
-from polyfed.engine.executors.base import Serial
-from polyfed.engine.executors.context_stacking import (
+from polyfed.engine.executors.base import Serial, WorkerContext
+from polyfed.engine.executors.jobs import EvalJob
+from polyfed.engine.executors.stacked_loss import (
     PartialContext,
     RecordingContext,
     StackedContext,
@@ -36,6 +38,7 @@ from polyfed.engine.executors.context_stacking import (
 from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor, clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
+from polyfed.engine.scoring import ClientScore
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import (
@@ -48,6 +51,7 @@ from polyfed.methods import (
     FedGH,
     FedHeNN,
     FedIN,
+    FedProto,
     FedProx,
     FedSelect,
     FjORD,
@@ -833,3 +837,55 @@ class Stops(Told):
         self._after -= done == total
         if self._after < 0:
             raise RuntimeError("stopped")
+
+
+# scores ------------------------------------------------------------------------------------------------------------
+
+
+class FailsInRound3(Local):
+    """Where one client receives, or another predicts."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        if client.round == 3 and client.id == 1:
+            raise ValueError("no")
+        client.state["fails"] = torch.tensor(client.round == 3 and client.id == 0)
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        if bool(context.get("fails", False)):
+            raise ValueError("no")
+        return super().predict(model, x, context)
+
+
+def scored(method: Method) -> tuple[WorkerContext, list[EvalJob]]:
+    """A federation after a round, and what is asked about its clients, as they are and as they would receive."""
+    federation = of_toys(method, toys.NETS["bn"], training=TWO_ROUNDS, executor="serial")()
+    parts = federation.clients, federation.store, ("auc", "calibration_error")
+    context = WorkerContext(method, federation.model_factory, *parts)
+    sent = [method.broadcast(federation.server, client.id) for client in federation.clients]
+    pairs = [(client, None) for client in federation.clients], list(zip(federation.clients, sent, strict=True))
+    return context, [EvalJob(client, "", message, 3, ["test"]) for some in pairs for client, message in some]
+
+
+@pytest.mark.parametrize("method", [FedGH(), FedProto()], ids=lambda method: method.name)
+def test_scores_are_the_serial_ones(method: Method) -> None:
+    context, asked = scored(method)
+    asked[1] = dataclasses.replace(asked[1], shared=["test"])  # equal networks are scored once
+    found = VectorizedExecutor(context, 3, print).score(asked)
+    serial = Serial(context.method, context.model_factory, context.store, context.from_scores).score(asked)
+    for one, other in zip(found, serial, strict=True):
+        ours, theirs = one["test"], other["test"]
+        assert isinstance(ours, ClientScore)
+        assert isinstance(theirs, ClientScore)
+        assert torch.equal(ours.confusion, theirs.confusion)
+        assert (ours.auc, ours.calibration_error) == pytest.approx((theirs.auc, theirs.calibration_error), nan_ok=True)
+        assert {name: score.confusion.tolist() for name, score in ours.others.items()} == {
+            name: score.confusion.tolist() for name, score in theirs.others.items()
+        }
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_who_cannot_be_scored_is_named(who: int) -> None:
+    context, asked = scored(FailsInRound3())
+    with pytest.raises(RunError, match=rf"client {who} \(net\), round 3, scoring: ValueError: no"):
+        VectorizedExecutor(context, 4, print).score([asked[len(SIZES) + who], *asked[:3]])

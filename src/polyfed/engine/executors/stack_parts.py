@@ -10,7 +10,7 @@ import copy
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,11 @@ from polyfed.core.client import Client
 from polyfed.core.message import first_nonfinite, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.data.transforms import Augmentation, augmentation
-from polyfed.engine.executors.context_stacking import StackedContext
+from polyfed.engine.executors.stacked_loss import StackedContext, Tensors
 from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
 from polyfed.functional.device_copies import move_together
-from polyfed.functional.tied_tensors import tensor_places
 
-Tensors = dict[str, Tensor]
 MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that every layer has
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
 
@@ -36,13 +34,6 @@ class StepSignature:
 
     read: frozenset[str]
     fills: bool
-
-
-class StepAlone(NamedTuple):
-    """What a step gives where a client takes it alone, and the buffers that it leaves."""
-
-    result: StepResult
-    buffers: Tensors
 
 
 @dataclass
@@ -89,24 +80,6 @@ def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close:
         found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)
         for name, t in expected.items()
     )
-
-
-class LossOf(nn.Module):
-    """A method's loss as a module around the network, so that `functional_call` reaches the network's tensors."""
-
-    def __init__(self, method: Method, model: nn.Module) -> None:
-        super().__init__()
-        self.method, self.model = method, model
-        self._places = tensor_places(model)
-
-    def forward(self, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Method.loss`."""
-        outcome = self.method.loss(self.model, batch, context)
-        return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else outcome
-
-    def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """The network's tensors, given under their first names, by this module's names of where they lie."""
-        return {f"model.{place}": tensors[name] for place, name in self._places.items() if name in tensors}
 
 
 @dataclass(frozen=True)

@@ -37,18 +37,14 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import load_state, trainable_parameters
 from polyfed.core.randomness import drawn_of_others, seeded_global_rng
-from polyfed.engine.executors.context_stacking import RecordingContext, StackedContext, structure
 from polyfed.engine.executors.stack_parts import (
     ActiveGroup,
     ClientProgress,
-    LossOf,
     NextStep,
     PhaseData,
     RowIndices,
     SignatureCache,
-    StepAlone,
     StepSignature,
-    Tensors,
     are_near,
     floats_of,
     linear_weights,
@@ -58,13 +54,21 @@ from polyfed.engine.executors.stack_parts import (
     parted,
     summed,
 )
-from polyfed.engine.executors.stacked_loss import StackedLoss
+from polyfed.engine.executors.stacked_loss import (
+    LossOf,
+    RecordingContext,
+    StackedContext,
+    StackedLoss,
+    Tensors,
+    structure,
+)
 from polyfed.engine.local_training import train_only
 from polyfed.errors import kind_and_line
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
 from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
+_StepAlone = tuple[StepResult, Tensors]  # what it gives where a client takes it alone, and the buffers that it leaves
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
 
 
@@ -159,7 +163,11 @@ class StackedClients:
         held.plan(self._walks)
         label = (self._label, place)
         if label not in self._known.inputs:
-            self._known.inputs[label] = _trouble(self._try_inputs)
+            try:
+                self._try_inputs()
+                self._known.inputs[label] = ""
+            except NotVectorizable as reason:
+                self._known.inputs[label] = str(reason)
         if self._known.inputs[label]:
             raise NotVectorizable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
@@ -333,7 +341,7 @@ class StackedClients:
 
     def _compared(
         self, pair: ActiveGroup, turns: Sequence[NextStep], held: PhaseData
-    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[StepAlone]]:
+    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[_StepAlone]]:
         """What the steps of a pair read, and what they give one by one, which is what they give as one.
 
         Raises:
@@ -350,7 +358,7 @@ class StackedClients:
             with self._block():
                 result = self._method.gradients(self._template, alone, watched)
             left = own_tensors(self._template).items()
-            expected.append(StepAlone(result, {name: t.clone() for name, t in left if name not in pair.names}))
+            expected.append((result, {name: t.clone() for name, t in left if name not in pair.names}))
             read |= watched.read
         if drawn_of_others() != before:
             raise NotVectorizable("its network draws from Python's or NumPy's generator, once for all clients as one")
@@ -369,7 +377,7 @@ class StackedClients:
         turns: Sequence[NextStep],
         held: PhaseData,
         kind: StepSignature,
-        expected: Sequence[StepAlone],
+        expected: Sequence[_StepAlone],
     ) -> bool:
         """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
         for place, turn in enumerate(turns):
@@ -396,7 +404,7 @@ class StackedClients:
         turns: Sequence[NextStep],
         held: PhaseData,
         kind: StepSignature,
-        expected: Sequence[StepAlone],
+        expected: Sequence[_StepAlone],
     ) -> str:
         """What of a step as one is not that of the clients one by one, "" where all is; the pair keeps its buffers.
 
@@ -406,10 +414,10 @@ class StackedClients:
         found = self.gradients(pair, turns, held, kind)
         left = {name: pair.tensors[name] for name in begun}
         pair.tensors.update(begun)
-        if not self._agree(found, [one.result for one in expected]):
+        if not self._agree(found, [result for result, _ in expected]):
             return "gradients"
-        for row, one in enumerate(expected):
-            if not all(are_near({n: left[n][row]}, {n: t}, self._close(), 1e-6) for n, t in one.buffers.items()):
+        for row, (_, buffers) in enumerate(expected):
+            if not all(are_near({n: left[n][row]}, {n: t}, self._close(), 1e-6) for n, t in buffers.items()):
                 return "buffers"
         return ""
 
@@ -461,12 +469,3 @@ class StackedClients:
             return self._method.step_inputs(walk.client, walk.steps, draws)
         except Exception as error:
             raise NotVectorizable(self._no_way(error)) from error
-
-
-def _trouble(trial: Callable[[], None]) -> str:
-    """Why the trial fails, "" where it passes."""
-    try:
-        trial()
-    except NotVectorizable as reason:
-        return str(reason)
-    return ""

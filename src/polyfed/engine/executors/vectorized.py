@@ -1,6 +1,6 @@
 """Clients of one network trained together, as one stack: for a GPU, where one client's steps are too small to fill it.
 
-What comes of it is what `Serial` gives, up to rounding and the masks of dropout, and the same bits again whenever the
+The result is that of `Serial`, up to rounding and the masks of dropout, and the same bits again whenever the
 same clients train in the same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
 """
 
@@ -10,17 +10,24 @@ import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.method import NotVectorizable, Phase
+from polyfed.core.message import freeze
+from polyfed.core.method import NotVectorizable, Phase, predictors
 from polyfed.core.randomness import derive_seed, seeded_global_rng
-from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import Serial, WorkerContext
-from polyfed.engine.executors.client_work import ClientWork, client_weights, fetch, run_job
+from polyfed.engine.executors.client_work import (
+    ClientWork,
+    client_weights,
+    counts_others,
+    fetch,
+    run_job,
+    working_copy,
+)
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.executors.stack_parts import (
     SignatureCache,
-    Tensors,
     attributes_kept,
     numbers_and_nonfinite,
     own_tensors,
@@ -28,13 +35,15 @@ from polyfed.engine.executors.stack_parts import (
     weights_on,
 )
 from polyfed.engine.executors.stacked_clients import StackedClients
-from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
+from polyfed.engine.executors.stacked_loss import Tensors
 from polyfed.engine.local_training import phase_data
+from polyfed.engine.scoring import CHUNK, evaluate_model, predict_samples
 from polyfed.errors import RunError
-from polyfed.functional.device_copies import copy_once
+from polyfed.functional.device_copies import copy_once, move_together
 from polyfed.functional.modes import dropout_layers
+from polyfed.profiling import timed
 
-SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
+SIZE = 32  # clients in a stack by default; their weights, gradients and activations are in memory at the same time
 _WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
 
 
@@ -49,7 +58,7 @@ class VectorizedExecutor:
 
     Args:
         context: what is worked on. size: of a stack, at most; one of fewer than 4 is not worth it on a GPU, unless
-            the size is smaller. say: told what is not stacked, and why.
+            the size is smaller. say: is given what is not stacked, and why.
     """
 
     workers = 1
@@ -62,7 +71,6 @@ class VectorizedExecutor:
         self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._known = SignatureCache()
         self._said: set[str] = set()
-        self._scored_alone: set[str] = set()  # networks whose outputs cannot be vectorized
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
@@ -75,16 +83,14 @@ class VectorizedExecutor:
         return [found[place] for place in range(len(jobs))]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`; clients of one network together."""
+        """See `Executor`; what clients predict for rows of their own reaches main memory together."""
+        own = [place for place, each in enumerate(asked) if is_about_own_rows(each)]
         found: dict[int, Scores] = {}
-        for places in self._scored_together(asked):
-            some = [asked[place] for place in places]
-            try:
-                found |= dict(zip(places, score_together(some, self._context), strict=True))
-            except NotVectorizable:  # as its training, of which a line says so
-                self._scored_alone.add(some[0].client.architecture)
-        alone = [place for place in range(len(asked)) if place not in found]
-        found |= dict(zip(alone, self._serial.score([asked[place] for place in alone]), strict=True))
+        for first in range(0, len(own), self._size):
+            places = own[first : first + self._size]
+            found |= dict(zip(places, self._scored([asked[place] for place in places]), strict=True))
+        others = [place for place in range(len(asked)) if place not in found]
+        found |= dict(zip(others, self._serial.score([asked[place] for place in others]), strict=True))
         return [found[place] for place in range(len(asked))]
 
     def close(self) -> None:
@@ -95,28 +101,15 @@ class VectorizedExecutor:
         kinds: dict[Hashable, list[int]] = {}
         prepares: list[object] = []
         for place, job in enumerate(jobs):
-            key = _kind(job.client, job.variant, [job.client.data.train], prepares)
+            client, own = job.client, job.client.data.train
+            if client.prepare not in prepares:
+                prepares.append(client.prepare)
+            key = (client.architecture, job.variant, prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
             kinds.setdefault(key, []).append(place)
         for places in kinds.values():
             places.sort(key=lambda place: -len(jobs[place].client.data.train))
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
-
-    def _scored_together(self, asked: Sequence[EvalJob]) -> Iterator[list[int]]:
-        """The places of those who may be scored together; who is in none is scored alone."""
-        kinds: dict[Hashable, list[int]] = {}
-        prepares: list[object] = []
-        for place, each in enumerate(asked):
-            client = each.client
-            if client.architecture in self._scored_alone or not can_score_together(each):
-                continue
-            samples = [getattr(client.data, part) for part in each.parts]
-            key = (*each.parts, _kind(client, each.variant, samples, prepares))
-            kinds.setdefault(key, []).append(place)
-        for places in kinds.values():
-            for first in range(0, len(places), self._size):
-                if len(places[first : first + self._size]) >= self._least:
-                    yield places[first : first + self._size]
 
     def _together(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
         """What came of jobs of one kind."""
@@ -138,6 +131,45 @@ class VectorizedExecutor:
         for job in jobs:
             fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
             yield run_job(job, self._context.method, self._context.model_factory, fresh)
+
+    @timed("score")
+    def _scored(self, asked: Sequence[EvalJob]) -> list[Scores]:
+        """The scores of clients who receive and predict one after the other.
+
+        Raises:
+            RunError: the method failed; says for which client and in which round.
+        """
+        method, model_factory = self._context.method, self._context.model_factory
+        before = [client_weights(each.client, each.variant, model_factory) for each in asked]
+        clients: list[Client] = []
+        outputs: dict[tuple[int, str, str], Tensor] = {}  # by place, part and predictor
+        with copy_once():  # of what all are sent
+            loaded = weights_on(before, model_factory.device)
+            for place, each in enumerate(asked):
+                client = working_copy(each.client, each.variant, model_factory, loaded[place])
+                client.round = each.round
+                clients.append(client)
+                try:
+                    if each.message is not None:
+                        method.receive(client, freeze(each.message))
+                    for part in each.parts:
+                        samples = getattr(client.data, part)
+                        for name, one in predictors(method, counts_others(part)).items():
+                            outputs[place, part, name] = torch.cat(predict_samples(client, one, samples))
+                except Exception as error:
+                    raise placed(error, client, "scoring", each.round) from error
+        here = move_together(list(outputs.values()), [torch.device("cpu")] * len(outputs))
+        chunks = {key: output.split(CHUNK) for key, output in zip(outputs, here, strict=True)}
+        found: list[Scores] = []
+        for place, (each, client) in enumerate(zip(asked, clients, strict=True)):
+            scores = {}
+            for part in each.parts:
+                others = counts_others(part)
+                known = {name: chunks[place, part, name] for name in predictors(method, others)}
+                own = getattr(client.data, part)
+                scores[part] = evaluate_model(client, method, own, self._context.from_scores, others, outputs=known)
+            found.append(scores)
+        return found
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -224,12 +256,11 @@ class VectorizedExecutor:
         return nonfinite
 
 
-def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:
-    """What clients who work together have in common: network and kind of inputs. prepares: those seen before; grows."""
-    if client.prepare not in prepares:
-        prepares.append(client.prepare)
-    inputs = tuple((own.x.shape[1:], own.x.dtype) for own in samples)
-    return client.architecture, variant, prepares.index(client.prepare), inputs
+def is_about_own_rows(asked: EvalJob) -> bool:
+    """Whether what is asked is about the client's own rows, and nothing else."""
+    if asked.client.missing is not None:
+        return False
+    return all(part not in asked.shared and len(getattr(asked.client.data, part)) for part in asked.parts)
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:

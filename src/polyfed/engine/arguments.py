@@ -186,7 +186,7 @@ def _check_named(client: Client, own: Collection[str]) -> None:
 
 
 def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
-    """Name the architectures of clients that came with a network: alike in class, tensors and ties means alike."""
+    """Name the architectures of clients that were given a network: alike in class, tensors and ties means alike."""
     known: dict[object, str] = {}
     named: dict[str, Builder] = {}
     for number, client in enumerate(clients):

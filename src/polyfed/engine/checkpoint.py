@@ -4,7 +4,7 @@
 `server.safetensors`, their states; `late.safetensors` and `work.safetensors` if uploads or work are under way; and
 `index.json`, which has the others' checksums and its own. It appears by one rename. The last two are kept, and that of
 the best round where its models are wanted: if the newest is damaged, or the records up to its round are, the one before
-it is used, and said so.
+it is used, with a warning.
 
 Rows are written and read one by one, an entry of bytes for each client; of which network they are, and what lies where
 in them, is in the metadata.
@@ -171,7 +171,7 @@ def made_of(folder: RunFolder) -> MadeOf:
     if result is not None:
         return validated(RunResult, result).made_of
     for path in reversed(_all(folder.checkpoints)):
-        with contextlib.suppress(OSError, ValueError):  # damaged, as whoever goes on from it is told
+        with contextlib.suppress(OSError, ValueError):  # damaged; who goes on from it is warned
             return validated(MadeOf, unseal((path / "index.json").read_bytes()).get("made_of", {}))
     return MadeOf()
 
@@ -388,7 +388,7 @@ class Checkpointer:
         if folder is not None and longer:
             if self.history:
                 self._forget_last_scores(folder)
-            folder.write_recipe(self.settings)  # at last: whoever is killed before begins as before
+            folder.write_recipe(self.settings)  # at last: a run that is killed before begins as before
         return len(self.history)
 
     def _from_where(self, folder: RunFolder, longer: bool) -> Snapshot | None:

@@ -480,7 +480,7 @@ def _try_training(clients: Sequence[Client], module: nn.Module) -> None:
             "training.batch_size of at least 2, got 1"
         )
     if not batches:
-        return  # nobody trains it: such clients are refused, and told, in each round
+        return  # nobody trains it: such clients are refused in each round
     rows, client = min(batches, key=lambda batch: batch[0])
     who = client.title_with_network
     x = client.prepare(client.data.train.x[:rows])
@@ -512,14 +512,14 @@ def _check_scores(client: Client, module: nn.Module, x: Tensor, what: str, who: 
         scores = module(x.to(next(module.parameters()).device))
     except Exception as error:  # the network is the user's
         raise ConfigError(f"{who} cannot take {what} of shape {tuple(x.shape[1:])}: {first_line(error)}") from error
-    came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+    given = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
     if not client.classes and (not isinstance(scores, Tensor) or scores.shape != (len(x), 1)):
         raise ConfigError(
             f"expected one output per sample, shape (1,), from {who}, as labels are floats, numbers to predict, got "
-            f"{came}; write y.long() if they are classes"
+            f"{given}; write y.long() if they are classes"
         )
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
-        raise ConfigError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
+        raise ConfigError(f"expected scores for {client.classes} classes per sample from {who}, got {given}")
     return scores
 
 
@@ -544,18 +544,18 @@ def averaged(method: Method, owners: Sequence[str], templates: Mapping[str, nn.M
         each = [f"the clients of each of the {len(each)} architectures {what}"]
     else:
         each[0] = each[0].replace(" of", " client of" if counts[owners[0]] == 1 else " clients of", 1)
-    told = ["averaged: " + ", ".join(each)]
+    found = ["averaged: " + ", ".join(each)]
     if aggregation != "same-shape":
         groups = _common({architecture: templates[architecture] for architecture in counts}, parts)
         for architectures, tensors in list(groups.items())[:_SHOWN]:
             number = sum(counts[architecture] for architecture in architectures)
             who = f"all {number}" if number == len(owners) else f"{number} of {', '.join(architectures)}"
-            told.append(f"{_listed(tensors)} across {who}")
+            found.append(f"{_listed(tensors)} across {who}")
         if len(groups) > _SHOWN:
-            told.append(f"{len(groups) - _SHOWN} further sets of tensors across others")
+            found.append(f"{len(groups) - _SHOWN} further sets of tensors across others")
         if not groups and len(counts) > 1:
-            told.append("nothing across architectures")
-    return "; ".join(told)
+            found.append("nothing across architectures")
+    return "; ".join(found)
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> str:

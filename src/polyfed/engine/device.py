@@ -49,5 +49,5 @@ def _hint(name: str, error: Exception) -> str:
         return f"{meant}this PyTorch ({version}) finds no NVIDIA GPU: see whether nvidia-smi, its driver's, shows one"
     if meant and usual in ("cuda", "mps"):
         return meant.strip()
-    said = first_line(error)
-    return "PyTorch does not know it" if "Expected one of" in said else f"{said:.160}"  # two dozen kinds
+    reason = first_line(error)
+    return "PyTorch does not know it" if "Expected one of" in reason else f"{reason:.160}"  # two dozen kinds

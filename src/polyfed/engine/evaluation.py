@@ -262,8 +262,8 @@ def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) ->
             f"evaluation.held_out: expected fewer than the {count} clients, as one at least trains, got {asked}"
         )
     if numbers and not any(len(clients[number].data.test) for number in numbers):
-        told = clients_text(numbers, [client.name for client in clients])
-        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got clients {told} without any")
+        who = clients_text(numbers, [client.name for client in clients])
+        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got clients {who} without any")
     return numbers
 
 
@@ -276,7 +276,7 @@ def _number(value: int | str, count: int) -> int:
 
 
 def remarks_on(held_out: Collection[int], names: Sequence[str]) -> list[str]:
-    """What a user is told of them before round 1. names: of all clients."""
+    """What a user should know of them before round 1. names: of all clients."""
     return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
@@ -378,8 +378,8 @@ def evaluation_record(
     for number, one in sorted(main.items()):
         by_architecture.setdefault(architectures[number], []).append(one)
     scored = {stage: list(scores.values()) for stage, scores in stages.items()}
-    told = metrics_of(evaluation, score)
-    asked: dict[str, str | Callable[[Any], float]] = {n: n for n in told if n != "confusion"}
+    wanted = metrics_of(evaluation, score)
+    asked: dict[str, str | Callable[[Any], float]] = {n: n for n in wanted if n != "confusion"}
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
     values = {number: float(getattr(one, score.name)) for number, one in main.items()}
     clients = [values.get(number, math.nan) for number in range(len(architectures))]
@@ -401,7 +401,7 @@ def evaluation_record(
                 for stage, scores in scored.items()
             }
         ),
-        "confusion": _summed(main.values()).tolist() if "confusion" in told and main else None,
+        "confusion": _summed(main.values()).tolist() if "confusion" in wanted and main else None,
         **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
 
@@ -450,8 +450,8 @@ def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
 def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict[str, Mapping[str, Any]]:
     """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
     found: dict[str, Mapping[str, Any]] = {}
-    for stage, told in stages.items():
-        scores = [score for score in told if isinstance(score, ClientScore)]
+    for stage, every in stages.items():
+        scores = [score for score in every if isinstance(score, ClientScore)]
         lacking = [score.missing for score in scores if score.missing is not None]
         parts = {"own": summarize([score.own for score in scores], weighting), "missing": summarize(lacking, weighting)}
         found[stage] = _known(parts)

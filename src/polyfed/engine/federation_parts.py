@@ -50,7 +50,7 @@ class FederationParts:
     Attributes:
         stages: at which clients are scored, the main one first. shared_test: the samples all are tested on, if so.
         held_out: clients that never train. history: the records of the rounds so far. setup: what plugins have seen.
-        store: of the clients' weights. facts: what loggers, results and tables are told of the run. settings: what the
+        store: of the clients' weights. facts: what loggers, results and tables know of the run. settings: what the
         run folder records. transaction, evaluator, checkpointer, runner, exporter: see these classes.
     """
 
@@ -171,7 +171,7 @@ class FederationParts:
         return executor if asked.wrap is None else asked.wrap(executor)
 
     def _make_facts(self) -> dict[str, Any]:
-        """What loggers, the result and tables are told of the run."""
+        """What loggers, the result and tables know of the run."""
         evaluation: dict[str, Any] = {
             "stage": self.stages[0],
             "weighting": self.evaluation.weighting,

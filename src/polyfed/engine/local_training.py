@@ -140,14 +140,14 @@ def _batches(
     augment = augmentation(client.training.augmentation)
     held = len(samples)
     there = samples.at(device)
-    dealt = (
+    batches_of_rows = (
         poisson_batches(client, phase, held, rows, chance)
         if client.privacy.poisson
         else shuffled_batches(client, phase, held, rows, order)
     )
     draw = _no_draws if augment is None else augment.draw
     by_class = class_weights(client, phase)
-    planned = ((rows, draw(len(rows), noise)) for rows in dealt)
+    planned = ((rows, draw(len(rows), noise)) for rows in batches_of_rows)
     for chosen, places, drawn in _placed(planned, device, there.x.device):
         x = there.x[chosen if there.x.is_cpu else places]
         if augment is not None:

@@ -77,7 +77,7 @@ class Alone(Method):
         return super().variant(own_server(server, client_id), client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Every server that is there takes in what came from its own client, if anything did."""
+        """Every server that is there aggregates the upload of its own client, if there is one."""
         aggregate = super().aggregate
         for number, own in own_servers(server, server.clients):
             aggregate(own, {one: message for one, message in uploads.items() if one == number})

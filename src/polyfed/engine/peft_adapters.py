@@ -73,16 +73,18 @@ def load_peft(network: nn.Module, folder: str | Path) -> None:
     Raises:
         ConfigError: there are no such files, or they are of other layers or ranks.
     """
-    told, stored = _read(Path(folder))
+    config, stored = _read(Path(folder))
     found: dict[str, Tensor] = {}
     for name, layer in adapted_layers(network).items():
         plain = _plain(name)
         a = stored.get(f"{plain}.lora_A.weight")
         b = stored.get(f"{plain}.lora_B.weight")
         if a is None or b is None or a.shape != layer.lora_a.shape or b.shape != layer.lora_b.shape:
-            came = "none" if a is None or b is None else f"one of rank {len(a)}"
-            raise ConfigError(f"expected an adapter of rank {len(layer.lora_a)} for '{plain}', got {came} in {folder}")
-        scale = told.alpha_pattern.get(plain, told.lora_alpha) / told.rank_pattern.get(plain, told.r)
+            found_rank = "none" if a is None or b is None else f"one of rank {len(a)}"
+            raise ConfigError(
+                f"expected an adapter of rank {len(layer.lora_a)} for '{plain}', got {found_rank} in {folder}"
+            )
+        scale = config.alpha_pattern.get(plain, config.lora_alpha) / config.rank_pattern.get(plain, config.r)
         adapter = rescale(Adapter(a, b, scale), layer.scale)
         found |= {f"{name}.lora_a": adapter.a, f"{name}.lora_b": adapter.b}
     found |= {name: stored[_plain(name)] for name in head_state(network) if _plain(name) in stored}
@@ -95,11 +97,11 @@ def _read(folder: Path) -> tuple[_Config, dict[str, Tensor]]:
     from safetensors.torch import load
 
     try:
-        told = validated(_Config, parse_json((folder / CONFIG).read_bytes()))
+        config = validated(_Config, parse_json((folder / CONFIG).read_bytes()))
         tensors = load((folder / WEIGHTS).read_bytes())
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"expected {CONFIG} and {WEIGHTS} of peft in {folder}, got others: {error}") from None
-    return told, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+    return config, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def _config(network: nn.Module, layers: dict[str, AdaptedLinear]) -> dict[str, object]:

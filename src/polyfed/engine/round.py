@@ -43,7 +43,7 @@ class RoundRunner:
         clients: by number. training: learning rates, and how many clients take part. seed: of the draws.
         plugins: in order. executor: carries out the jobs. transaction: takes over what clients then are.
         evaluator: scores them. aggregate: has the server take in what an exchange brought.
-        progress: told (jobs of the exchange, those done).
+        progress: called with (jobs of the exchange, those done).
     """
 
     method: Method
@@ -148,7 +148,7 @@ class RoundRunner:
     def _take_over(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
     ) -> Mapping[int, Message]:
-        """Count what came of the jobs, and let clients be what they have become; what was heard of those that count.
+        """Count the results of jobs, have clients take over those that count, and give the uploads of these.
 
         Plugins may hold back what is still under way.
         """
@@ -176,11 +176,11 @@ class RoundRunner:
             **round.totals.record(),
         }
         for plugin in self.plugins:
-            said = plugin.record(round)
+            entry = plugin.record(round)
             if plugin.name in PLUGINS:
-                record |= said
-            elif said:
-                record.setdefault("plugins", {})[plugin.name] = said
+                record |= entry
+            elif entry:
+                record.setdefault("plugins", {})[plugin.name] = entry
         record["server"] = dict(self.server.log)
         self.server.log.clear()
         record["evaluated"] = round.evaluated

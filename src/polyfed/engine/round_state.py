@@ -26,7 +26,7 @@ class Round:
         present unless it is given.
         unreachable: drop out before anything reaches them. silenced: nothing that they send leaves them.
         late: what they send arrives in a later round. busy: still at work for an earlier exchange of this round.
-        failed: whose work came to nothing, not by their own fault. asked: by any exchange so far.
+        failed: whose work was lost, not by their own fault. asked: by any exchange so far.
         evaluated: whether clients are scored at its end. counts_operations: whether jobs tell how many they take.
         exchange: the present one. totals: what the round adds up to. notes: of plugins, by name.
     """

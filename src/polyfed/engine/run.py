@@ -96,7 +96,7 @@ class History(list[dict[str, Any]]):
     def to_frame(self) -> Any:
         """A `pandas.DataFrame`: one row per round, indexed by its number, and one column per number of the records.
 
-        What lies deeper goes by its path: "accuracy.personal.mean". Lists and what is told client by client stay in the
+        What lies deeper goes by its path: "accuracy.personal.mean". Lists and what is of single clients stay in the
         records. Where a round lacks a number, it is NaN.
 
         Raises:
@@ -344,7 +344,7 @@ def of_history(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: Path | None) -> str:
-    """What came of a run, its curves, and, to be opened, its rounds and its clients."""
+    """The scores of a run, its curves, and, to be opened, its rounds and its clients."""
     score = main_score_of(result)
     stages = [
         (stage, *("" if key not in found else score.text(found[key]) for key in ("mean", "std", "min", "max")))

@@ -164,7 +164,7 @@ class RunLoop:
             self._federation.tell("message", f"round {newest['round']}: {text}")
 
     def _is_over(self) -> bool:
-        """Whether the last regular round is behind us; told from the records, so that a resumed run stops alike."""
+        """Whether the last regular round is done; by the records, so that a resumed run stops alike."""
         federation = self._federation
         if len(federation.history) >= federation.training.rounds or self._is_final_done():
             return True

@@ -30,7 +30,7 @@ class Task:
             what they are called.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         dataset: name for the records.
-        feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
+        feature_names: of a table's columns, for those who use a model later. vocabulary: likewise, of texts.
         label_column: likewise, where the labels stood in files. columns: likewise, which features of a table are
             categories, and which may be missing.
     """

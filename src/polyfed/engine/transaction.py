@@ -59,7 +59,7 @@ class Transaction:
         self._begun = Snapshot(number - 1, shallow_copy(self.server.state), {}, {}, self.late_uploads, self.work)
 
     def commit(self, outcomes: Sequence[JobResult]) -> None:
-        """Let clients be what came of their jobs."""
+        """Let clients take over the results of their jobs."""
         for outcome in outcomes:
             client = self.clients[outcome.client_id]
             self._before.setdefault(client.id, (client_row(client), client.state))

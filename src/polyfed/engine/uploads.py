@@ -1,4 +1,4 @@
-"""What is asked of uploads, whoever asks: whether there are any, their tensors, and where changes of weights began."""
+"""Uploads: whether there are any, their tensors, and where changes of weights began."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sent_nbytes(method: Method, message: Message) -> int:
 
 
 def base_tensors(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
-    """What came down of those tensors of a group that go up as changes of it (`MethodCard.delta_entries`)."""
+    """What was broadcast of those tensors of a group that go up as changes of it (`MethodCard.delta_entries`)."""
     if isinstance(value, Tensor) or name not in method.card.delta_entries:
         return {}
     down = members(received, name)
@@ -95,13 +95,13 @@ def _odd(place: str, tensor: Tensor, entry: Entry, known: UploadContext, chosen:
         return f"expected {rows} rows in {place}, got the shape {tuple(tensor.shape)}" if odd else None
     if tensor.dim() != len(entry.shape):
         return f"expected {len(entry.shape)} dimensions of {place}, got the shape {tuple(tensor.shape)}"
-    for came, size in zip(tensor.shape, entry.shape, strict=True):
+    for given, size in zip(tensor.shape, entry.shape, strict=True):
         if isinstance(size, UpTo):
             most = known.size(size.most)
-            if came > most or came != chosen.setdefault(size.name, came):
-                wanted = f"{chosen[size.name]} rows" if came <= most else f"at most {most} rows"
+            if given > most or given != chosen.setdefault(size.name, given):
+                wanted = f"{chosen[size.name]} rows" if given <= most else f"at most {most} rows"
                 return f"expected {wanted} in {place}, got the shape {tuple(tensor.shape)}"
-        elif came != known.size(size):
+        elif given != known.size(size):
             return f"expected a size of {known.size(size)} in {place}, got the shape {tuple(tensor.shape)}"
     return _out_of_range(place, tensor, entry, known)
 

@@ -287,6 +287,7 @@ METHODS = Registry(
         "incoavg": "polyfed.methods.incoavg:InCoAvg",
         "lgfedavg": "polyfed.methods.lgfedavg:LGFedAvg",
         "moon": "polyfed.methods.moon:MOON",
+        "protonorm": "polyfed.methods.protonorm:ProtoNorm",
         "scaffold": "polyfed.methods.scaffold:SCAFFOLD",
         "scalefl": "polyfed.methods.scalefl:ScaleFL",
     },

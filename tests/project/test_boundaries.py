@@ -174,7 +174,9 @@ def trespasses(known: dict[str, Path]) -> list[str]:
             own = {here}
             if here == "methods":  # of each other methods know FedAvg alone, which many extend; the folder's face
                 own = (
-                    {here, "registry"} if name == "polyfed.methods" else {"methods.fedavg", "methods.heterofl"}
+                    {here, "registry"}
+                    if name == "polyfed.methods"
+                    else {"methods.fedavg", "methods.fedproto", "methods.heterofl"}
                 )  # lists them all
             if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
                 found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")

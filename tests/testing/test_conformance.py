@@ -55,6 +55,7 @@ from polyfed.methods import (
     LGFedAvg,
     Local,
     LocalMutual,
+    ProtoNorm,
     ScaleFL,
 )
 from polyfed.models.split import SequentialSplit
@@ -1008,18 +1009,17 @@ test_fedproto = testing.conformance(
     reference_loss=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
-    changed_values={"scale": ChangedValue(3.0, {"spread_steps": 5})},
     reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
 )
 
-test_fedproto_spread = also(
-    testing.conformance(
-        FedProto(prototype_weight=0.7, weighting="uniform", spread_steps=50, scale=1.0),
-        reference_loss=drawn_to,
-        expected_bytes=lambda server, client_id: (84, fedtgp_bytes(server, client_id)[1]),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-        reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
-    )
+test_protonorm = testing.conformance(
+    ProtoNorm(prototype_weight=0.7, spread_steps=50, scale=1.0),
+    reference_loss=drawn_to,
+    expected_bytes=lambda server, client_id: (84, fedtgp_bytes(server, client_id)[1]),
+    reductions=[
+        Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local()),
+        Reduction({"spread_steps": 0}, FedProto(prototype_weight=0.7, weighting="uniform")),
+    ],
 )
 
 test_lgfedavg = testing.conformance(

@@ -4,8 +4,6 @@ w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the ser
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training.
 Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
-ProtoNorm (Lee, Shin and Choi, arXiv:2507.04310), an option (`spread_steps`): the server brings the P[c] to length 1,
-           pushes them apart on the sphere (`functional.sphere_spreading`) and sends them at length `scale`.
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + 2 S); down 4 (C D + C), or 4 (S D + S) with
 candidates = "own". The paper counts 4 S D each way, labels and counts not: `nbytes_in_paper`.
@@ -13,9 +11,6 @@ Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
 anything yet is sent all prototypes as if it had all classes: nobody knows better.
-ProtoNorm is `spread_steps = 500, scale = 80, prototype_weight = 10, weighting = "uniform"`, as in its authors' code; it
-was not verified against the paper. There a class that nobody sends in a round has no prototype in the next, and the
-steps end once the forces no longer change.
 From FedProto's authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits
 to the count; it takes prototypes in train mode, while weights still change.
 """
@@ -24,18 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import merge, update_rows
-from polyfed.functional.server_prototypes import spread
 from polyfed.methods.building_blocks import prototypes
-from polyfed.validation.effect import ActsWith
 
 
 @hyperparameters
@@ -51,8 +44,6 @@ class FedProto(prototypes.PrototypeMethod):
     )
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
-    spread_steps: Annotated[int, Field(ge=0)] = 0  # ProtoNorm: steps that push prototypes apart; 0: sent as averaged
-    scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of prototypes that are pushed apart
 
     @property
     def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
@@ -63,12 +54,16 @@ class FedProto(prototypes.PrototypeMethod):
         if "prototypes" not in server.state:
             return {}
         labels = get_tensor(server.state, "labels")
-        rows = get_tensor(server.state, "spread" if self.spread_steps else "prototypes")
+        rows = self.prototypes_to_send(server)
         own = prototypes.mask_owned_classes(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
             return message
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
+
+    def prototypes_to_send(self, server: Server) -> Tensor:
+        """The prototypes (M, D) of the labels in the state, as clients get them."""
+        return get_tensor(server.state, "prototypes")
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "prototypes")
@@ -81,8 +76,6 @@ class FedProto(prototypes.PrototypeMethod):
                 get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
             )
         server.state |= {"labels": labels, "prototypes": rows}
-        if self.spread_steps:
-            server.state["spread"] = self.scale * spread(rows, self.spread_steps)
 
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:

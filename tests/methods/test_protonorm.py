@@ -1,4 +1,4 @@
-"""ProtoNorm, an option of FedProto: prototypes pushed apart on the sphere and sent at one length."""
+"""ProtoNorm: prototypes pushed apart on the sphere and sent at one length."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.errors import ConfigError
-from polyfed.methods import FedProto, Local
+from polyfed.methods import FedProto, Local, ProtoNorm
 from tests.helpers.few_classes import members
 from tests.helpers.toys import CLASSES, moved, rounds, same
 
-NORMED = FedProto(weighting="uniform", spread_steps=20, scale=3.0)
+NORMED = ProtoNorm(spread_steps=20, scale=3.0)
 
 
 def by_hand(rows: np.ndarray, steps: int, scale: float) -> np.ndarray:
@@ -57,11 +56,20 @@ def test_the_means_are_averaged_spread_and_lengthened() -> None:
 
 
 def test_without_steps_it_is_fedproto_bit_for_bit() -> None:
-    plain, other = (rounds(FedProto(**given), members()) for given in ({}, {"spread_steps": 20, "scale": 3.0}))
-    assert "spread" not in plain[-1].after
+    likewise = {"prototype_weight": 1.0, "weighting": "count"}
+    plain, none, other = (
+        rounds(method, members())
+        for method in (
+            FedProto(),
+            ProtoNorm(**likewise, spread_steps=0),
+            ProtoNorm(**likewise, spread_steps=20, scale=3.0),
+        )
+    )
+    assert "spread" not in none[-1].after
+    assert all(same(plain[1].trained[i], none[1].trained[i]) for i in range(4))
     assert same(plain[0].trained[0], other[0].trained[0])  # before there are prototypes
     assert moved(dict(plain[1].trained[0]), dict(other[1].trained[0])) > 1e-3
-    off, local = (rounds(m, members())[-1] for m in (FedProto(prototype_weight=0.0, spread_steps=20), Local()))
+    off, local = (rounds(m, members())[-1] for m in (ProtoNorm(prototype_weight=0.0, spread_steps=20), Local()))
     assert all(same(off.weights[i] or {}, local.weights[i] or {}) for i in range(4))
 
 
@@ -71,8 +79,3 @@ def test_a_class_that_nobody_sends_keeps_its_mean_and_is_spread_with_the_others(
     rows = second.after["prototypes"].double().numpy()
     np.testing.assert_allclose(second.after["spread"].numpy(), by_hand(rows, 20, 3.0), atol=1e-5)
     assert not torch.equal(first.after["spread"][0], second.after["spread"][0])
-
-
-def test_a_length_without_steps_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"scale = 3\.0 does nothing beside spread_steps = 0"):
-        FedProto(scale=3.0)

@@ -35,16 +35,6 @@ def test_of_parquet_files(tmp_path: Path) -> None:
     assert refusal("parquet", tmp_path) == said
 
 
-def test_of_parquet_files_that_name_their_classes(tmp_path: Path) -> None:
-    names = {"label": ["ape", "bee"]}
-    write_parquet(tmp_path / "train.parquet", some_images(2), {"label": [0, 1]}, names=names)
-    write_parquet(tmp_path / "test.parquet", some_images(2), {"label": [1, -1]}, names=names)
-    expected = "expected labels 0..1 in column 'label', which names 2 classes, got"
-    assert refusal("parquet", tmp_path) == f"{expected} -1 in row 1 of {tmp_path / 'test.parquet'}{NONE}"
-    write_parquet(tmp_path / "test.parquet", some_images(2), {"label": [2, 1]}, names=names)
-    assert refusal("parquet", tmp_path).startswith(f"{expected} 2 in row 0 of {tmp_path / 'test.parquet'}; drop such")
-
-
 def test_of_tables(tmp_path: Path) -> None:
     put(tmp_path / "both" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "both" / "test.csv", "a,label\n1,0\n2,-2\n3,-1\n")

@@ -90,15 +90,6 @@ def test_the_reference_job(holdout: int) -> None:
     assert federated.unused == 60000 - holdout - 20 * 600
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "by_class"])
-def test_seeds(partition: str) -> None:
-    source = numbered()
-    a, b, c = (deal(source, seed, partition=partition, holdout=50) for seed in (0, 0, 1))
-    assert [ids(s) for s in sets(a)] == [ids(s) for s in sets(b)]
-    assert [ids(s) for s in sets(a)] != [ids(s) for s in sets(c)]
-    assert ids(a.holdout) != ids(c.holdout)
-
-
 # splits --------------------------------------------------------------------------------------------------------------
 
 
@@ -271,18 +262,13 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
         ({"num_clients": 0}, "num_clients"),
         ({"num_clients": 7000, "partition": "iid"}, "as many clients as rows"),
         ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
-        ({"partition": "dirichlet", "dirichlet_alpha": 0.0}, "alpha"),
         ({"class_assignment": "shard"}, "did you mean 'shards'"),
-        ({"classes_per_client": 11}, "at most 10"),
         ({"test": "globe"}, "did you mean 'global'|local, global"),
         ({"split": "8-1-1"}, "expected split"),
-        ({"split": "8:1"}, "expected split"),
         ({"split": "0:1:1"}, "train above 0"),
         ({"split": "official:0:1"}, "train above 0"),
-        ({"split": "-8:1:1"}, "expected split"),
         ({"split": "9:1:0"}, "test part above 0"),
         ({"holdout": 5000}, "holdout below the 5000"),
-        ({"holdout": -1}, "holdout"),
         ({"holdout": 2.5}, "holdout"),
         ({"max_train_per_client": 0}, "max_train_per_client"),
         ({"max_train_per_client": [10, 0]}, "max_train_per_client"),
@@ -296,13 +282,6 @@ def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], said: str
     with pytest.raises(ConfigError, match=said) as caught:
         deal(numbered(), **wrong)
     assert "\n" not in str(caught.value)
-
-
-def test_a_client_without_training_rows_is_named() -> None:
-    source = numbered(10, 5, 2)
-    empty = Partition((np.arange(20), np.empty(0, dtype=np.int64)))
-    with pytest.raises(ConfigError, match="training row for every client, client 1"):
-        deal(source, num_clients=2, partition=empty, split="official")
 
 
 # real data -----------------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ def test_keys_without_effect_are_left_out() -> None:
     [
         ({"partition": "by_grup", "group_by": "a"}, "data.partition: unknown partition 'by_grup'; did you mean"),
         ({"partition": "flower:IidPartitioner"}, "did you mean 'flwr:DirichletPartitioner'"),
-        ({"partition": "flwr:"}, "unknown partition 'flwr:'"),
         ({"partition": "by_group"}, "partition 'by_group' expects group_by"),
         ({"partitioner": {"alpha": 1}}, "partitioner = a table does nothing beside partition = 'iid'"),
         ({"config": "small"}, "expect a dataset 'hub:owner/name', got 'digits'"),
@@ -65,11 +64,7 @@ def test_keys_without_effect_are_left_out() -> None:
             "data.feature_shift: expected 'none', 'rotation', 'noise' or 'color', got 'colr'; did you mean",
         ),
         ({"feature_shift_strength": 1.5}, "data.feature_shift_strength: expected at most 1"),
-        ({"feature_shift_strength": -0.1}, "data.feature_shift_strength: expected at least 0"),
         ({"train_splits": []}, "data.train_splits: expected at least 1"),
-        ({"train_splits": "train"}, "data.train_splits: expected a list"),
-        ({"public_samples": 0}, "data.public_samples: expected at least 1"),
-        ({"group_byy": "a"}, "did you mean 'group_by'"),
     ],
 )
 def test_wrong_keys_are_one_line(data: dict[str, Any], said: str) -> None:

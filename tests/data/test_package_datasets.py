@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.data import package_datasets
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.datasets import load_dataset
 from polyfed.errors import ConfigError
@@ -119,16 +118,3 @@ def test_a_package_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"which is not installed; pip install 'polyfed\[naturals\]'"):
         load_dataset(name)
-
-
-def test_they_read_no_files_of_ones_own() -> None:
-    """A root would do nothing."""
-    for name in package_datasets.NEEDED:
-        with pytest.raises(ConfigError, match="root = '/tmp' does nothing"):
-            pf.Recipe.from_dict(
-                {
-                    "data": {"dataset": name, "root": "/tmp"},
-                    "models": {"architectures": ["mlp-64-32"]},
-                    "method": {"name": "local"},
-                }
-            )

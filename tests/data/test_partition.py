@@ -177,15 +177,6 @@ def test_ring_by_hand_and_without_draws() -> None:
     assert rng.bit_generator.state == state
 
 
-def test_shards_pairs_are_mixed_and_shards_contiguous() -> None:
-    y = labels()
-    partition = by_class(y, 100, generator(), 2, "shards")
-    pairs = {tuple(np.flatnonzero(row)) for row in table(partition, y)}
-    assert len(pairs) > 30  # of 45: not always the same pairs
-    mine = [int(np.searchsorted(np.flatnonzero(y == 4), r)) for rows in partition.rows for r in rows if y[r] == 4]
-    assert sorted(mine) == list(range(100))
-
-
 def test_shards_says_which_number_of_clients_would_do() -> None:
     with pytest.raises(ConfigError, match="use 10 or 15 clients"):
         by_class(labels(), 12, generator(), 2, "shards")
@@ -396,25 +387,6 @@ def test_the_official_test_side_follows_the_values() -> None:
     assert fewer.unused == 2
 
 
-def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
-    train, test = [user for user in range(4) for _ in range(50)], [user for user in range(5) for _ in range(20)]
-    source = users(train, test)
-    user_of = np.array([*train, *test])
-    pooled = deal(source, split="8:1:1", holdout=20, max_train_per_client=30)
-    assert len(pooled.clients) == 5  # user 4 occurs in the test side alone
-    seen = ids(pooled.holdout)
-    for number, client in enumerate(pooled.clients):
-        mine = ids(client.train) + ids(client.validation) + ids(client.test)
-        assert set(user_of[mine]) == {number}
-        assert len(client.train) <= 30
-        seen += mine
-    assert len(set(seen)) == len(seen) == 300 - pooled.unused
-    common = deal(users(train, test, test_column=False), split="9:1:0", test="global", num_clients=2)
-    assert len(common.clients[0].test) == 100
-    assert common.clients[0].test is common.test
-    assert [len(set(user_of[ids(c.train) + ids(c.validation)])) for c in common.clients] == [2, 2]
-
-
 def test_values_of_few_rows_are_left_out() -> None:
     values = np.array([*"aaaa", "b", *"cccc", *"dd"])
     partition = by_group(values, None, generator(), min_samples=2)
@@ -464,16 +436,6 @@ def test_by_group_refuses(options: dict[str, Any], said: str) -> None:
         deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_test_side_without_the_column_is_refused_where_it_is_dealt() -> None:
-    source = users([1, 2] * 20, [1, 2] * 20, test_column=False)
-    for split in ("official", "8:1:1"):
-        with pytest.raises(ConfigError, match="the test side of 'tensors' has no column 'user'"):
-            deal(source, split=split)
-    for split in ("official", "8:1:1"):
-        with pytest.raises(ConfigError, match="one type"):
-            deal(users([1, 2] * 20, ["1", "2"] * 20), split=split)
 
 
 # quantity ------------------------------------------------------------------------------------------------------------

@@ -84,12 +84,6 @@ def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) ->
     assert source.vocabulary.tokens == "fedrep"
 
 
-def test_length_and_vocabulary_bite(root: Path) -> None:
-    source = load_dataset("sentiment140", root, words=TextConfig(vocabulary=1, length=2))
-    assert source.train.x.tolist() == [[2, 1], [1, 1], [1, 2], [0, 0]]
-    assert source.words == 3
-
-
 # CSV -----------------------------------------------------------------------------------------------------------------
 
 REVIEWS = """stars;review;shop

@@ -30,7 +30,6 @@ from polyfed.data.transforms import (
 )
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.data_cache import DataCache
 from tests.helpers.small_data import federate, purposes, some_images, write_parquet
 
 
@@ -276,12 +275,6 @@ def test_skew_refuses(options: dict[str, Any], said: str) -> None:
         deal(source(), **options)
 
 
-def test_only_images_can_be_skewed() -> None:
-    floats = from_tensors((np.zeros((40, 3)), np.arange(40) % 2))
-    with pytest.raises(ConfigError, match="images stored as uint8"):
-        deal(floats, split="8:1:1", feature_shift="rotation")
-
-
 def picture_set(count: int, channels: int, height: int, width: int, seed: int = 0) -> DatasetSource:
     x = np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), dtype=np.uint8)
     return from_tensors((x, np.arange(count) % 3), name=f"set {seed}")
@@ -359,21 +352,6 @@ def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
             "run": {"seed": seed},
         }
     )
-
-
-def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
-    both, held, none = (
-        (build_federation(recipe(root, **options)).clients[0], DataCache().federated(recipe(root, **options)))
-        for options in ({"public_dataset": "plants", "holdout": 30}, {"holdout": 30}, {})
-    )
-    assert both[0].public is not None
-    assert held[0].public is not None
-    assert (both[0].public.origin, len(both[0].public)) == ("other", 12)
-    assert (held[0].public.origin, len(held[0].public)) == ("holdout", 30)
-    assert none[0].public is None
-    for one, two in zip(both[1].clients, held[1].clients, strict=True):
-        assert torch.equal(one.train.x, two.train.x)
-    assert torch.equal(both[1].holdout.x, held[1].holdout.x)
 
 
 def test_the_task_itself_is_no_other_set(root: Path) -> None:

@@ -19,12 +19,6 @@ def test_cuts_and_names_are_common() -> None:
     assert shapes[0].items() < shapes[1].items()
 
 
-@pytest.mark.parametrize(("shape", "classes"), [((), 2), ((0,), 2), ((3,), 0)])
-def test_refused(shape: tuple[int, ...], classes: int) -> None:
-    with pytest.raises(ConfigError, match="mlp-64-32 needs"):
-        build("mlp-64-32", shape, classes)
-
-
 def test_categories_have_vectors_of_their_own() -> None:
     """A row's category decides by its vector alone: another vector, other logits; another code, its own vector."""
     torch.manual_seed(0)
@@ -39,16 +33,6 @@ def test_categories_have_vectors_of_their_own() -> None:
     after = model(x)
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[1], after[1])
-
-
-def test_without_categories_nothing_changes() -> None:
-    """The same weights bit for bit."""
-    models = []
-    for categories in ((), (0, 0, 0)):
-        torch.manual_seed(3)
-        models.append(build("mlp-64-32", (3,), 2, categories=categories).state_dict())
-    assert list(models[0]) == list(models[1])
-    assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
 
 
 def test_a_narrow_network_shares_no_name_of_another_shape() -> None:

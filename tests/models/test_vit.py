@@ -120,16 +120,6 @@ def _in_torchs_order(block: Block) -> list[Tensor]:
     return [tensor.detach() for layer in layers for tensor in layer.parameters()]
 
 
-def test_tokens_are_patches_behind_the_class_token() -> None:
-    """Token 1 + i sees patch i alone, row by row."""
-    tokens = build("vit-s8-half", (1, 8, 12), 3).get_submodule("extractor.tokens")
-    x = torch.rand(2, 1, 8, 12)
-    out, patch = tokens(x), x[:, :, 4:8, 0:4]  # the first of the second row
-    expected = patch.flatten(1) @ tokens.patches.weight.flatten(1).T + tokens.patches.bias + tokens.positions[0, 4]
-    assert torch.allclose(out[:, 4], expected, atol=1e-6)
-    assert torch.equal(out[:, 0], (tokens.class_token + tokens.positions)[:, 0].expand(2, -1))
-
-
 def test_start_weights() -> None:
     torch.manual_seed(0)
     model = build("vit-s8-half", SMALL, 10)

@@ -1,17 +1,19 @@
-"""The registered networks: the counts, cuts and names of the papers, and images of other sizes."""
+"""The registered networks: the counts, cuts and names of the papers, and images of other sizes; split models."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import statistics
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
 
 from polyfed.errors import ConfigError
-from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe
+from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe, with_projection
 from polyfed.models.zoo import without_memory
 from polyfed.registry import MODELS
 from tests.helpers.quick import others_slow
@@ -66,13 +68,6 @@ def test_resnet_counts(channels: int, counts: list[int], mean: int) -> None:
     found = [count(on_meta(name, (channels, 32, 32), 10)) for name in RESNETS]
     assert found == counts
     assert round(statistics.mean(found)) == mean
-
-
-def test_cifar_stem_counts() -> None:
-    assert count(on_meta("resnet18-cifar", RGB32, 100)) == 11_220_132
-    assert count(on_meta("resnet18-cifar", RGB32, 100, feature_dim=500)) == 11_475_432  # FedGH's network
-    mean = statistics.mean(count(on_meta(f"{name}-cifar", RGB32, 10)) for name in RESNETS)
-    assert round(mean / 1e6, 3) == 12.280
 
 
 @pytest.mark.parametrize("suffix", ["", "-cifar"])
@@ -169,16 +164,6 @@ def test_other_image_sizes(name: str, shape: tuple[int, int, int]) -> None:
     assert build(name, shape, 4).eval()(torch.rand(2, *shape)).shape == (2, 4)
 
 
-def test_resnet_start_weights() -> None:
-    torch.manual_seed(0)
-    model = build("resnet10", DIGIT, 10)
-    conv, bn = model.get_submodule("intermediate.stage4.0.conv2"), model.get_submodule("intermediate.stage4.0.bn2")
-    fan_out = 512 * 9
-    assert float(conv.weight.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.01)
-    assert torch.equal(bn.weight, torch.ones(512))
-    assert torch.equal(bn.bias, torch.zeros(512))
-
-
 # build: names, builders of one's own, errors ------------------------------------------------------------------------
 
 
@@ -249,3 +234,64 @@ def test_build_errors_are_one_line(here: str, name: str, says: str | None) -> No
 def test_data_that_do_not_fit(name: str, in_shape: tuple[int, ...], classes: int, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} needs.*{says}"):
         build(name, in_shape, classes)
+
+
+def test_parts_of_every_name() -> None:
+    model = build("resnet10", DIGIT, 10)
+    for part in ("extractor", "intermediate", "head"):
+        assert all(name.startswith(f"{part}.") for name in model.names(part))
+    assert all(model.part_of(name) == name.partition(".")[0] for name, _ in model.named_parameters())
+    assert sum(len(model.names(part)) for part in ("extractor", "intermediate", "head")) == len(model.state_dict())
+
+
+def test_unknown_names_and_parts() -> None:
+    model = build("digits-cnn1", DIGIT, 10)
+    with pytest.raises(ConfigError, match=r"digits-cnn1 has no tensor 'body\.weight'"):
+        model.part_of("body.weight")
+    with pytest.raises(ConfigError, match="unknown part 'body'"):
+        model.names("body")  # type: ignore[arg-type]
+
+
+def test_cuts_change_nothing() -> None:
+    model = build("resnet10", DIGIT, 10)
+    model.get_submodule("extractor.bn1").eval()
+    flags = [m.training for m in model.modules()]
+    before = copy.deepcopy(model.state_dict())
+    assert cut_shapes(model, torch.rand(2, *DIGIT)) == ((64, 2, 2), (512,))
+    assert [m.training for m in model.modules()] == flags
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    with pytest.raises(RuntimeError):
+        cut_shapes(model, torch.rand(2, 5, 8, 8))
+    assert [m.training for m in model.modules()] == flags
+
+
+@pytest.mark.parametrize("name", ["digits-cnn2", "fedhenn-h1", "resnet10"])
+def test_projection(name: str) -> None:
+    model, x = build(name, DIGIT, 7).eval(), torch.rand(3, *DIGIT)
+    wide = with_projection(model, 33).eval()
+    assert (wide.feature_dim, wide.architecture) == (33, name)
+    assert wide(x).shape == (3, 7)
+    z = wide.represent(x)
+    assert z.shape == (3, 33)
+    assert z.min() == 0  # after the ReLU
+    added = set(wide.state_dict()) - set(model.state_dict())
+    assert added == {"intermediate.projection.weight", "intermediate.projection.bias"}
+    assert all(wide.part_of(key) == "intermediate" for key in added)
+    assert torch.equal(wide.extract(x), model.extract(x))
+    assert model(x).shape == (3, 7)  # left alone
+    assert not {p.data_ptr() for p in wide.parameters()} & {p.data_ptr() for p in model.parameters()}
+
+
+@pytest.mark.parametrize("width", [0, -1, True, 2.0, "64"])
+def test_projection_to_no_width(width: object) -> None:
+    with pytest.raises(ConfigError, match="feature_dim must be a whole number of at least 1"):
+        with_projection(build("digits-cnn1", DIGIT, 10), width)  # type: ignore[arg-type]
+
+
+def test_projection_needs_a_linear_head() -> None:
+    head = nn.Sequential(OrderedDict(fc=nn.Linear(6, 3)))
+    with pytest.raises(ConfigError, match="has no in_features"):
+        SequentialSplit(nn.Flatten(), nn.Linear(64, 6), head)
+    model = SequentialSplit(nn.Flatten(), nn.Linear(64, 6), head, feature_dim=6)
+    with pytest.raises(ConfigError, match=r"needs a head that is an nn\.Linear; this one is a Sequential"):
+        with_projection(model, 4)

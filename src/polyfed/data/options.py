@@ -105,8 +105,8 @@ class PartitionOptions:
             training rows first, then, where they are pooled, test rows. A ready one needs ``holdout=0``, and with
             ``test="global"`` an official test side.
         dirichlet_alpha: of "dirichlet" and "quantity".
-        min_samples: of "dirichlet" and "quantity": smallest number of assigned rows (before the split) per client; None:
-            10. Of "by_group": values with fewer assigned rows are left out; None: none is.
+        min_samples: of "dirichlet" and "quantity": smallest number of rows per client, before the split; None: 10.
+            Of "by_group": values with fewer assigned rows are left out; None: none is.
         classes_per_client: of "by_class".
         class_assignment: of "by_class".
         split: "a:b:c", "official" or "official:a:b".
@@ -122,8 +122,8 @@ class PartitionOptions:
             larger one.
         group_by: of "by_group": which of the source's columns to deal by.
         num_groups: of "by_group": its values are put into so many groups by their hash (`hash_groups`), and whole
-            groups are assigned. With an official split a test row of a value that training rows do not have then goes to
-            the client that holds its group; without groups, to nobody.
+            groups are assigned. With an official split a test row of a value that training rows lack then goes to the
+            client that holds its group; without groups, to nobody.
         partitioner: of "flwr:...": arguments of its constructor.
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
             and test rows of other classes are left out. Needs ``test="local"``.

@@ -205,8 +205,8 @@ def by_class(
     * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its
       holders in turn, like cards, so their shares differ by at most 1. Draws nothing.
     * ``shards``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
-      deck with each class once per shard is shuffled and assigned, and a client takes a random remaining shard of each of
-      its classes. A card that the client already holds is put back; the authors' code keeps it.
+      deck with each class once per shard is shuffled and handed out, a client takes a random remaining shard of each
+      of its classes. A card that the client already holds is put back; the authors' code keeps it.
     * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalized); the clients one after the
       other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
       A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
@@ -343,8 +343,8 @@ def by_group(
     """Rows that share a value go to one client: tweets of a user, letters of a writer.
 
     With as many clients as values, client k gets the kth value in sorted order, and nothing is drawn. With fewer,
-    whole groups are assigned: from the largest group to the smallest (equal ones in drawn order), each to the client with
-    the fewest rows so far. No client then has more than 4/3 of the rows that the largest client of the best possible
+    whole groups are assigned: from the largest to the smallest (equal ones in drawn order), each to the client with the
+    fewest rows so far. No client then has more than 4/3 of the rows that the largest client of the best possible
     deal has (Graham 1969), and two clients differ by no more than the largest group. Clients are numbered at random.
 
     Args:

@@ -200,7 +200,7 @@ def augmentation(name: str) -> Augmentation | None:
 class FeatureShift:
     """Feature skew: every client sees its images in a way of its own, turned, with noise or tinted.
 
-    The clients are spread evenly over what `strength` allows and assigned their places at random, so that any two differ:
+    The clients are spread evenly over what `strength` allows and get their places at random, so that any two differ:
     client k gets place p in 0..K-1 and its images are changed once, before training.
 
     * ``rotation``: turned anticlockwise by 360 strength p / K degrees about the center, bilinear, black outside.

@@ -30,7 +30,6 @@ from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "fedhenn": {"alignment_data": {"size": 10}},
-    "fedgen": {"generator_steps": 2},
     "feddf": {"server_steps": 2, "server_batch": 20},
     "fedet": {"server_steps": 2, "server_batch": 20},
 }

@@ -21,9 +21,6 @@ from tests.helpers.quick import others_slow
 
 BLANK = sorted(name for name, method in METHODS.items() if method.card.ignores_initial_weights)
 QUICK = {
-    "generator_steps": 2,
-    "generator_batch": 8,
-    "hidden_dim": 8,
     "num_widths": 3,
     "grow_interval": 1,
     "server_steps": 2,

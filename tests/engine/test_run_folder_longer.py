@@ -265,7 +265,6 @@ def _as_member(folder: Path, tmp_path: Path) -> Path:
 def test_what_a_method_plans_is_its_own_word() -> None:
     assert (FedKD().planned, FedKD(energy_start=0.9, energy_end=0.9).planned) == ("the energy that is sent", "")
     assert ScaleFL().planned == "when early exits begin to learn from the last one"
-    assert {ScaleFL(distill_from=share).planned for share in (0.0, 1.0)} == {""}
     assert why_not_longer({"training": {"rounds": 5, "lr_schedule": "step"}}, None, "") is None
 
 

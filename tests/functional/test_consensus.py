@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from polyfed.functional.consensus import (
-    better_than_chance,
     confidence_weights,
     confidences,
     consensus,
@@ -88,16 +87,3 @@ def test_the_mean_of_scores_does_not_depend_on_the_order_of_the_networks():
     np.testing.assert_allclose(mean_scores(scores), scores.double().numpy().mean(0), atol=1e-6)
     assert mean_scores(scores).dtype == torch.float32
     assert torch.equal(mean_scores(scores), mean_scores(scores.flip(0)))
-
-
-def test_who_is_better_than_chance_by_hand():
-    scores, labels = draw(5, 30, 3), torch.arange(30) % 3
-    scores[0, range(30), labels] += 50  # right on all
-    scores[1] = torch.nn.functional.one_hot(torch.zeros(30, dtype=torch.int64), 3)  # says class 0: right on a third
-    scores[2, range(30), (labels + 1) % 3] += 50  # wrong on all
-    right = (scores.argmax(2) == labels).double().mean(1)
-    assert better_than_chance(scores, labels).tolist() == (right > 1 / 3).tolist()
-    assert better_than_chance(scores, labels)[:3].tolist() == [True, False, False]
-    assert better_than_chance(scores[1:3], labels).all(), "where nobody is better, everybody stays"
-    with pytest.raises(ValueError, match=r"expected scores \(S, N, C\) and labels \(N,\), got"):
-        better_than_chance(scores, labels[:-1])

@@ -53,12 +53,6 @@ def test_another_draw_is_another_map() -> None:
     assert not torch.equal(mixing_map(8, 8, 4, 0.5, draws(3)), mixing_map(8, 8, 4, 0.5, draws(4)))
 
 
-@pytest.mark.parametrize(("patches", "alpha"), [(0, 1.0), (8, 1.0), (-4, 1.0), (4, 0.0)])
-def test_what_cannot_be(patches: int, alpha: float) -> None:
-    with pytest.raises(ValueError, match=f"expected a square number of patches and alpha above 0, got {patches} and"):
-        mixing_map(8, 8, patches, alpha, draws())
-
-
 def test_mixing_against_numpy() -> None:
     x = torch.randn(4, 2, 3, 5, generator=draws())
     share, order = mixing_map(3, 5, 4, 1.0, draws(1)), torch.tensor([2, 0, 3, 1])

@@ -14,7 +14,6 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
 from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import (
-    CLASSES,
     NETS,
     clients,
     federation,
@@ -87,53 +86,6 @@ def test_two_rounds_by_hand(weighting):
         assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
 
 
-# labels of public rows ------------------------------------------------------------------------------------------------
-
-
-def test_those_no_better_than_chance_do_not_teach():
-    (round,) = played(FedDF(**WHOLE, drop_worst=True), rounds=1, lr=0.02)
-    sent = [round.up[i]["model"] for i in range(4)]
-    scores = scores_of(MIXED, sent)
-    right = (scores.argmax(2) == HELD.samples.y.numpy()).mean(1)
-    kept = right > 1 / CLASSES
-    assert 0 < kept.sum() < 4
-    assert round.record["server"]["dropped"] == 4 - kept.sum()
-    mean = {n: torch.from_numpy(numpy_mean([sent[0], sent[2]], (12, 16), n)).float() for n in sent[0]}
-    expected = distilled(model_with(NETS["shallow"], mean), scores[kept].mean(0), 3, 0.02)
-    assert moved(round.after["model shallow"], expected) < 1e-5  # whose weights are averaged all the same
-
-
-def accuracy(weights, architecture, y):
-    with torch.no_grad():
-        return float((model_with(NETS[architecture], weights)(HELD.samples.x).argmax(1) == y).float().mean())
-
-
-def test_the_steps_end_where_the_accuracy_no_longer_rises_and_the_best_counts():
-    """Labels that fit the first step's network alone: it is the best, and nothing after it counts."""
-    few = {**WHOLE, "server_steps": 40}
-    once = FedDF(**{**few, "patience": 1})
-    (plain,) = played(FedDF(**few), ["shallow"] * 4, rounds=1)
-    (stopped,) = played(once, ["shallow"] * 4, rounds=1)
-    assert not same(plain.after["model shallow"], stopped.after["model shallow"])
-    sent = [stopped.up[i]["model"] for i in range(4)]
-    mean = {n: torch.from_numpy(numpy_mean(sent, SIZES, n)).float() for n in sent[0]}
-    targets = scores_of(["shallow"] * 4, sent).mean(0)
-    model, best = model_with(NETS["shallow"], mean), (-1.0, {})
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for step in range(40):  # PyTorch's Adam, which `distilled` has held to the formula
-        optimizer.param_groups[0]["lr"] = 0.02 * (1 + math.cos(math.pi * step / 40)) / 2
-        p, q = (torch.log_softmax(t, 1) for t in (torch.from_numpy(targets).float(), model(HELD.samples.x)))
-        optimizer.zero_grad()
-        (p.exp() * (p - q)).sum(1).mean().backward()
-        optimizer.step()
-        now = accuracy(model.state_dict(), "shallow", HELD.samples.y)
-        if now <= best[0]:
-            break
-        best = (now, {name: t.clone() for name, t in model.state_dict().items()})
-    assert step < 39
-    assert moved(stopped.after["model shallow"], best[1]) < 1e-5
-
-
 # who answers, and which networks --------------------------------------------------------------------------------------
 
 
@@ -163,6 +115,3 @@ def test_what_cannot_work_is_refused_before_round_1():
         federation(FedDF(), clients(["shallow"]), held=HELD)
     other = dataclasses.replace(HELD, origin="other")
     federation(FedDF(**WHOLE), clients(["shallow"]), held=other)
-    for labels in ({"drop_worst": True}, {"patience": 100}):
-        with pytest.raises(ConfigError, match=r"^feddf needs 20 rows .*holdout"):
-            federation(FedDF(**WHOLE, **labels), clients(["shallow"]), held=other)

@@ -147,7 +147,7 @@ def chosen(round: Round, before: Round, i: int) -> list[int]:
 
 def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
     best = rounds(FedFomo(num_models=2, epsilon=0.0), members(["shallow"] * 6), rounds=8)
-    random = rounds(FedFomo(num_models=2, epsilon=1.0, epsilon_decay=0.0), members(["shallow"] * 6), rounds=8)
+    random = rounds(FedFomo(num_models=2, epsilon=1.0), members(["shallow"] * 6), rounds=8)
     greedy = []
     for history in (best, random):
         hits = 0
@@ -176,6 +176,6 @@ def test_what_does_not_fit_is_refused() -> None:
         federation(FedFomo(), clients(["shallow"] * 2))
     with pytest.raises(ConfigError, match="same-shape"):
         federation(FedFomo(), members(["shallow", "wide"]))
-    for hyperparameters in ({"num_models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
+    for hyperparameters in ({"num_models": 0}, {"epsilon": 1.2}):
         with pytest.raises(ValueError, match=r"expected at (least|most)"):
             FedFomo(**hyperparameters)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGen, fedgen
 from polyfed.methods.fedgen import (
-    GeneratorTraining,
     frozen_head,
     generate,
     init_generator,
@@ -19,8 +18,14 @@ from polyfed.methods.fedgen import (
 )
 from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
-SMALL = {"latent_dim": 4, "hidden_dim": 8, "generator_steps": 5, "generator_batch": 16}
+SMALL = {"LATENT_DIM": 4, "HIDDEN_DIM": 8, "GENERATOR_STEPS": 5, "GENERATOR_BATCH": 16, "WEIGHT_DECAY": 0.0}
 MIXED = ["shallow", "deep", "deep"]
+
+
+@pytest.fixture(autouse=True)
+def small_generator(monkeypatch):
+    for name, value in SMALL.items():
+        monkeypatch.setattr(fedgen, name, value)
 
 
 def draws(seed=0):
@@ -40,10 +45,6 @@ def linear_heads(count, features=5, seed=3):
     return heads
 
 
-def how(**changes):
-    return GeneratorTraining(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity": 0.7} | changes)
-
-
 # ---- the generator ----
 
 
@@ -56,7 +57,7 @@ def numpy_generate(weights, z, y, training):
 
 
 def test_features_by_hand():
-    weights = init_generator(4, CLASSES, 8, 5, draws())
+    weights = init_generator(CLASSES, 5, draws())
     weights["norm.running_mean"] = torch.randn(8, generator=draws(1))
     weights["norm.running_var"] = 1 + torch.rand(8, generator=draws(2))
     before = {name: t.clone() for name, t in weights.items()}
@@ -65,15 +66,15 @@ def test_features_by_hand():
         generate(weights, z, y).numpy(), numpy_generate(weights, z.double().numpy(), y.numpy(), False), atol=1e-5
     )
     assert same(before, weights)
-    assert not same(before, init_generator(4, CLASSES, 8, 5, draws(1)))
+    assert not same(before, init_generator(CLASSES, 5, draws(1)))
 
 
 def test_one_step_by_hand(monkeypatch):
     """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
-    monkeypatch.setattr(fedgen, "WEIGHT_DECAY", 0.0)
-    weights, heads = init_generator(4, CLASSES, 8, 5, draws()), linear_heads(3)
+    monkeypatch.setattr(fedgen, "GENERATOR_STEPS", 1)
+    weights, heads = init_generator(CLASSES, 5, draws()), linear_heads(3)
     counts = torch.tensor([[5, 0, 1], [3, 2, 0], [0, 6, 0]])
-    new, moments, loss = train_generator(weights, {}, heads, counts, how(), draws(9))
+    new, moments, loss = train_generator(weights, {}, heads, counts, 1e-2, draws(9))
     g = draws(9)  # the same draws again: classes as often as there are samples; class 2 has only one
     y = torch.multinomial(torch.tensor([8.0, 8.0, 0.0]).double(), 16, replacement=True, generator=g).numpy()
     z = torch.randn(16, 4, generator=g).double().numpy()
@@ -86,20 +87,19 @@ def test_one_step_by_hand(monkeypatch):
     np.testing.assert_allclose(omega.sum(0), 1)
     expected = np.mean([sum(omega[s, y[b]] * ce[s, b] for s in range(3)) for b in range(16)])
     exponent = [((z[a] - z[b]) ** 2).mean() * np.abs(made[a] - made[b]).mean() for a in range(16) for b in range(16)]
-    assert loss == pytest.approx(expected + 0.7 * np.exp(-np.mean(exponent)), rel=1e-6)
+    assert loss == pytest.approx(expected + np.exp(-np.mean(exponent)), rel=1e-6)
     steps = (new["output.weight"] - weights["output.weight"]).abs()
     torch.testing.assert_close(steps, torch.full_like(steps, 1e-2), atol=1e-5, rtol=0)
     assert all(moved({n: new[n]}, {n: weights[n]}) > 1e-4 for n in ("norm.running_mean", "norm.running_var"))
     assert moments["hidden.weight.step"] == 1
 
 
-def test_the_heads_only_pass_gradients_on(monkeypatch):
-    monkeypatch.setattr(fedgen, "WEIGHT_DECAY", 0.0)
+def test_the_heads_only_pass_gradients_on():
     heads = linear_heads(2)
     before = [{n: p.clone() for n, p in head.named_parameters()} for head in heads]
-    weights = init_generator(4, CLASSES, 8, 5, draws())
+    weights = init_generator(CLASSES, 5, draws())
     old = {name: t.clone() for name, t in weights.items()}
-    new, _, _ = train_generator(weights, {}, heads, torch.tensor([[5, 2, 3], [1, 2, 2]]), how(steps=5), draws(1))
+    new, _, _ = train_generator(weights, {}, heads, torch.tensor([[5, 2, 3], [1, 2, 2]]), 1e-2, draws(1))
     assert all(same(b, dict(head.named_parameters())) for b, head in zip(before, heads, strict=True))
     assert all(p.grad is None for head in heads for p in head.parameters())
     assert same(old, weights)
@@ -113,21 +113,23 @@ def test_the_heads_only_pass_gradients_on(monkeypatch):
     assert model.head.weight.requires_grad
 
 
-def test_a_fixed_head_comes_to_see_what_is_made():
+def test_a_fixed_head_comes_to_see_what_is_made(monkeypatch):
+    monkeypatch.setattr(fedgen, "GENERATOR_STEPS", 100)
+    monkeypatch.setattr(fedgen, "GENERATOR_BATCH", 64)
+    monkeypatch.setattr(fedgen, "HIDDEN_DIM", 16)
     heads, counts = linear_heads(1), torch.tensor([[10, 10, 10]])
-    weights, moments = init_generator(4, CLASSES, 16, 5, draws()), {}
+    weights, moments = init_generator(CLASSES, 5, draws()), {}
     for round in range(3):  # Adam goes on where it was
-        weights, moments, _ = train_generator(weights, moments, heads, counts, how(steps=100, batch=64), draws(round))
+        weights, moments, _ = train_generator(weights, moments, heads, counts, 1e-2, draws(round))
     y = torch.arange(300) % CLASSES
     made = generate(weights, torch.randn(300, 4, generator=draws(7)), y)
     assert (heads[0](made.double()).argmax(1) == y).double().mean() == 1.0
     assert moments["output.bias.step"] == 300
 
 
-def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count(monkeypatch):
-    monkeypatch.setattr(fedgen, "WEIGHT_DECAY", 0.0)
-    weights, counts = init_generator(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
-    new, _, loss = train_generator(weights, {}, linear_heads(2), counts, how(steps=5), draws(1))
+def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count():
+    weights, counts = init_generator(CLASSES, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
+    new, _, loss = train_generator(weights, {}, linear_heads(2), counts, 1e-2, draws(1))
     assert all(t.isfinite().all() for t in new.values())
     assert np.isfinite(loss)
     unused = new["hidden.weight"][:, 4 + 1]  # its column of the one-hot input
@@ -138,7 +140,7 @@ def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count
 
 
 def test_the_generator_is_trained_on_the_heads_that_came():
-    method = FedGen(**SMALL, generator_lr=0.01)
+    method = FedGen()
     history = played(method, rounds=2)
     for number, round in enumerate(history, 1):
         heads = []
@@ -147,19 +149,19 @@ def test_the_generator_is_trained_on_the_heads_that_came():
             head.load_state_dict({n.removeprefix("head."): t for n, t in message["model"].items() if "head" in n})
             heads.append(head.double().requires_grad_(False))
         counts = torch.stack([m["counts"].long() for m in round.up.values()])
-        fitting = how(steps=5, lr=0.01 * 0.98 ** (number - 1), diversity=1.0)
         moments = round.before.get("moments", {})
         server = federation(method, clients(MIXED, [8, 12, 16]))[0].server
         server.round = number
         new, left, _ = train_generator(
-            round.before["generator"], moments, heads, counts, fitting, server.generator("features")
+            round.before["generator"], moments, heads, counts, 3e-4 * 0.98 ** (number - 1), server.generator("features")
         )
         assert same(new, round.after["generator"])
         assert same(left, round.after["moments"])
 
 
-def test_weights_fall_from_round_to_round_and_stop_at_the_floor():
-    method = FedGen(**SMALL, alpha=10.0, beta=1e-3, decay=0.5)
+def test_weights_fall_from_round_to_round_and_stop_at_the_floor(monkeypatch):
+    monkeypatch.setattr(fedgen, "DECAY", 0.5)
+    method = FedGen(alpha=10.0, beta=1e-3)
     fed, _ = federation(method, clients(MIXED))
     fed.run()
     for round, expected in ((2, (5.0, 5e-4)), (4, (1.25, 1.25e-4)), (40, (1e-4, 1e-4))):
@@ -183,7 +185,7 @@ class Hears:
 def test_it_is_said_once_that_generated_features_drown_the_clients_data():
     for weight, expected in ((1.0, 0), (200.0, 1)):
         hears = Hears()
-        fed, watch = federation(FedGen(**SMALL, alpha=weight, beta=weight), clients(MIXED), rounds=4, lr=1e-3)
+        fed, watch = federation(FedGen(alpha=weight, beta=weight), clients(MIXED), rounds=4, lr=1e-3)
         fed.loggers.append(hears)
         fed.run()
         assert len(hears.messages) == expected
@@ -196,7 +198,7 @@ def test_it_is_said_once_that_generated_features_drown_the_clients_data():
 
 def test_the_teacher_gets_no_gradient():
     """With the KL alone the head moves only through f(x), not through what it makes of G(z, y)."""
-    method = FedGen(**SMALL, alpha=0.0, beta=1.0)
+    method = FedGen(alpha=0.0, beta=1.0)
     fed, _ = federation(method, clients(MIXED))
     fed.run()
     client = worker(fed, 1, 3)
@@ -215,7 +217,7 @@ def test_the_teacher_gets_no_gradient():
 
 def test_same_shape_trains_one_generator_for_all():
     nets = ["wide", "shallow", "wide"]  # other cuts, one representation
-    history = played(FedGen(**SMALL, aggregation="same-shape"), nets, rounds=2)
+    history = played(FedGen(aggregation="same-shape"), nets, rounds=2)
     assert all(same(m["generator"], history[0].after["generator"]) for m in history[1].down.values())
     assert moved(history[1].after["generator"], history[0].after["generator"]) > 1e-4
     with pytest.raises(ConfigError, match="same-shape"):

@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
-from polyfed.methods import FedGH, Local
+from polyfed.methods import FedGH, Local, fedgh
 from polyfed.models import zoo
 from tests.helpers.toys import (
     CLASSES,
@@ -142,11 +142,12 @@ def lars(labels, vectors):
     }
 
 
-def test_clip_bites():
+def test_clip_bites(monkeypatch):
     big = {0: lars([1], [[300.0, 0, 0, 0, 0]])}
     zero = {"weight": torch.zeros(CLASSES, 5), "bias": torch.zeros(CLASSES)}
     for clip, expected in ((50.0, 50.0), (2.0, 2.0), (0.0, np.sqrt(2 / 3) * np.sqrt(300**2 + 1))):
-        _, after = aggregated(FedGH(max_grad_norm=clip, header_lr=0.1), big, zero)
+        monkeypatch.setattr(fedgh, "_MAX_GRAD_NORM", clip)
+        _, after = aggregated(FedGH(header_lr=0.1), big, zero)
         length = torch.sqrt(sum(t.square().sum() for t in after.values())) / 0.1
         np.testing.assert_allclose(float(length), expected, rtol=1e-5)
 

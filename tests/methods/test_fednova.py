@@ -35,17 +35,17 @@ def walked(w, data, lr, steps, rho, mu):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 @pytest.mark.parametrize(
-    ("rho", "mu", "gmf"),
-    [(0.0, 0.0, 0.0), (0.9, 0.0, 0.5), (0.0, 0.8, 0.0), (0.6, 0.8, 0.3)],
+    ("rho", "mu"),
+    [(0.0, 0.0), (0.9, 0.0), (0.0, 0.8), (0.6, 0.8)],
 )
-def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf):
+def test_rounds_by_hand(weighting, aggregation, rho, mu):
     """Clients of one row repeated, so that batches of 1 make tau_k = n_k and the order does not matter."""
     rows = [(2.0, 0, 1), (-3.0, 0, 4), (0.8, 1, 3)]
     members = [Client("two", (torch.full((n, 1), x), torch.full((n,), y))) for x, y, n in rows]
-    method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu, server_momentum=gmf)
+    method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu)
     settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "client_fraction": 0.7}
     history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.8, **settings)
-    w, velocity, signs = np.array([0.3, -0.2]), np.zeros(2), set()
+    w, signs = np.array([0.3, -0.2]), set()
     for number, round in enumerate(history):
         lr, asked = 0.3 * 0.8**number, round.record["clients"]
         n = np.array([rows[i][2] for i in asked])
@@ -55,9 +55,7 @@ def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf):
             assert float(round.up[i]["a"]) == pytest.approx(one, rel=1e-6)
         tau = (p * np.array(a)).sum()
         signs |= {int(s) for end in ends for s in np.sign(end - w)}
-        step = -tau * sum(q * (w - end) / one for q, end, one in zip(p, ends, a, strict=True))
-        velocity = gmf * velocity + step
-        w = w + velocity
+        w = w - tau * sum(q * (w - end) / one for q, end, one in zip(p, ends, a, strict=True))
         np.testing.assert_allclose(shared(round.after)["w"].numpy(), w, atol=2e-6)
     assert signs == {-1, 1}
 
@@ -113,20 +111,6 @@ def test_shares_and_steps_are_of_those_who_have_the_tensor(lost):
             w = before[name].double().numpy()
             step = sum(q * (end[name].double().numpy() - w) / one for q, end, one in zip(p, ends, a, strict=True))
             np.testing.assert_allclose(after[name], w + (p * a).sum() * step, atol=2e-6)
-
-
-def test_server_momentum_rests_where_nobody_answers():
-    """Tensors that only the deep client has: after a round without it they and their momentum stay as they are."""
-    lose = lambda round, client: client == 1 and round == 2  # noqa: E731
-    history = rounds(FedNova(server_momentum=0.9), clients(["shallow", "deep"]), rounds=3, lose=lose)
-    only = [name for name in shared(history[0].after) if "block3" in name]
-    velocity = [round.after["velocity union"] for round in history]
-    for name in only:
-        assert torch.equal(shared(history[0].after)[name], shared(history[1].after)[name])
-        assert torch.equal(velocity[0][name], velocity[1][name])
-        step = shared(history[2].after)[name] - shared(history[1].after)[name]
-        torch.testing.assert_close(step, velocity[2][name], atol=1e-6, rtol=0)
-    assert not set(velocity[0]) - {name for name, _ in NETS["deep"]().named_parameters()}
 
 
 def test_a_pull_that_overshoots_is_refused():

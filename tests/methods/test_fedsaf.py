@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from itertools import permutations, product
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -14,36 +14,25 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.functional.class_structure import Measure
 from polyfed.methods import FedSAF, Local
 from tests.helpers import few_classes
 from tests.helpers.few_classes import mean_rows
 from tests.helpers.toys import CLASSES, NETS, Round, model_with, moved, rounds, same
 
-MEASURES: tuple[Measure, ...] = ("cka", "gram", "distance")
 ONE_STEP: dict[str, Any] = {"batch_size": 64, "lr": 0.2, "local_epochs": 1}
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
 
 
-def gap(m: Tensor, p: Tensor, measure: str) -> Tensor | float:
+def gap(m: Tensor, p: Tensor) -> Tensor | float:
     """The structures' difference, pair by pair; of rows that both have."""
-    n, width = m.shape
-    if n < (3 if measure == "cka" else 2):
-        return 0.0
-    if measure == "distance":
-        terms = [
-            ((m[a] - m[b]).square().mean().sqrt() - (p[a] - p[b]).square().mean().sqrt()) ** 2
-            for a, b in permutations(range(n), 2)
-        ]
-        return torch.stack(terms).mean()
-    m, p = m - m.mean(0), p - p.mean(0)
-    if measure == "gram":
-        terms = [((m[a] @ m[b] - p[a] @ p[b]) / width) ** 2 for a, b in product(range(n), repeat=2)]
-        return torch.stack(terms).mean()
-    return 1 - (m.T @ p).square().sum() / ((m.T @ m).norm() * (p.T @ p).norm())
+    terms = [
+        ((m[a] - m[b]).square().mean().sqrt() - (p[a] - p[b]).square().mean().sqrt()) ** 2
+        for a, b in permutations(range(len(m)), 2)
+    ]
+    return torch.stack(terms).mean() if terms else 0.0
 
 
-def stepped(client: Client, before: Mapping[str, Tensor], down: Message, measure: str) -> dict[str, Tensor]:
+def stepped(client: Client, before: Mapping[str, Tensor], down: Message) -> dict[str, Tensor]:
     """The weights after one step on all of the client's rows, the loss written out."""
     model = model_with(NETS[client.architecture], before)
     x, y = client.data.train.x, client.data.train.y
@@ -52,25 +41,24 @@ def stepped(client: Client, before: Mapping[str, Tensor], down: Message, measure
     common = [c for c in y.unique().tolist() if c in known]
     m = torch.stack([z[y == c].mean(0) for c in common])
     p = torch.stack([down["prototypes"][known.index(c)] for c in common])
-    loss = -torch.log_softmax(model.head(z), 1)[range(len(y)), y].mean() + 2.5 * gap(m, p, measure)
+    loss = -torch.log_softmax(model.head(z), 1)[range(len(y)), y].mean() + 2.5 * gap(m, p)
     grads = torch.autograd.grad(loss, list(model.parameters()))
     return {name: w.detach() - 0.2 * g for (name, w), g in zip(model.named_parameters(), grads, strict=True)}
 
 
-def sound(people: list[Client], history: list[Round], measure: str) -> bool:
+def sound(people: list[Client], history: list[Round]) -> bool:
     """Whether the second round's step is that of the loss above."""
     first, second = history
-    steps = [stepped(client, first.trained[i], second.down[i], measure) for i, client in enumerate(people)]
+    steps = [stepped(client, first.trained[i], second.down[i]) for i, client in enumerate(people)]
     return all(moved(step, second.trained[i]) < 1e-5 for i, step in enumerate(steps))
 
 
 # the round ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_a_step_against_autograd_by_hand(measure: Measure) -> None:
+def test_a_step_against_autograd_by_hand() -> None:
     people = members()
-    assert sound(people, rounds(FedSAF(structure_weight=2.5, structure=measure), people, **ONE_STEP), measure)
+    assert sound(people, rounds(FedSAF(structure_weight=2.5), people, **ONE_STEP))
 
 
 def test_prototypes_are_the_clients_mean_means() -> None:
@@ -85,13 +73,9 @@ def test_prototypes_are_the_clients_mean_means() -> None:
             assert round.after["prototypes"][c].numpy() == pytest.approx(mean, abs=1e-6)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_two_classes_have_no_structure_to_cka_and_one_has_none_to_anybody(measure: Measure) -> None:
-    people = members(((0, 1), (1, 2), (0, 2), (2,)))
-    ours = rounds(FedSAF(structure_weight=2.5, structure=measure), people, rounds=3)[-1]
-    local = rounds(Local(), people, rounds=3)[-1]
-    assert same(ours.trained[3], local.trained[3])
-    assert same(ours.trained[0], local.trained[0]) == (measure == "cka")
-    remark = FedSAF(structure=measure).remark(ours.record)
-    expected = "no batch held three classes that have a prototype, so that clients train as in local"
-    assert remark == (expected if measure == "cka" else "")
+def test_one_class_has_no_structure() -> None:
+    people = members(((0,), (1,), (2,), (2,)))
+    ours, local = (rounds(m, people, rounds=3)[-1] for m in (FedSAF(structure_weight=2.5), Local()))
+    assert all(same(ours.trained[i], local.trained[i]) for i in range(4))
+    expected = "no batch held two classes that have a prototype, so that clients train as in local"
+    assert FedSAF().remark(ours.record) == expected

@@ -12,22 +12,23 @@ from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional.patch_mixing import mixing_map
 from polyfed.methods import LocalMutual
+from polyfed.methods.building_blocks import mutual_learning
 from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
 from tests.helpers import toys
 from tests.helpers.image_clients import CLASSES, NETS, image_rounds, kl, members, pair, part
 from tests.helpers.toys import federation
 
-METHOD = LocalMutual(temperature=2.0, mutual=0.7, mixed=0.4, mix_alpha=0.5, patches=4, search_every=0)
+METHOD = LocalMutual(mutual=0.7, mixed=0.4)
 
 
 def losses(nets: list[Any], x: torch.Tensor, y: torch.Tensor, mixed: list[torch.Tensor]) -> list[torch.Tensor]:
     """L_w and L_m of METHOD, each with the other network as a constant."""
     found = []
     for me, other, own_mixture in ((nets[0], nets[1], mixed[1]), (nets[1], nets[0], mixed[2])):
-        loss = torch.nn.functional.cross_entropy(me(x), y) + 0.7 * kl(other(x), me(x), 2.0)
+        loss = torch.nn.functional.cross_entropy(me(x), y) + 0.7 * kl(other(x), me(x), 4.0)
         loss = loss + 0.7 * (me.represent(x) - other.represent(x).detach()).square().mean()
         loss = loss + 0.4 * (me.represent(mixed[0]) - other.represent(mixed[0]).detach()).square().mean()
-        found.append(loss + 0.4 * kl(other(own_mixture), me(own_mixture), 2.0))
+        found.append(loss + 0.4 * kl(other(own_mixture), me(own_mixture), 4.0))
     return found
 
 
@@ -45,7 +46,7 @@ def test_a_round_against_a_loop_with_two_optimizers(kind: str) -> None:
         for _ in range(2):
             for rows in torch.randperm(len(data.y), generator=order).split(4):
                 x, y = data.x[rows], data.y[rows]
-                shares = [mixing_map(6, 6, 4, 0.5, inputs) for _ in range(3)]
+                shares = [mixing_map(6, 6, 16, 0.1, inputs) for _ in range(3)]
                 ends = torch.rand(3, 4, generator=inputs)
                 mixed = []
                 for share, end in zip(shares, ends, strict=True):
@@ -77,9 +78,10 @@ def numpy_gaps(nets: list[Any], x: torch.Tensor, alpha: float, patches: int, dra
     return [float(((z - z_m) ** 2).mean()), *map(float, both)]
 
 
-def test_the_search_takes_what_the_networks_differ_on_most() -> None:
+def test_the_search_takes_what_the_networks_differ_on_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutual_learning, "SEARCH_EVERY", 2)
     people = members()
-    first, second = image_rounds(LocalMutual(search_every=2), people)
+    first, second, third = image_rounds(LocalMutual(), people, rounds=3)
     chosen = set()
     for number, client in enumerate(people):
         assert first.states[number]["mixtures"].tolist() == [[0.1, 16.0]] * 3
@@ -88,17 +90,9 @@ def test_the_search_takes_what_the_networks_differ_on_most() -> None:
         gaps = np.array([numpy_gaps(nets, client.data.train.x, a, n, draws) for a, n in CANDIDATES])
         expected = [list(map(float, CANDIDATES[place])) for place in gaps.argmax(0)]
         assert second.states[number]["mixtures"].tolist() == expected
+        assert torch.equal(third.states[number]["mixtures"], second.states[number]["mixtures"])
         chosen |= {tuple(one) for one in expected}
     assert len(chosen) > 1
-
-
-def test_what_was_chosen_stays_until_the_next_search() -> None:
-    history = image_rounds(LocalMutual(search_every=2), rounds=3)
-    for number in range(3):
-        states = [round.states[number]["mixtures"] for round in history]
-        assert torch.equal(states[1], states[2])
-    never = image_rounds(LocalMutual(search_every=0, patches=9, mix_alpha=0.3), rounds=3)
-    assert never[-1].states[0]["mixtures"].tolist() == [[0.3, 9.0]] * 3
     assert "mixtures" not in image_rounds(LocalMutual(mixed=0.0))[-1].states[0]
 
 
@@ -114,5 +108,3 @@ def test_what_is_refused_before_round_1() -> None:
         federation(LocalMutual(shared="small"), members(("deep", "narrow", "small")), NETS, classes=CLASSES)
     with pytest.raises(ConfigError, match=r"both networks of a client.*gives 6, the second network 5; set models"):
         federation(LocalMutual(shared="narrow"), members(), NETS, classes=CLASSES)
-    with pytest.raises(ConfigError, match="patches: expected a square number, got 5"):
-        LocalMutual(patches=5)

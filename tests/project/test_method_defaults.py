@@ -62,7 +62,7 @@ def test_the_papers_model_is_scored(kind: type[Any], stage: Stage) -> None:
             (FedProx, {"mu": 0}),
             (MOON, {"mu": 0}),
             (FedRep, {"head_epochs": 0}),
-            (FedGen, {"alpha": 0, "beta": 0, "diversity_weight": 0}),
+            (FedGen, {"alpha": 0, "beta": 0}),
             (FedDPA, {"threshold": 1, "lambda1": 0, "lambda2": 0}),
             (FedSelect, {"personal_rate": 0, "max_personal_fraction": 0}),
             (InclusiveFL, {"beta": 0}),

@@ -151,8 +151,8 @@ def fedgh_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 def fedgen_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Down 4 (P + P_G + C) from round 2 on, up 4 (P + C): Z = 4, H = 8, C = 3, D = 6."""
-    p, generator = numbers(server, client_id), (4 + 3 + 5) * 8 + (8 + 1) * 6
+    """Down 4 (P + P_G + C) from round 2 on, up 4 (P + C): Z = 32, H = 256, C = 3, D = 6."""
+    p, generator = numbers(server, client_id), (32 + 3 + 5) * 256 + (256 + 1) * 6
     return 4 * (p + generator + 3), 4 * (p + 3)
 
 
@@ -317,13 +317,13 @@ def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 def exits(model: Any, batch: Any, context: Any) -> float:
-    """(L_1 + 2 L_2) / 3 with L_1 = CE + 0.3 2^2 KL(softmax(o_2 / 2) || softmax(o_1 / 2)), or CE of the only exit."""
+    """(L_1 + 2 L_2) / 3 with L_1 = CE + 0.3 3^2 KL(softmax(o_2 / 3) || softmax(o_1 / 3)), or CE of the only exit."""
     outputs = model(batch.x)
     *early, own = [cross_entropy(lambda x, out=out: out, batch, context) for out in outputs]
     if not early:
         return own
-    p, q = (torch.log_softmax(out.detach().double() / 2, 1).numpy() for out in reversed(outputs))
-    return (early[0] + 0.3 * 4 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
+    p, q = (torch.log_softmax(out.detach().double() / 3, 1).numpy() for out in reversed(outputs))
+    return (early[0] + 0.3 * 9 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
 
 
 def depthfl_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -474,21 +474,21 @@ def turned_to(model: Any, batch: Any, context: Any) -> float:
 
 
 def two_outputs(model: Any, x: Any) -> list[Any]:
-    """Representation and log probabilities at T = 2 of own network and second network, and those at T = 1."""
+    """Representation and log probabilities at T = 4 of own network and second network, and those at T = 1."""
     found = []
     for net in (model.own, model.auxiliary_model):
         z = net.represent(x)
         scores = net.head(z).detach().double().numpy()
-        logs = [scores / t - np.log(np.exp(scores / t).sum(axis=1, keepdims=True)) for t in (2, 1)]
+        logs = [scores / t - np.log(np.exp(scores / t).sum(axis=1, keepdims=True)) for t in (4, 1)]
         found.append((z.detach().double().numpy(), *logs))
     return found
 
 
 def taught_by_each_other(model: Any, batch: Any, context: Any) -> float:
-    """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 4 KL, in float64."""
+    """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 16 KL, in float64."""
 
     def kl(p: Any, q: Any) -> float:
-        return 4 * float((np.exp(p) * (p - q)).sum(1).mean())
+        return 16 * float((np.exp(p) * (p - q)).sum(1).mean())
 
     def outputs(number: int) -> list[Any]:
         order, share = context["order"][number][: len(batch.y)].argsort(), context["maps"][number]
@@ -531,14 +531,14 @@ also = pytest.mark.slow  # other settings of methods that are tested with their 
 
 test_local = testing.conformance(Local(), reference_loss=cross_entropy, expected_bytes=nothing)
 
-MUTUAL: dict[str, Any] = {"temperature": 2.0, "mutual": 0.7, "mixed": 0.4, "patches": 4, "mix_alpha": 0.5}
-OF_MIXTURES: dict[str, Any] = {"shared": "largest", "patches": 9, "search_every": 1}
+MUTUAL: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
+ANOTHER: dict[str, Any] = {"shared": "largest"}
 
 test_local_mutual = testing.conformance(
     LocalMutual(**MUTUAL),
     reference_loss=taught_by_each_other,
     expected_bytes=nothing,
-    changed_values=OF_MIXTURES,
+    changed_values=ANOTHER,
     reductions=[Reduction({"mutual": 0.0, "mixed": 0.0}, Local(), part="own.")],
 )
 
@@ -592,7 +592,6 @@ test_feddf = testing.conformance(
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     skip={"batchnorm": OF_PUBLIC_INPUTS},
-    changed_values={"patience": 1},
     reductions=[
         Reduction({"server_steps": 0}, FedAvg(aggregation="same-shape"), "received"),
         Reduction({"server_lr": 0.0}, FedAvg(aggregation="same-shape"), "received"),
@@ -602,13 +601,6 @@ test_feddf = testing.conformance(
             "received",
         ),
     ],
-)
-
-test_feddf_early_stopping = also(
-    testing.conformance(
-        FedDF(server_steps=6, server_batch=8, server_lr=0.05, patience=2, drop_worst=True, weighting="uniform"),
-        skip={"hyperparameters_matter": "asked of the plain form", "batchnorm": OF_PUBLIC_INPUTS},
-    )
 )
 
 test_fedl2g = testing.conformance(
@@ -654,7 +646,7 @@ test_fednova = testing.conformance(
 
 test_fednova_proximal = also(
     testing.conformance(
-        FedNova(mu=0.35, server_momentum=0.5, aggregation="same-shape"),
+        FedNova(mu=0.35, aggregation="same-shape"),
         reference_loss=proximal,
         skip={"hyperparameters_matter": "asked of the plain form"},
     )
@@ -693,7 +685,7 @@ test_inclusivefl = testing.conformance(
 )
 
 test_fedgen = testing.conformance(
-    FedGen(alpha=0.2, beta=0.1, latent_dim=4, hidden_dim=8, generator_steps=5, generator_batch=16),
+    FedGen(alpha=0.2, beta=0.1),
     reference_loss=generated,
     expected_bytes=fedgen_bytes,
     reductions=[
@@ -906,7 +898,6 @@ test_fedfomo = testing.conformance(
     changed_values={
         "num_models": 2,
         "epsilon": ChangedValue(1.0, {"num_models": 2}),
-        "epsilon_decay": ChangedValue(0.3, {"num_models": 2}),
     },
 )
 
@@ -914,10 +905,6 @@ test_feddpa = testing.conformance(
     FedDPA(lambda1=0.4, lambda2=0.3),
     reference_loss=pulled,
     expected_bytes=lambda server, client_id: (4 * numbers(server, client_id),) * 2,
-    changed_values={
-        "clip_update": ChangedValue(True, {"max_update_norm": 0.05}),
-        "noise_multiplier": ChangedValue(0.5, {"clip_update": True}),
-    },
     reductions=[
         Reduction({"threshold": 1.0, "lambda2": 0.0}, FedAvg(), "received"),
     ],
@@ -939,7 +926,7 @@ test_fedkwaz = testing.conformance(
     FedKWAZ(**MUTUAL),
     reference_loss=taught_by_means,
     expected_bytes=fedkwaz_bytes,
-    changed_values=OF_MIXTURES,
+    changed_values=ANOTHER,
     reductions=[
         Reduction({"global_epochs": 0}, LocalMutual(**MUTUAL)),
         Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, Local(), part="own."),
@@ -962,7 +949,6 @@ test_fedmrl = testing.conformance(
 
 WIDE = [lambda: tiny_model(1, 8, 12)]
 BY_NUMBER = "which rate a client has goes by its number"
-NO_BN = {"statistics": "there is no BatchNorm"}
 PLAIN = {"rates": "fix_a1", "masked": False}
 
 test_heterofl = testing.conformance(
@@ -972,7 +958,6 @@ test_heterofl = testing.conformance(
     expected_bytes=sliced_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
-    no_effect=NO_BN,
     reductions=[
         Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", same_architecture=True),
         Reduction(HeteroFL(**PLAIN, weighting="samples"), FedAvg(), "received", same_architecture=True),
@@ -986,7 +971,6 @@ test_fedrolex = testing.conformance(
     expected_bytes=sliced_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
-    no_effect=NO_BN,
     reductions=[
         Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
         Reduction(FedRolex(**PLAIN, step=0), FedAvg(weighting="uniform"), "received", same_architecture=True),
@@ -1000,7 +984,6 @@ test_fjord = testing.conformance(
     expected_bytes=fjord_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"num_widths": 2},
-    no_effect={"statistics": "there is no BatchNorm"},
     reductions=[Reduction({"num_widths": 1}, FedAvg(), "received", same_architecture=True)],
 )
 
@@ -1075,14 +1058,7 @@ test_fedsaf = testing.conformance(
     FedSAF(structure_weight=0.7),
     reference_loss=structured,
     expected_bytes=fedtgp_bytes,
-    changed_values={"structure": "gram"},
     reductions=[Reduction({"structure_weight": 0.0}, Local())],
-)
-
-test_fedsaf_cka = also(
-    testing.conformance(
-        FedSAF(structure_weight=0.7, structure="cka"), skip={"hyperparameters_matter": "asked of the plain form"}
-    )
 )
 
 test_fedorgp = testing.conformance(
@@ -1099,13 +1075,12 @@ test_fedorgp = testing.conformance(
 
 
 test_scalefl = testing.conformance(
-    ScaleFL(levels="0.5@0.5 1@1", gamma=0.3, temperature=2.0),
+    ScaleFL(levels="0.5@0.5 1@1", gamma=0.3),
     models=WIDE,
     reference_loss=exits,
     expected_bytes=scalefl_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    changed_values={"levels": "0.5@0.3 1@1", "distill_from": 1.0},
-    no_effect={"statistics": "there is no BatchNorm"},
+    changed_values={"levels": "0.5@0.3 1@1"},
     reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
@@ -1119,12 +1094,6 @@ test_depthfl = testing.conformance(
     reductions=[
         Reduction({"depths": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
         Reduction({"depths": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
-        Reduction(
-            {"depths": "1", "distillation": 0.0, "predictor": "last"},
-            FedAvg(weighting="uniform"),
-            "received",
-            same_architecture=True,
-        ),
     ],
 )
 
@@ -1221,12 +1190,12 @@ def test_fedin_with_more_pairs() -> None:
         FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
         FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
         FedFomo(aggregation="same-shape", num_models=1),
-        FedDPA(clip_update=True, noise_multiplier=0.1, aggregation="same-shape"),
+        FedDPA(aggregation="same-shape"),
     ],
     ids=lambda method: method.name,
 )
 def test_personal_methods_in_another_form(method: Any) -> None:
-    """What their other hyperparameters may break: the final round, empty messages, candidates of one kind, noise."""
+    """What their other hyperparameters may break: empty messages, candidates of one kind."""
     asked = ["any_subset", "bytes_metered", "nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
     assert not testing.violations(method, asked)
 

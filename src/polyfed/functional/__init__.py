@@ -3,8 +3,7 @@
 averaging           weighted, layer-wise and normalized means of models; mixtures by what each is worth
 centering           common rows, scale and center of representations to compare
 channel_slices      slices by width: windows, cutting, entry-wise averages
-class_prototypes    class means: merging, losses towards them, the nearest one, header steps on them and on mixtures
-class_structure     how class means lie to one another: distances, Gram matrices, CKA
+class_prototypes    class means: merging, losses towards them and their structure, the nearest one, header steps
 clipping            gradients, rows and updates of bounded length, with noise where they are released
 compression         matrices as float16 or int8, tensors by their largest entries
 consensus           what several networks say together: mean scores, weights by confidence

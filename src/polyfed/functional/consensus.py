@@ -85,28 +85,6 @@ def mean_scores(scores_SNC: Tensor) -> Tensor:
     return scores_SNC.double().mean(dim=0).to(scores_SNC.dtype)
 
 
-def better_than_chance(scores_SNC: Tensor, labels_N: Tensor) -> Tensor:
-    """Which networks (S,) are right on more than 1 / C of the samples; all of them where none is.
-
-    Args:
-        labels_N: classes, integers in [0, C).
-
-    Raises:
-        ValueError: shapes do not fit.
-
-    Source: Lin et al. (FedDF), NeurIPS 2020, drop-worst.
-
-    >>> better_than_chance(torch.tensor([[[4.0, 0.0]] * 2, [[0.0, 2.0], [3.0, 1.0]]]), torch.tensor([1, 0]))
-    tensor([False,  True])
-    """
-    if scores_SNC.dim() != 3 or labels_N.shape != scores_SNC.shape[1:2]:
-        shapes = f"{tuple(scores_SNC.shape)} and {tuple(labels_N.shape)}"
-        raise ValueError(f"expected scores (S, N, C) and labels (N,), got {shapes}")
-    right_S = (scores_SNC.argmax(dim=2) == labels_N).sum(dim=1)
-    better_S = right_S * scores_SNC.shape[2] > len(labels_N)
-    return better_S if bool(better_S.any()) else torch.ones_like(better_S)
-
-
 def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Tensor:
     """The mean of CE(scores, labels), and of diversity * KL(softmax(others) || softmax(scores)) where others there are.
 

@@ -63,7 +63,6 @@ class DepthFL(Method):
     depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, dealt to the clients in turn
     distillation: Annotated[float, Field(ge=0)] = 1.0  # weight of the mutual distillation at its full; 0: off
     ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
-    predictor: Literal["ensemble", "last"] = "ensemble"  # all classifiers' mean logits, or the deepest one's
     weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
@@ -82,7 +81,7 @@ class DepthFL(Method):
         return add_early_exits(model, parse_shares(self.depths)).truncated(float(variant or 1))
 
     def personal_model(self, module: Any) -> nn.Module:
-        scored: nn.Module = module.ensemble() if self.predictor == "ensemble" else module.final_exit()
+        scored: nn.Module = module.ensemble()
         return scored
 
     # server ------------------------------------------------------------------------------------------------

@@ -7,22 +7,16 @@ Server:    w_u <- sum_i p_i w_i over the clients of u, p_i = n_i / sum n_i;
            s(x) = mean over all clients i of s_i(x)  (the paper's AVGLOGITS);
            `server_steps` of Adam in each w_u on  KL(softmax s(x) || softmax f_u(x; w_u)),  the learning rate falling
            from `server_lr` to 0 along a cosine.
-`drop_worst`: s leaves out clients that are no better than chance, accuracy at most 1 / C, on the public rows' labels;
-if all are, nobody. `patience`: the steps end where the accuracy of w_u on these labels has not risen for so many steps,
-and the best w_u counts.
 Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
 the server.
 Deviations from the paper: (1) Scored are the architectures' networks as received, on each client's test rows. (2) The
 paper takes up to 10 000 steps and ends them when the accuracy on validation rows of the server has not risen for 1000;
-here it is 128 steps, so that two cores can carry them, and no labels are looked at unless one asks for it. (3) The
-server has no validation rows besides the public ones: `patience` and `drop_worst` look at the labels of these, which
-the distillation does not see. (4) An architecture of which nobody answered keeps its w_u, undistilled (not verified
-against the paper). (5) `drop_worst` leaves clients out of s, not out of the averages of weights. (6) The scores of
-public inputs are taken once per round, in eval mode, without augmentation. (7) A single client's upload is not
+here it is 128 steps, so that two cores can carry them, and no labels are looked at: the server has no validation rows
+besides the public ones. (3) Nobody is left out of s; the paper leaves out clients no better than chance. (4) An
+architecture of which nobody answered keeps its w_u, undistilled (not verified against the paper). (5) The scores of
+public inputs are taken once per round, in eval mode, without augmentation. (6) A single client's upload is not
 distilled: the gradient would be rounding errors alone, which Adam makes as long as any other.
-From the authors' code: it checks the accuracy every 100 steps, a tenth of its patience, as this does; it clips
-gradients at norm 5, this does not; with `drop_worst`, chance is 1.2 / C, and where all are better, outliers below are
-left out.
+From the authors' code: it clips gradients at norm 5, this does not.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Message, get_group
@@ -41,7 +35,7 @@ from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, as_sent
-from polyfed.functional.consensus import better_than_chance, mean_scores
+from polyfed.functional.consensus import mean_scores
 from polyfed.functional.losses import kl_divergence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 
@@ -66,22 +60,14 @@ class FedDF(Method):
     weighting: weight_averaging.Weighting = "samples"  # weights of w_i in the averages, or "uniform"
     server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round and architecture; 0: FedAvg with "same-shape"
     server_batch: Annotated[int, Field(ge=2)] = 128  # public inputs per step
-    server_lr: Annotated[float, Field(ge=0)] = (
-        0.001  # Adam's first learning rate; 0: only BatchNorm's statistics change
-    )
-    patience: Annotated[int, Field(ge=0)] = 0  # steps without a rise of the accuracy before the end; 0: all steps
-    drop_worst: bool = False  # leave clients that are no better than chance out of the ensemble
+    server_lr: Annotated[float, Field(ge=0)] = 0.001  # Adam's first rate; 0: only BatchNorm's statistics change
 
     @property
     def requirements(self) -> Requirements:
         if not self.server_steps:
             return Requirements(shared_outputs=weight_averaging.AVERAGES_HEADS)
-        labeled = self.patience or self.drop_worst  # labels of another data set mean nothing
         return Requirements(
-            public=self.server_batch,
-            public_origin="holdout" if labeled else "",
-            same_input_shape=True,
-            classes="it distills probabilities of classes",
+            public=self.server_batch, same_input_shape=True, classes="it distills probabilities of classes"
         )
 
     @property
@@ -101,12 +87,7 @@ class FedDF(Method):
         weight_averaging.average(server, _WITHIN, models, shares)
         if len(uploads) < 2 or not self.server_steps or server.public is None:
             return  # one client's scores are those of its own network
-        scores_SNC = ensemble_distillation.client_scores(server, models)
-        if self.drop_worst:
-            kept_S = better_than_chance(scores_SNC, server.public.samples.y)
-            server.log["dropped"] = float((~kept_S).sum())
-            scores_SNC = scores_SNC[kept_S]
-        targets_NC = mean_scores(scores_SNC)
+        targets_NC = mean_scores(ensemble_distillation.client_scores(server, models))
         answered = {server.clients[i].architecture for i in uploads}
         losses = [self._distill(server, u, targets_NC, server.public) for u in server.architectures if u in answered]
         server.log["distillation_loss"] = sum(losses) / len(losses)
@@ -117,20 +98,15 @@ class FedDF(Method):
         model = server.model(architecture, w)
         optimizer = torch.optim.Adam(model.parameters(), self.server_lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.server_steps)
-        best = _Best(model, public, self.patience)
 
         def loss(scores_BC: Tensor, rows: Tensor) -> Tensor:
             return kl_divergence(scores_BC, targets_NC[rows].to(scores_BC.device), torch.ones_like(scores_BC[:, 0]))
 
-        def after_step(step: int) -> bool:
-            schedule.step()
-            return best.is_over(step)
-
         draws = server.generator("distillation")  # every architecture learns from the same batches
         mean = ensemble_distillation.distill(
-            model, public, loss, optimizer, self.server_steps, self.server_batch, draws, after_step
+            model, public, loss, optimizer, self.server_steps, self.server_batch, draws, schedule
         )
-        learned = best.weights or ensemble_distillation.copy_state(model)
+        learned = ensemble_distillation.copy_state(model)
         weight_averaging.set_tensors(server, _WITHIN, architecture, {name: learned[name] for name in w})
         return mean
 
@@ -141,30 +117,3 @@ class FedDF(Method):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return weight_averaging.upload(client)
-
-
-class _Best:
-    """Early stopping: the best weights of a network so far, by its accuracy on the public rows' labels.
-
-    weights: of the best network; {} before the first look. The accuracy is asked for every tenth of the patience.
-    """
-
-    def __init__(self, model: nn.Module, public: PublicData, patience: int) -> None:
-        self._model = model
-        self._public = public
-        self._patience = patience
-        self._accuracy = -1.0
-        self._step = 0
-        self.weights: dict[str, Tensor] = {}
-
-    def is_over(self, step: int) -> bool:
-        """Whether the accuracy has not risen for as many steps as the patience lasts."""
-        if not self._patience or step % max(1, self._patience // 10):
-            return False
-        scores_NC = ensemble_distillation.model_scores(self._model, self._public).cpu()
-        accuracy = float((scores_NC.argmax(dim=1) == self._public.samples.y).float().mean())
-        if accuracy > self._accuracy:
-            self._accuracy = accuracy
-            self._step = step
-            self.weights = ensemble_distillation.copy_state(self._model)
-        return step - self._step >= self._patience

@@ -5,38 +5,36 @@ Client k:  F = mean_n (d log p(y_n | x_n; w_k) / d w_k)^2, brought to [0, 1] in 
            w_k <- M w_k + (1 - M) w;
            epochs of SGD on CE + (lambda1 / 2) ||w_k - w||^2, entries with M = 1 alone;
            epochs of SGD on CE + (lambda2 / 2) (||w_k - w|| - C)^2, the others alone;
-           u = w_k - w, with `clip_update` u min(1, C / ||u||), then plus N(0, (C noise)^2 / |S|) on every entry.
+           u = w_k - w, without the personal entries.
 Server:    w <- w + sum_k p_k u_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P floats of weights and float buffers: 4 P bytes each way; with noise 8 more down, |S|.
+Sent per round, P floats of weights and float buffers: 4 P bytes each way.
 Deviations from the paper: (1) where architectures differ, updates are averaged layer-wise or within each architecture.
-(2) Sent is w + u, the same to whoever knows w. (3) Personal entries of u are 0; noise is added to them all the same, so
-that nobody sees which they are. (4) Norms are squared, over all entries; in the authors' code it is the sum of the
-tensors' norms, and its absolute distance to C. (5) F of a constant tensor is 0, and F is taken in eval
-mode. (6) A stretch in which nothing may move is left out. (7) BatchNorm's statistics are averaged like
-weights, but neither masked, clipped nor noised: with BatchNorm there is no guarantee. (8) An accountant says
-what epsilon `noise_multiplier` is worth over all rounds. A client's first w_k is w.
+(2) Sent is w + u, the same to the server, which knows w. (3) Clipping u to C and noise are `[privacy]`'s, for all
+methods; personal entries of u are 0. (4) Norms are squared, over all entries; in the authors' code it
+is the sum of the tensors' norms, and its absolute distance to C. (5) F of a constant tensor is 0, and F is taken in
+eval mode. (6) A stretch in which nothing may move is left out. (7) BatchNorm's statistics are averaged like weights,
+but not masked. A client's first w_k is w.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group, get_tensor
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
-from polyfed.functional import clipping
+from polyfed.functional.clipping import bound_gap_penalty
 from polyfed.functional.fisher import min_max_normalize
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.building_blocks import weight_averaging
@@ -51,7 +49,6 @@ class FedDPA(FedAvg):
         FedAvg.card,
         name="feddpa",
         paper="Yang et al., NeurIPS 2023",
-        down="P (plus 1 with noise)",
         up="P",
         form={"model": upload_forms.as_sent},
     )
@@ -60,17 +57,6 @@ class FedDPA(FedAvg):
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # weight of the pull of personal entries to w; 0: off
     lambda2: Annotated[float, Field(ge=0)] = 0.05  # weight of the pull of the update's norm to C; 0: off
     max_update_norm: Annotated[float, Field(gt=0)] = 0.5  # C
-    clip_update: bool = False  # True: clip the update to norm C
-    # noise multiplier of a round (sigma over C); needs clip; 0: off
-    noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
-
-    @model_validator(mode="after")
-    def _noise_is_for_bounded_updates(self) -> FedDPA:
-        if self.noise_multiplier and not self.clip_update:
-            raise ValueError(
-                f"noise: expected clip = true beside it, as noise hides bounded updates, got {self.noise_multiplier:g}"
-            )
-        return self
 
     @property
     def requirements(self) -> Requirements:
@@ -82,16 +68,6 @@ class FedDPA(FedAvg):
         return "personal"
 
     # server ------------------------------------------------------------------------------------------------
-    def start_round(self, server: Server, selected: Sequence[int]) -> None:
-        if self.noise_multiplier:
-            server.state["selected"] = torch.tensor(max(1, len(selected)))
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        message = super().broadcast(server, client_id)
-        if "selected" not in server.state:
-            return message
-        return {**message, "selected": get_tensor(server.state, "selected")}
-
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: server.share(i, self.weighting) for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
@@ -114,8 +90,6 @@ class FedDPA(FedAvg):
         moves = torch.stack([_any_entry(personal), _any_entry(shared)]).tolist()  # asked for together
         context["personal rows"] = torch.arange(client.n if moves[0] else 0)  # where nothing may move, no rows
         context["shared rows"] = torch.arange(client.n if moves[1] else 0)
-        if "selected" in message:
-            context["selected"] = get_tensor(message, "selected").clone()
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -132,22 +106,13 @@ class FedDPA(FedAvg):
         if context["personal turn"] and self.lambda1:
             return task + self.lambda1 / 2 * squared_distance(w_k, context["w"])
         if not context["personal turn"] and self.lambda2:
-            return task + self.lambda2 / 2 * clipping.bound_gap_penalty(w_k, context["w"], self.max_update_norm)
+            return task + self.lambda2 / 2 * bound_gap_penalty(w_k, context["w"], self.max_update_norm)
         return task
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         model = float_state(client.model)
         w = client.context["w"]
         sent = {name: torch.where(mask, w[name], model[name]) for name, mask in client.context["personal"].items()}
-        if self.clip_update:
-            std = (
-                self.max_update_norm * self.noise_multiplier / math.sqrt(float(client.context["selected"]))
-                if self.noise_multiplier
-                else 0.0
-            )
-            update = {name: t - w[name] for name, t in sent.items()}
-            released = clipping.clip_and_noise(update, self.max_update_norm, std, client.generator("noise"))
-            sent = {name: w[name] + t for name, t in released.items()}
         return {"model": {**model, **sent}}
 
 

@@ -5,7 +5,7 @@ Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross ent
            and its own last one;  then E epochs of SGD on CE(f(x; w_k), y) on its training rows.
            All start from one model: what has grown from unlike weights cannot be mixed.
 Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
-           each replaced by a random other with probability epsilon_t = max(0, epsilon - (t - 1) decay).
+           each replaced by a random other with probability epsilon_t = max(0, epsilon - 0.05 (t - 1)).
 Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P, and 4 P more until the server has heard
 of the client; in round 1 just these, and up 4 P.
 Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
@@ -40,6 +40,8 @@ from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.methods.building_blocks import weight_averaging
 
+_EPSILON_DECAY = 0.05  # per round
+
 
 @hyperparameters
 class FedFomo(Method):
@@ -63,7 +65,6 @@ class FedFomo(Method):
 
     num_models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none
-    epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # decrease of epsilon per round; 0: constant
     # or "same-shape": candidates of the same architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
 
@@ -116,7 +117,7 @@ class FedFomo(Method):
         ranked = sorted(order, key=lambda n: -affinity[n])  # equal ones stay in random order
         chosen = ranked[: self.num_models]
         rest = ranked[self.num_models :]
-        epsilon = self.epsilon - self.epsilon_decay * (server.round - 1)
+        epsilon = self.epsilon - _EPSILON_DECAY * (server.round - 1)
         for slot, draw in enumerate(torch.rand(len(chosen), generator=draws).tolist()):
             if rest and draw < epsilon:
                 other = int(torch.randint(len(rest), (), generator=draws))

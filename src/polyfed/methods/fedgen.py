@@ -3,9 +3,9 @@
 G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
 Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
                + a_t CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
-           y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * decay^(t - 1), at
+           y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * 0.98^(t - 1), at
            least 1e-4.
-Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity * L_div, omega_ky = n_ky /
+Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
 Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
 counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
@@ -16,7 +16,7 @@ as those who answered last have them, so counts go down, too; in that code all a
 not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
 layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
 training is float64. (7) Batches: a client makes as many features of drawn classes as `training.batch_size`, in that
-code `gen_batch_size` = 32, weighted by its ratio to the rows. G's has `generator_batch` = 128, that code's
+code `gen_batch_size` = 32, weighted by its ratio to the rows. G's has 128, that code's
 `ensemble_batch_size`; its loop takes the clients' batch, 32, instead. Steps and rate are those of its MNIST.
 """
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -43,6 +43,12 @@ from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
+DECAY = 0.98  # of both losses' weights, per round
+LATENT_DIM = 32  # Z, numbers of noise
+HIDDEN_DIM = 256  # H, hidden units of G
+GENERATOR_STEPS = 50  # of Adam, per round
+GENERATOR_BATCH = 128  # generated features per step
+_GENERATOR_LR = 3e-4  # of Adam in round 1
 _GENERATOR_LR_DECAY = 0.98  # per round
 _LEAST = 1e-4  # what `decayed` leaves
 _TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
@@ -67,13 +73,6 @@ class FedGen(FedAvg):
 
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # decay of both weights per round; 1: off
-    latent_dim: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
-    hidden_dim: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
-    generator_steps: Annotated[int, Field(ge=1)] = 50  # Adam steps per round
-    generator_batch: Annotated[int, Field(ge=2)] = 128  # generated features per step
-    generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # learning rate of Adam in round 1
-    diversity_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property
@@ -93,7 +92,7 @@ class FedGen(FedAvg):
         super().init_server(server)
         features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("generator")
-        server.state["generator"] = init_generator(self.latent_dim, server.classes, self.hidden_dim, features, draws)
+        server.state["generator"] = init_generator(server.classes, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = super().broadcast(server, client_id)
@@ -115,16 +114,11 @@ class FedGen(FedAvg):
         for i, message in uploads.items():
             model = server.model(server.clients[i].architecture, get_group(message, "model"))
             heads.append(frozen_head(model))
-        how = GeneratorTraining(
-            steps=self.generator_steps,
-            batch=self.generator_batch,
-            lr=self.generator_lr * _GENERATOR_LR_DECAY ** (server.round - 1),
-            diversity=self.diversity_weight,
-        )
+        lr = _GENERATOR_LR * _GENERATOR_LR_DECAY ** (server.round - 1)
         generator = get_group(server.state, "generator")
         moments = get_group(server.state, "moments") if "moments" in server.state else {}
         draws = server.generator("features")
-        generator, moments, loss = train_generator(generator, moments, heads, counts_SC, how, draws)
+        generator, moments, loss = train_generator(generator, moments, heads, counts_SC, lr, draws)
         server.log["generator_loss"] = loss
         server.state |= {"generator": dict(generator), "moments": dict(moments), "counts": known.int()}
 
@@ -135,13 +129,8 @@ class FedGen(FedAvg):
             return {}
         like = next(client.model.parameters())
         generator = {name: t.to(like, copy=True) for name, t in get_group(message, "generator").items()}
-        a = decayed(self.alpha, self.decay, client.round)
-        b = decayed(self.beta, self.decay, client.round)
-        return {
-            "generator": generator,
-            "counts": get_tensor(message, "counts").clone(),
-            "weights": like.new_tensor([a, b]),
-        }
+        weights = like.new_tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)])
+        return {"generator": generator, "counts": get_tensor(message, "counts").clone(), "weights": weights}
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
@@ -149,8 +138,8 @@ class FedGen(FedAvg):
         device = client.context["weights"].device
         rows = client.training.batch_size
         y = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
-        z_y = torch.randn(rows, self.latent_dim, generator=generator)
-        z = torch.randn(rows, self.latent_dim, generator=generator)
+        z_y = torch.randn(rows, LATENT_DIM, generator=generator)
+        z = torch.randn(rows, LATENT_DIM, generator=generator)
         return {"y": y.to(device), "z_y": z_y.to(device), "z": z.to(device)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
@@ -181,21 +170,11 @@ class FedGen(FedAvg):
 # `train_generator`. Shapes: B rows made, Z numbers of noise, C classes, H hidden units, D features, S clients.
 
 
-@dataclass(frozen=True)
-class GeneratorTraining:
-    """The generator's training. steps: Adam steps of `batch` rows. diversity: weight of `diversity_loss`."""
-
-    steps: int
-    batch: int
-    lr: float
-    diversity: float
-
-
-def init_generator(noise: int, classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
+def init_generator(classes: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
     """Initial weights (uniform within 1 / sqrt(inputs), from `draws`) and statistics."""
-    made = {f"norm.{name}": torch.ones(hidden) for name in ("weight", "running_var")}
-    made |= {f"norm.{name}": torch.zeros(hidden) for name in ("bias", "running_mean")}
-    for layer, inputs, outputs in (("hidden", noise + classes, hidden), ("output", hidden, features)):
+    made = {f"norm.{name}": torch.ones(HIDDEN_DIM) for name in ("weight", "running_var")}
+    made |= {f"norm.{name}": torch.zeros(HIDDEN_DIM) for name in ("bias", "running_mean")}
+    for layer, inputs, outputs in (("hidden", LATENT_DIM + classes, HIDDEN_DIM), ("output", HIDDEN_DIM, features)):
         for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
             made[f"{layer}.{name}"] = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=draws)
     return made
@@ -234,9 +213,9 @@ def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     return (-noise_BB * features_BB).mean().exp()
 
 
-def decayed(weight: float, decay: float, round: int) -> float:
+def decayed(weight: float, round: int) -> float:
     """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
-    return max(weight * decay ** (round - 1), min(weight, _LEAST))
+    return max(weight * DECAY ** (round - 1), min(weight, _LEAST))
 
 
 def outweighed(sums: Mapping[str, float]) -> str:
@@ -259,12 +238,7 @@ def outweighed(sums: Mapping[str, float]) -> str:
 
 
 def train_generator(
-    weights: Group,
-    moments: Group,
-    heads: Sequence[nn.Module],
-    counts_SC: Tensor,
-    how: GeneratorTraining,
-    draws: torch.Generator,
+    weights: Group, moments: Group, heads: Sequence[nn.Module], counts_SC: Tensor, lr: float, draws: torch.Generator
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     """Train a generator until the clients' heads predict the requested class.
 
@@ -273,7 +247,7 @@ def train_generator(
     Args:
         weights: see `init_generator`. moments: what an earlier call left; empty at first.
         heads: the clients' (`frozen_head`). counts_SC: their samples of each class, more than one of some class in all.
-        how: see `GeneratorTraining`. draws: for noise and classes, the latter in proportion to their samples.
+        lr: of Adam. draws: for noise and classes, the latter in proportion to their samples.
 
     Returns:
         New weights, new moments, and the mean loss over the steps.
@@ -283,25 +257,24 @@ def train_generator(
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
     trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
-    optimizer = torch.optim.Adam(trained.values(), how.lr, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.Adam(trained.values(), lr, weight_decay=WEIGHT_DECAY)
     if moments:
         for name, t in trained.items():
             optimizer.state[t] = {what: moments[f"{name}.{what}"].clone() for what in _MOMENTS}
     total = 0.0
-    for _ in range(how.steps):
-        y_B = torch.multinomial(known_C.double(), how.batch, replacement=True, generator=draws)
-        z_BZ = torch.randn(how.batch, noise, generator=draws).double()
+    for _ in range(GENERATOR_STEPS):
+        y_B = torch.multinomial(known_C.double(), GENERATOR_BATCH, replacement=True, generator=draws)
+        z_BZ = torch.randn(GENERATOR_BATCH, noise, generator=draws).double()
         made_BD = generate(now, z_BZ, y_B, training=True)
         logits_SBC = torch.stack([head(made_BD) for head in heads])
-        loss = _summed_losses(logits_SBC, y_B, shares_SC.double())
-        loss = loss + how.diversity * diversity_loss(z_BZ, made_BD)
+        loss = _summed_losses(logits_SBC, y_B, shares_SC.double()) + diversity_loss(z_BZ, made_BD)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         total += float(loss.detach())
     new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}
     left = {f"{name}.{what}": optimizer.state[t][what] for name, t in trained.items() for what in _MOMENTS}
-    return new, left, total / how.steps
+    return new, left, total / GENERATOR_STEPS
 
 
 def _summed_losses(logits_SBC: Tensor, y_B: Tensor, shares_SC: Tensor) -> Tensor:

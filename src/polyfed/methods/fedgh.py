@@ -35,6 +35,8 @@ from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means, header_sgd_step
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
+_MAX_GRAD_NORM = 50.0  # of a header step
+
 
 @hyperparameters
 class FedGH(TrainedHeader):
@@ -59,7 +61,6 @@ class FedGH(TrainedHeader):
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    max_grad_norm: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
     @property
     def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
@@ -82,7 +83,7 @@ class FedGH(TrainedHeader):
         for rows in self._steps(sizes, server.generator("header")):
             lr = self.header_lr * float(weights_M[rows].mean())  # a step normalizes the weights of its pairs
             theta, bias = header_sgd_step(
-                theta, bias, lars_MD[rows], labels_M[rows], weights_M[rows], lr, self.max_grad_norm
+                theta, bias, lars_MD[rows], labels_M[rows], weights_M[rows], lr, _MAX_GRAD_NORM
             )
         server.state["header"] = {"weight": theta, "bias": bias}
 

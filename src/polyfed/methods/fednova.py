@@ -8,7 +8,7 @@ Sent per round, P floats of weights and buffers: down 4 P bytes; up 4 P + 8 (n_k
 Deviations from the paper: (1) where architectures differ, p_k and tau_eff are those of the clients that have a tensor,
 or within each architecture. (2) Adam has no such a_k; it counts steps, a_k = tau_k. (3) Clients send w_k, of which the
 server takes d_k. (4) BatchNorm's statistics are averaged by p_k, as their way is no gradient's. (5) Weight decay is not
-part of a_k. From the authors' code: server momentum (gmf).
+part of a_k. (6) The server has no momentum, as it can have in the authors' code (gmf).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FedNova(FedAvg):
         name="fednova",
         paper="Wang et al., NeurIPS 2020",
         up="P + 2",
-        states="server: w, momentum m",
+        states="server: w",
         form={
             "model": upload_forms.as_sent,
             "n": upload_forms.SAMPLES,
@@ -51,7 +51,6 @@ class FedNova(FedAvg):
         },
     )
 
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum of the server's step; 0: off
     mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term; 0: off
 
     # server ------------------------------------------------------------------------------------------------
@@ -82,7 +81,7 @@ class FedNova(FedAvg):
             moved = normalized_mean(w_k, p, [a[i] for i in members], _those(base, names))
             return {**moved, **layer_wise_mean(buffers, p, _others(base, names))}
 
-        weight_averaging.server_step(server, self.aggregation, models, target, momentum=self.server_momentum)
+        weight_averaging.server_step(server, self.aggregation, models, target)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -6,6 +6,7 @@ server:    D = sum over responding clients of p_k (w_k - w);   m <- beta1 m + (1
            v <- beta2 v + (1 - beta2) D^2                  "adam"
            v <- v - (1 - beta2) D^2 sign(v - D^2)          "yogi"
            w <- w + server_lr m / (sqrt(v) + tau),   m = 0 and v = tau^2 before round 1
+beta1 = 0.9 (0 with "adagrad") and beta2 = 0.99 are the paper's.
 
 Deviations from the paper (arXiv:2003.00295, algorithm 2): (1) p_k goes by training samples; there all clients count
 alike (`weighting = "uniform"`). (2) Different architectures share tensors as in FedAvg; a tensor that nobody sent keeps
@@ -31,6 +32,8 @@ from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 from polyfed.validation.effect import ActsWith
 
+BETA1 = 0.9  # share of the last mean change that is kept; with "adagrad" none
+BETA2 = 0.99  # share of the last mean square
 _ADAPTIVE = ActsWith("server_optimizer", ("adam", "yogi", "adagrad"))
 
 
@@ -49,10 +52,6 @@ class FedOpt(FedAvg):
 
     server_optimizer: Literal["adam", "yogi", "adagrad", "none"] = "adam"  # how the server steps; "none": FedAvg
     server_lr: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.01  # learning rate of the server's step
-    # share of the last mean change that is kept; not set: the paper's, 0.9, with "adagrad" 0
-    beta1: Annotated[float, Field(ge=0, lt=1), _ADAPTIVE] | None = None
-    # share of the last mean square that is kept
-    beta2: Annotated[float, Field(ge=0, lt=1), ActsWith("server_optimizer", ("adam", "yogi"))] = 0.99
     tau: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.001  # added to the root of v; larger is less adaptive
 
     # server ------------------------------------------------------------------------------------------------
@@ -85,14 +84,12 @@ class FedOpt(FedAvg):
 
     def moments(self, d: Tensor, before: Moments) -> Moments:
         """M and v after the change d of a parameter."""
-        beta1 = self.beta1
-        if beta1 is None:
-            beta1 = 0.0 if self.server_optimizer == "adagrad" else 0.9
+        beta1 = 0.0 if self.server_optimizer == "adagrad" else BETA1
         square = d.square()
         if self.server_optimizer == "adagrad":
             v = before.square + square
         elif self.server_optimizer == "adam":
-            v = self.beta2 * before.square + (1 - self.beta2) * square
+            v = BETA2 * before.square + (1 - BETA2) * square
         else:
-            v = before.square - (1 - self.beta2) * square * (before.square - square).sign()
+            v = before.square - (1 - BETA2) * square * (before.square - square).sign()
         return Moments(beta1 * before.mean + (1 - beta1) * d, v)

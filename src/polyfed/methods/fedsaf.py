@@ -3,19 +3,18 @@
 w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the server's prototype of class c; M[c] the
 mean of phi_k(x) over the samples of class c in a batch.
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda gap(M, P), over the classes of the batch that have a
-           prototype; `structure` says how the gap is measured (`functional.class_structure`);
+           prototype (`functional.class_prototypes.structure_loss`);
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
 Server:    P[c] <- mean over k of C_k[c], over those who sent one; a class that nobody sent keeps its P[c].
 Scored: the client's own head, stage `personal`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 (C D + C).
 
-A batch with fewer than two common classes, or three for CKA, counts in the cross entropy alone: a client with two
-classes is Local under "cka".
+A batch with fewer than two common classes counts in the cross entropy alone.
 
 arXiv:2605.05959. Only the abstract and summaries were at hand, which name two losses, GCSA and RCSA, without formulas,
 and the plain mean of prototypes; no code was found.
-Deviations from the paper: none is known, but these plainest readings are not verified against it: (1) the three
-measures and their scale, and "distance" as the default; (2) that the structure is taken among means of a batch;
+Deviations from the paper: none is known, but these plainest readings are not verified against it: (1) that
+distances are compared, and their scale; (2) that the structure is taken among means of a batch;
 (3) lambda; (4) that every client's mean counts once; (5) that round 1, which has no prototypes, is Local.
 """
 
@@ -32,8 +31,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import merge, to_dense, update_rows
-from polyfed.functional.class_structure import Measure, batch_class_means, structure_loss
+from polyfed.functional.class_prototypes import batch_class_means, merge, structure_loss, to_dense, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 
@@ -45,7 +43,6 @@ class FedSAF(prototypes.PrototypeUploads):
     card = replace(prototypes.PrototypeUploads.card, name="fedsaf", paper="Wu et al., 2026", states="server: P")
 
     structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the structures' difference; 0: Local
-    structure: Measure = "distance"  # compared: distances of class means, centered Gram matrices, or their CKA
 
     @property
     def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
@@ -81,11 +78,10 @@ class FedSAF(prototypes.PrototypeUploads):
             return task
         means_CD, present_C = batch_class_means(z, batch.y, batch.w, len(context["known"]))
         common_C = present_C & context["known"]
-        gap = structure_loss(means_CD, context["prototypes"], common_C, self.structure)
+        gap = structure_loss(means_CD, context["prototypes"], common_C)
         return task + self.structure_weight * gap, {"structure": gap}
 
     def remark(self, record: Mapping[str, Any]) -> str:
         if record["sums"].get("structure") != 0:
             return ""
-        least = "three" if self.structure == "cka" else "two"
-        return f"no batch held {least} classes that have a prototype, so that clients train as in local"
+        return "no batch held two classes that have a prototype, so that clients train as in local"

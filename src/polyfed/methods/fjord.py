@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Exchange, hyperparameters
+from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.channel_slices import ChannelPlan, Kept, first_channels, slice_channels
 from polyfed.functional.losses import cross_entropy, kl_divergence
@@ -54,10 +54,6 @@ class FjORD(SubModels):
 
     num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
     distill: bool = True  # distill the widest pass; False: train on labels only
-    statistics: Literal["all", "selected"] = "all"  # clients that report BatchNorm statistics
-
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        return static_batchnorm.exchanges(self.statistics)
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
@@ -115,7 +111,7 @@ def make_slimmable(model: nn.Module, rates: Sequence[float]) -> nn.Module:
     """
     plan = channel_plan(model)
     kept = [plan.kept(partial(first_channels, rate=rate)) for rate in rates]
-    cut(model, rates[-1], "all")
+    cut(model, rates[-1])
     model.widths = _Widths(channel_plan(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
     return model
 

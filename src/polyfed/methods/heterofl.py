@@ -57,7 +57,7 @@ from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.losses import cross_entropy, mask_absent_classes
 from polyfed.methods.building_blocks import static_batchnorm
 from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
-from polyfed.methods.building_blocks.static_batchnorm import STATISTICS, Statistics
+from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 
 RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
@@ -94,6 +94,10 @@ class SubModels(Method):
     def channels(self, server: Server, client_id: int) -> Kept:
         """The channels that a client has of each group of channels."""
         raise NotImplementedError
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        """Training, and the exchange in which BatchNorm's statistics are reported."""
+        return Exchange(), Exchange(STATISTICS, who="all", trains=False)
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -154,18 +158,14 @@ def trained_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in float_state(module).items() if name not in reported}
 
 
-def cut(model: nn.Module, rate: float, statistics: Statistics) -> nn.Module:
-    """The network cut in place to the first ceil(rate K) of every K channels.
-
-    Args:
-        statistics: unless "running", BatchNorm keeps none in training from now on.
+def cut(model: nn.Module, rate: float) -> nn.Module:
+    """The network cut in place to the first ceil(rate K) of every K channels; its BatchNorm keeps no statistics.
 
     Raises:
         ConfigError: the network cannot be cut.
     """
     plan = channel_plan(model)
-    if statistics != "running":
-        static_batchnorm.disable_running_stats(model)
+    static_batchnorm.disable_running_stats(model)
     return narrow_model(model, plan.kept(lambda size: first_channels(size, rate))) if rate < 1 else model
 
 
@@ -218,22 +218,18 @@ class HeteroFL(SubModels):
     rates: Annotated[str, AfterValidator(_checked)] = "dynamic_a1-b1-c1-d1-e1"
     masked: bool = True  # ignore logits and rows of absent classes
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
-    statistics: Statistics = "all"  # clients that report BatchNorm statistics; "running": averaged
     weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:
         return Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        return static_batchnorm.exchanges(self.statistics)
-
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return client_level(server, self.rates, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return cut(model, RATES.get(variant, 1.0), self.statistics)
+        return cut(model, RATES.get(variant, 1.0))
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""

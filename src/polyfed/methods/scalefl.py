@@ -3,7 +3,8 @@
 Level l = 1..L has a width r_l and a depth d_l: the first ceil(r_l K) of every group of K channels, the network up to
 the exit behind ceil(d_l B) of its B blocks, and the exits on the way, m in all; the last level's exit is the head.
 Client i:  w_i <- w[l];  E epochs on  sum_j j L_j / (m (m + 1) / 2),  L_m = CE(o_m, y)  and, for the exits j < m before,
-           L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)),  o_m a constant in the latter.
+           L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)),  o_m a constant in the latter, T = 3,
+           after a quarter of the rounds.
 Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
            stays bit for bit. Then clients report BatchNorm's statistics of the new sub-models, as in HeteroFL.
 Clients are dealt to the levels in equal shares, once, in an order that the seed draws.
@@ -20,7 +21,7 @@ width: in front of BatchNorm it would do nothing. (6) Statistics are taken after
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Exchange, hyperparameters
+from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.channel_slices import Kept, first_channels
 from polyfed.functional.losses import multi_exit_loss
@@ -39,6 +40,9 @@ from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 from polyfed.methods.heterofl import SubModels, cut
+
+_TEMPERATURE = 3.0  # T of the distillation
+_DISTILL_FROM = 0.25  # fraction of the rounds before it
 
 
 class Level(NamedTuple):
@@ -83,18 +87,11 @@ class ScaleFL(SubModels):
         "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each level
     )
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation; 0: off
-    temperature: Annotated[float, Field(gt=0)] = 3.0  # T of the distillation
-    distill_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
-    # clients that report BatchNorm statistics; "running": running statistics, averaged
-    statistics: static_batchnorm.Statistics = "all"
     weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def planned(self) -> str:
-        return "when early exits begin to learn from the last one" if 0 < self.distill_from < 1 else ""
-
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        return static_batchnorm.exchanges(self.statistics)
+        return "when early exits begin to learn from the last one"
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
@@ -107,7 +104,7 @@ class ScaleFL(SubModels):
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
         whole = add_early_exits(model, [level.depth for level in _levels(self.levels)])
-        cut(whole, width, self.statistics)
+        cut(whole, width)
         return whole.truncated(depth)
 
     def personal_model(self, module: Any) -> nn.Module:
@@ -131,9 +128,9 @@ class ScaleFL(SubModels):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        distils = client.round > self.distill_from * client.training.rounds
+        distils = client.round > _DISTILL_FROM * client.training.rounds
         return {**super().receive(client, message), "distils": distils}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gamma = self.gamma if context["distils"] else 0.0
-        return multi_exit_loss(model(batch.x), batch.y, batch.w, gamma, self.temperature)
+        return multi_exit_loss(model(batch.x), batch.y, batch.w, gamma, _TEMPERATURE)

@@ -127,7 +127,6 @@ def test_a_whole_step_is_the_target_bit_for_bit() -> None:
     assert torch.equal(after[WEIGHT], torch.stack([torch.full((6, 36), low), torch.full((6, 36), high)]).mean(0))
     assert torch.equal(after["intermediate.block0.conv.bias"], torch.full((4,), low)), "of the one client that has it"
     assert torch.equal(after[DEEPEST], before[DEEPEST]), "nobody sent it"
-    assert not [name for name in server.state if name.startswith("velocity")]
 
 
 def test_half_a_step_moves_parameters_half_the_way_and_buffers_all_of_it() -> None:
@@ -138,35 +137,14 @@ def test_half_a_step_moves_parameters_half_the_way_and_buffers_all_of_it() -> No
     assert torch.equal(after[WEIGHT], before[WEIGHT] + 0.5 * (4.0 - before[WEIGHT]))
     assert torch.equal(after[STATISTIC], torch.full((4,), 4.0))
     assert torch.equal(after[DEEPEST], before[DEEPEST])
-    assert "velocity union" not in server.state
 
 
-def test_momentum_is_kept_by_tensor_and_waits_for_those_that_nobody_sent() -> None:
-    server = begun("layer-wise")
-    w0 = kept(server, "model union")
-    step(server, "layer-wise", {1: sent_by(server, 1, 2.0)}, rate=0.5, momentum=0.9)
-    w1 = kept(server, "model union")
-    first = {name: 2.0 - w0[name] for name in (WEIGHT, DEEPEST)}
-    for name in first:
-        torch.testing.assert_close(w1[name], w0[name] + 0.5 * first[name])
-    assert STATISTIC not in kept(server, "velocity union")
-    step(server, "layer-wise", {0: sent_by(server, 0, -1.0)}, rate=0.5, momentum=0.9)
-    w2 = kept(server, "model union")
-    second = 0.9 * first[WEIGHT] + (-1.0 - w1[WEIGHT])
-    torch.testing.assert_close(w2[WEIGHT], w1[WEIGHT] + 0.5 * second)
-    torch.testing.assert_close(kept(server, "velocity union")[WEIGHT], second)
-    assert torch.equal(w2[DEEPEST], w1[DEEPEST])
-    torch.testing.assert_close(kept(server, "velocity union")[DEEPEST], first[DEEPEST])
-    assert torch.equal(w2[STATISTIC], torch.full((4,), -1.0))
-
-
-def test_within_an_architecture_each_model_has_its_own_momentum_and_the_others_stay() -> None:
+def test_within_an_architecture_the_others_stay() -> None:
     server = begun("same-shape")
     others = {name: kept(server, name) for name in ("model net0", "model net2")}
-    step(server, "same-shape", {1: sent_by(server, 1, 2.0), 4: sent_by(server, 4, 6.0)}, momentum=0.5)
+    step(server, "same-shape", {1: sent_by(server, 1, 2.0), 4: sent_by(server, 4, 6.0)})
     assert torch.equal(kept(server, "model net1")[STATISTIC], torch.full((4,), 4.0))
     torch.testing.assert_close(kept(server, "model net1")[WEIGHT], torch.full((6, 36), 4.0))
-    assert [name for name in server.state if name.startswith("velocity")] == ["velocity net1"]
     assert all(kept(server, name) is group for name, group in others.items())
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from polyfed.core import inference
 from polyfed.core.client import PublicData
 from polyfed.core.message import Group
 from polyfed.core.public_passes import public_outputs
@@ -25,11 +25,6 @@ def client_scores(server: Server, models: Mapping[int, Group]) -> Tensor:
     return torch.stack(public_outputs(server, models, "scores"))
 
 
-def model_scores(model: nn.Module, public: PublicData) -> Tensor:
-    """Scores (N, C) of a network on all public inputs, on its device."""
-    return inference.map_batches(model, model, public.samples, public.prepare)
-
-
 def distill(
     model: nn.Module,
     public: PublicData,
@@ -38,7 +33,7 @@ def distill(
     steps: int,
     inputs: int,
     draws: torch.Generator,
-    after_step: Callable[[int], bool] = lambda step: False,
+    schedule: LRScheduler | None = None,
 ) -> float:
     """Train a network in place on public inputs, whose labels are not looked at; returns the mean loss.
 
@@ -46,7 +41,7 @@ def distill(
         model: left in eval mode. optimizer: of its parameters. loss: of a batch.
         steps: at least one. inputs: of a batch, no more than there are.
         draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
-        after_step: asked after each step, counted from 1, whether to stop; leaves the network in training mode.
+        schedule: of the learning rate, step by step.
     """
     held = len(public)
     wanted = steps * inputs
@@ -55,14 +50,14 @@ def distill(
     losses = []
     model.train()
     with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
-        for step, rows in enumerate(order[:wanted].split(inputs), 1):
+        for rows in order[:wanted].split(inputs):
             one = loss(model(public.prepare(public.samples.x[rows].to(device))), rows)
             optimizer.zero_grad()
             one.backward()
             optimizer.step()
             losses.append(one.detach())
-            if after_step(step):
-                break
+            if schedule is not None:
+                schedule.step()
     optimizer.zero_grad()
     model.eval()
     return float(sum(torch.stack(losses).tolist())) / len(losses)

@@ -7,20 +7,19 @@ Own network w, second network m; H: representations, f: scores, T: temperature, 
                 + mixed  [MSE(H_m, H_w) on x_1 + T^2 KL(w || m) on x_3]
 KL(m || w) is that of softmax(f_m / T) and softmax(f_w / T). A teacher is a constant: L_w trains w only, L_m trains m.
 x_1, x_2, x_3: the batch, mixed patch by patch with itself in another order (`functional.patch_mixing`), for the
-representations, for w's scores and for m's. Each has its own alpha and number of patches: `mix_alpha` and `patches`
-at first, and in every `search_every`-th round, before training, those among `CANDIDATES` on which the two networks
-differ most on the client's training images.
+representations, for w's scores and for m's. Each has its own alpha and number of patches: 0.1 and 16 at first, and in
+every 30th round, before training, those among `CANDIDATES` on which the two networks differ most on the client's
+training images.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core import inference
@@ -32,8 +31,10 @@ from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy, kl_divergence, mse_loss
 from polyfed.functional.patch_mixing import mix, mixing_map, partners
 from polyfed.methods.building_blocks.auxiliary_model import JointModel
-from polyfed.validation.effect import ActsWith
 
+TEMPERATURE = 4.0  # T
+FIRST = (0.1, 16)  # alpha and patches before the first search
+SEARCH_EVERY = 30  # rounds
 CANDIDATES = tuple(itertools.product((0.1, 0.5, 1.0), (4, 16, 64)))  # alpha, patches
 _MIXTURES = 3  # for the representations, for w's scores, for m's
 
@@ -45,18 +46,8 @@ class MutualLearning(Method):
     card = MethodCard(differs="anything; equal feature width")
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the second network: "largest", or a model's name
-    temperature: Annotated[float, Field(gt=0)] = 4.0  # T, by which scores are divided before they are compared
     mutual: Annotated[float, Field(ge=0)] = 1.0  # weight of learning from each other on plain images; 0: off
     mixed: Annotated[float, Field(ge=0)] = 1.0  # the same on patch-mixed images; 0: off
-    mix_alpha: Annotated[float, Field(gt=0), ActsWith("mixed")] = 0.1  # shares in a patch are Beta(alpha, alpha)
-    patches: Annotated[int, Field(ge=1), ActsWith("mixed")] = 16  # patches of an image, a square number
-    search_every: Annotated[int, Field(ge=0), ActsWith("mixed")] = 30  # rounds between searches for mixtures; 0: never
-
-    @model_validator(mode="after")
-    def _patches_form_a_grid(self) -> MutualLearning:
-        if math.isqrt(self.patches) ** 2 != self.patches:
-            raise ValueError(f"patches: expected a square number, got {self.patches}")
-        return self
 
     @property
     def requirements(self) -> Requirements:
@@ -114,7 +105,7 @@ class MutualLearning(Method):
         scores_m = other.head(z_m)
         loss = cross_entropy(scores, batch.y, batch.w) + cross_entropy(scores_m, batch.y, batch.w)
         if self.mutual:
-            kl = self.divergence(scores, scores_m, batch.w) + self.divergence(scores_m, scores, batch.w)
+            kl = _divergence(scores, scores_m, batch.w) + _divergence(scores_m, scores, batch.w)
             loss = loss + self.mutual * (kl + _apart(z, z_m, batch.w))
         if "maps" in context:
             loss = loss + self.mixed * self.loss_on_mixed(own, other, batch, context)
@@ -128,21 +119,18 @@ class MutualLearning(Method):
             for order, share in zip(context["order"], context["maps"], strict=True)
         ]
         apart = _apart(own.represent(x_1), other.represent(x_1), batch.w)
-        of_own = self.divergence(own(x_2), _without_gradient(other, x_2), batch.w)
-        of_other = self.divergence(other(x_3), _without_gradient(own, x_3), batch.w)
+        of_own = _divergence(own(x_2), _without_gradient(other, x_2), batch.w)
+        of_other = _divergence(other(x_3), _without_gradient(own, x_3), batch.w)
         return apart + of_own + of_other
-
-    def divergence(self, scores: Tensor, teacher: Tensor, w: Tensor) -> Tensor:
-        return self.temperature**2 * kl_divergence(scores / self.temperature, teacher / self.temperature, w)
 
     # which mixtures ------------------------------------------------------------------------------------------
     def _mixtures(self, client: Client) -> Tensor:
         """Alpha and number of patches of each mixture, (3, 2)."""
-        if self.search_every and client.round % self.search_every == 0:
+        if client.round % SEARCH_EVERY == 0:
             return self._search(client)
         if "mixtures" in client.state:
             return get_tensor(client.state, "mixtures")
-        return torch.tensor([[self.mix_alpha, self.patches]] * _MIXTURES, dtype=torch.float64)
+        return torch.tensor([FIRST] * _MIXTURES, dtype=torch.float64)
 
     def _search(self, client: Client) -> Tensor:
         """Those of the candidates on which the client's networks differ most: in H, by KL(m || w), by KL(w || m)."""
@@ -160,8 +148,8 @@ class MutualLearning(Method):
             mixed = mix(x, torch.randperm(len(x), generator=draws).to(x.device), share)
             z = model.own.represent(mixed)
             z_m = model.auxiliary_model.represent(mixed)
-            log_p = F.log_softmax(model.own.head(z) / self.temperature, dim=1)
-            log_q = F.log_softmax(model.auxiliary_model.head(z_m) / self.temperature, dim=1)
+            log_p = F.log_softmax(model.own.head(z) / TEMPERATURE, dim=1)
+            log_q = F.log_softmax(model.auxiliary_model.head(z_m) / TEMPERATURE, dim=1)
             gaps = [
                 (z - z_m).square().mean(dim=1),
                 (log_q.exp() * (log_q - log_p)).sum(dim=1),
@@ -170,6 +158,10 @@ class MutualLearning(Method):
             return torch.stack(gaps, dim=1)
 
         return inference.map_batches(by_row, model, client.data.train, client.prepare).double().mean(dim=0).cpu()
+
+
+def _divergence(scores: Tensor, teacher: Tensor, w: Tensor) -> Tensor:
+    return TEMPERATURE**2 * kl_divergence(scores / TEMPERATURE, teacher / TEMPERATURE, w)
 
 
 def _apart(z: Tensor, z_m: Tensor, w: Tensor) -> Tensor:

@@ -8,15 +8,13 @@ averages them, weighted by batches, for each variant of the network apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Message, get_group, get_tensor
-from polyfed.core.method import Exchange
 from polyfed.core.modules import batchnorm_layers, copy_network, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Members, UploadContext, alike
@@ -24,20 +22,12 @@ from polyfed.functional.channel_slices import ChannelPlan, Kept, SlicedModel, pa
 from polyfed.functional.modes import eval_mode
 
 STATISTICS = "statistics"  # the exchange in which they are reported
-Statistics = Literal["all", "selected", "running"]  # who reports them; "running": kept in training and averaged
 
 
 def disable_running_stats(module: nn.Module) -> None:
     """From now on the BatchNorm layers keep no statistics in training; their buffers stay where they are."""
     for layer in batchnorm_layers(module):
         layer.track_running_stats = False
-
-
-def exchanges(statistics: Statistics) -> Sequence[Exchange]:
-    """Training, and the exchange in which statistics are reported."""
-    if statistics == "running":
-        return (Exchange(),)
-    return Exchange(), Exchange(STATISTICS, who=statistics, trains=False)
 
 
 # server -----------------------------------------------------------------------------------------------------------

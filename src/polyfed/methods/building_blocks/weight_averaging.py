@@ -146,27 +146,24 @@ def server_step(
     models: Mapping[int, Group],
     target: Target,
     rate: float = 1.0,
-    momentum: float = 0.0,
     step: Step | None = None,
 ) -> None:
     """Move every shared model W towards V = `target` (W, its clients).
 
-    Parameters: m <- momentum m + (V - W), W <- W + rate m, with m = 0 before the first round; with rate 1 and momentum
-    0 W is V, bit for bit. Buffers become V. A tensor that no client sent keeps its value, and its m.
+    Parameters: W <- W + rate (V - W); with rate 1 W is V, bit for bit. Buffers become V. A tensor that no client sent
+    keeps its value.
 
     Args:
-        server: holds W, and m if there is momentum. aggregation: see `init`.
+        server: holds W. aggregation: see `init`.
         models: client number -> its weights by name.
-        step: in the place of rate and momentum.
+        step: in the place of the rate.
     """
-    names = parameter_names(server) if rate != 1 or momentum or step else frozenset()
+    names = parameter_names(server) if rate != 1 or step else frozenset()
     for shared, members in _clients_by_model(server, aggregation, models).items():
         base = get_group(server.state, _key("model", shared))
         new = target(base, members)
         sent = names & {name for i in members for name in models[i]}
         change = {name: new[name] - base[name] for name in new if name in sent}
-        if momentum and change:
-            change = _with_momentum(server, _key("velocity", shared), change, momentum)
         if step is not None:
             change = step(_escaped(shared), change)
         server.state[_key("model", shared)] = {**new, **{name: base[name] + rate * c for name, c in change.items()}}
@@ -217,14 +214,6 @@ def client_shares(server: Server, uploads: Mapping[int, Message], weighting: Wei
 def _initial_weights(server: Server, architecture: str, parts: Collection[Part] | None) -> dict[str, Tensor]:
     initial = server.initial_state(architecture)
     return {name: initial[name] for name in float_state(server.model(architecture, initial), parts=parts)}
-
-
-def _with_momentum(server: Server, key: str, change: Group, momentum: float) -> dict[str, Tensor]:
-    """The velocity m after this change; kept in the server's state under `key`."""
-    before = get_group(server.state, key) if key in server.state else {}
-    velocity = {name: momentum * before[name] + c if name in before else c for name, c in change.items()}
-    server.state[key] = {**before, **velocity}
-    return velocity
 
 
 def _clients_by_model(server: Server, aggregation: Aggregation, ids: Iterable[int]) -> dict[str, list[int]]:

@@ -44,7 +44,8 @@ def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str
     combined = {}
     for name, local in g_local.items():
         c = _coefficient([local], [g_in[name]], mode, lam)
-        wide_in, wide_local = widened(g_in[name]), widened(local)
+        wide_in = widened(g_in[name])
+        wide_local = widened(local)
         mixed = torch.add(wide_in, wide_local, alpha=c) if isinstance(c, float) else wide_in + c * wide_local
         combined[name] = mixed.to(g_in[name].dtype)
     return combined

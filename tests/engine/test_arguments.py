@@ -242,7 +242,7 @@ def test_names_that_cannot_be() -> None:
 
 
 def test_inputs_that_trained_weights_want_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = "polyfed.engine.arguments.pretrained_normalization"
+    asked = "polyfed.engine.architectures.pretrained_normalization"
     monkeypatch.setattr(asked, lambda name: ((0.5,), (0.25,)) if "?" in name else None)
     with pytest.raises(ConfigError, match=r"'timm:resnet10t\?pretrained' wants images normalized with mean \(0.5,\)"):
         pf.Federation(of_digits(None, "timm:resnet10t?pretrained"), pf.methods.Local())

@@ -36,9 +36,9 @@ from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.client_work import has_weights
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Run
+from polyfed.engine.method_wrappers import preview
 from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.plugin import decoded
-from polyfed.engine.preview import preview
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task

@@ -1,15 +1,24 @@
-"""The networks that a method's clients and server use."""
+"""The networks that a method's clients and server use: by name, as given, and how many numbers they train."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from polyfed.core.client import Client
+from polyfed.core.client import Client, to_float
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder, ModelFactory, Precision
+from polyfed.core.model_factory import Builder, ModelFactory, Precision, with_classes
+from polyfed.core.modules import copy_network
+from polyfed.data.text import TextConfig, Vocabulary
+from polyfed.engine.compatibility import check_parameters
+from polyfed.errors import ConfigError, suggest
+from polyfed.functional.tied_tensors import find_ties
+from polyfed.models.third_party import pretrained_normalization
+from polyfed.models.zoo import build
+from polyfed.registry import MODELS
 
 
 def build_model_factory(
@@ -57,3 +66,71 @@ def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> di
 def first_by_architecture(clients: Sequence[Client]) -> dict[str, Client]:
     """The first client of each architecture."""
     return {client.architecture: client for client in reversed(clients)}
+
+
+def builders_by_name(
+    clients: Sequence[Client], own: Mapping[str, Builder], classes: int, vocabulary: Vocabulary | None
+) -> dict[str, Builder]:
+    """What makes the networks that clients name and that the user's `own` functions do not make: as a recipe does.
+
+    Args:
+        clients: with their data. classes: of the task; 0: one output. vocabulary: of texts.
+
+    Raises:
+        ConfigError: a name that nobody knows, or inputs that are not as the network's weights want them.
+    """
+    found: dict[str, Builder] = {}
+    for client in clients:
+        name = client.architecture
+        if client.given is not None or name in own:
+            continue
+        _check_named(client, own)
+        words = None if vocabulary is None or vocabulary.most is None else TextConfig(vocabulary=vocabulary.most).ids
+        shape = tuple(client.data.train.x.shape[1:])
+        outputs = classes or 1
+        if client.class_names:
+            outputs = len(client.class_names)
+            client.architecture = with_classes(name, outputs)
+        found.setdefault(client.architecture, functools.partial(build, name, shape, outputs, words=words))
+    return found
+
+
+def _check_named(client: Client, own: Collection[str]) -> None:
+    """Whether a named network is known, and takes the client's inputs as they are prepared."""
+    name = client.architecture
+    if ":" not in name and name.partition("?")[0] not in MODELS:
+        raise ConfigError(
+            f"{client.title}: expected a network, a name in builders or that of a registered model, got '{name}'"
+            f"{suggest(name, [*MODELS, *own])}"
+        )
+    if client.prepare is not to_float or client.data.train.x.dtype != torch.uint8:
+        return
+    if (wanted := pretrained_normalization(name)) is not None:
+        raise ConfigError(
+            f"'{name}' wants images normalized with mean {wanted[0]} and std {wanted[1]}; write "
+            "Client(..., prepare=polyfed.data.transforms.Prepare(mean, std))"
+        )
+
+
+def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
+    """Name the architectures of clients that were given a network: alike in class, tensors and ties means alike."""
+    known: dict[object, str] = {}
+    named: dict[str, Builder] = {}
+    for number, client in enumerate(clients):
+        if client.given is None:
+            named[client.architecture] = builders[client.architecture]
+            continue
+        module = client.given
+        who = f"client {number} ('{type(module).__name__}')"
+        check_parameters(module, who)
+        state = module.state_dict()
+        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in state.items())
+        kind = (type(module), repr(module), shapes, tuple(find_ties(state).items()))
+        if kind not in known:
+            base = getattr(module, "architecture", "") or type(module).__name__
+            taken = set(named) | set(builders)
+            names = [base, *(f"{base}-{i}" for i in range(2, len(clients) + 2))]
+            known[kind] = next(name for name in names if name not in taken)
+            named[known[kind]] = functools.partial(copy_network, module, who)
+        client.architecture = known[kind]
+    return named

@@ -18,8 +18,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks as remarks_on_classes
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, checksum_of
-from polyfed.engine.architectures import build_model_factory, trained_counts
-from polyfed.engine.arguments import builders_by_name, name_architectures
+from polyfed.engine.architectures import build_model_factory, builders_by_name, name_architectures, trained_counts
 from polyfed.engine.checkpoint import Checkpointer
 from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device

@@ -11,6 +11,7 @@ names that begin with "client 3: ", in one state for checkpoints and for resumin
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,3 +157,21 @@ class Adapted(Method):
             phase if phase.trains is not None else dataclasses.replace(phase, trains=any_parameter)
             for phase in super().phases(training)
         ]
+
+
+def preview(method: Method, server: Server, present: Iterable[int] | None = None) -> Server:
+    """A copy of the server in round 1, after `start` and `plan`.
+
+    Args:
+        server: before round 1. present: who is there; default: whom the server knows.
+    """
+    trial = copy.copy(server)
+    trial.state = {}
+    trial.log = {}
+    trial.cache = {}
+    trial.round = 1
+    if present is not None:
+        trial.set_available(present)
+    method.init_server(trial)
+    method.start_round(trial, list(trial.clients))
+    return trial

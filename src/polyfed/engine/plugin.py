@@ -24,7 +24,7 @@ from polyfed.core.model_factory import ModelFactory, Precision
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.preview import preview
+from polyfed.engine.method_wrappers import preview
 from polyfed.engine.round_state import Records, Round
 from polyfed.engine.uploads import Rejected as Rejected
 from polyfed.engine.work_in_flight import LateUpload, WorkInFlight

@@ -2,12 +2,16 @@
 
 Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
 part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B).
-Client k:  w <- received;  per step  l_local = CE + (mu/2) ||w - w^{t-1}||^2 (eq. 3)
-           and  l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs (eq. 7);
-           the intermediate tensors move along combine(G_local, G_IN), the others along G_local.
+Client k:  w <- received;  in every step, for the extractor and the classifier as well
+    eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2,  G_local its gradient
+           and, of the tensors of the intermediate part alone, on B of others' pairs
+    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2,  G_IN its gradient
+           so that these move along Z instead of G_local: with a = <G_local, G_local>, b = <G_local, G_IN>
+    eq. 12    Z = G_IN + max(0, -b/a) G_local          ("literal")
+    eq. 13    Z = G_IN + (lambda/2) G_local            ("simple": the paper's experiments, lambda = 1)
 Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps this round's pairs.
-Deviations from the paper: (1) eq. 12 ("literal") would never train the intermediate layers on private data where
-gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
+Deviations from the paper: (1) eq. 12 would never train the intermediate layers on private data where gradients agree;
+"project" adds G_local to it, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
 at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
 and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
 at a time, round and round. (7) Cuts may differ (`building_blocks.feature_pairs`). (8) `feature_clip` bounds what is
@@ -40,6 +44,7 @@ from polyfed.core.method import (
 from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
+from polyfed.functional.feature_pooling import from_common
 from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.surgery import combine, cosine
@@ -157,6 +162,42 @@ class FedIN(Method):
 
         return {"s_in": lambda x: project(x)["s_in"], "s_out": lambda x: project(x)["s_out"]}
 
+    # a client's step: eq. 3, 7, 12 and 13 --------------------------------------------------------------------
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
+        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
+        task = task_loss(model.head(z), batch.y, batch.w)
+        if not self.mu:
+            return task
+        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
+
+    def loss_in(self, model: Any, context: Context) -> Tensor:
+        """l_IN (eq. 7) on a context's pairs; with matrices, pairs are in the common shape (`feature_pairs`)."""
+        s_in = context["s_in"]
+        if "p_in" in context:
+            s_in = from_common(s_in, context["p_in"], context["cut"].shape[1:])
+        found = model.transform(s_in)
+        if "p_out" in context:
+            found = found @ context["p_out"].T
+        loss: Tensor = (found - context["s_out"]).square().mean()
+        return loss
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        local = super().gradients(model, batch, context)
+        g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
+        if "s_in" not in context or not g_local:
+            return local
+        w_in = {name: p for name, p in model.named_parameters() if name in g_local}
+        matrices = feature_pairs.trained_matrices(context)
+        with frozen_running_stats(model):
+            loss_in = self.loss_in(model, context)
+        grads = torch.autograd.grad(loss_in, (*w_in.values(), *matrices.values()))
+        g_in = dict(zip(w_in, grads, strict=False))
+        z = combine(g_local, g_in, self.combine, self.local_weight)  # eq. 12 or 13, tensor by tensor
+        sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
+        raw = dict(zip(matrices, grads[len(w_in) :], strict=True))
+        return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums}, raw)
+
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation)
@@ -197,30 +238,6 @@ class FedIN(Method):
         if "pairs" in client.context:
             inputs |= feature_pairs.minibatch(client.context["pairs"], step, size)
         return inputs
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
-        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
-        task = task_loss(model.head(z), batch.y, batch.w)
-        if not self.mu:
-            return task
-        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
-
-    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        local = super().gradients(model, batch, context)
-        g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
-        if "s_in" not in context or not g_local:
-            return local
-        intermediate = {name: p for name, p in model.named_parameters() if name in g_local}
-        matrices = feature_pairs.trained_matrices(context)
-        with frozen_running_stats(model):
-            loss_in = feature_pairs.loss_in(model, context)
-        grads = torch.autograd.grad(loss_in, (*intermediate.values(), *matrices.values()))
-        g_in = dict(zip(intermediate, grads, strict=False))
-        combined = combine(g_local, g_in, self.combine, self.local_weight)
-        sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        raw = dict(zip(matrices, grads[len(intermediate) :], strict=True))
-        return StepResult({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {"model": float_state(client.model)}

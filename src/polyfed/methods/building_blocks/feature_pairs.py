@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -231,18 +231,6 @@ class CommonSpace:
             matrices |= _stepped(matrices, pairs, trained, self.grid)
             client.state |= {"projections": {name: matrices[name] for name in _MATRICES}}
         return self.project(pairs, matrices)
-
-
-def loss_in(model: Any, context: Context) -> Tensor:
-    """l_IN on the pairs "s_in" and "s_out" of a context, which are in the common shape where it has matrices."""
-    s_in = context["s_in"]
-    s_out = context["s_out"]
-    if "p_in" in context:
-        found = model.transform(from_common(s_in, context["p_in"], context["cut"].shape[1:])) @ context["p_out"].T
-    else:
-        found = model.transform(s_in)
-    loss: Tensor = (found - s_out).square().mean()
-    return loss
 
 
 def trained_matrices(context: Context) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from polyfed.errors import ConfigError
@@ -29,19 +30,8 @@ class Logger(Protocol):
         """The run is over; None: it failed or was interrupted."""
 
 
-class _OfRounds:
-    """A function of the record, called after every round."""
-
-    def __init__(self, function: Callable[[Mapping[str, Any]], object]) -> None:
-        self._function = function
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """See `Logger`."""
-        self._function(record)
-
-
 def as_logger(given: Any) -> Any:
-    """What to tell about a run: the object itself, or a function made one.
+    """The object itself, or one that calls a function after every round.
 
     Args:
         given: an object with at least one of `Logger`'s methods, or a function of a round's record.
@@ -54,16 +44,16 @@ def as_logger(given: Any) -> Any:
     if any(callable(getattr(given, event, None)) for event in _EVENTS):
         return given
     if callable(given):
-        return _OfRounds(given)
+        return SimpleNamespace(round=lambda record, remaining_seconds: given(record))
     raise ConfigError(
         f"loggers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, got "
         f"{type(given).__name__}"
     )
 
 
-def notify(watchers: Iterable[Any], event: str, *what: Any) -> None:
-    """Tell those who want to know. event: the name of one of `Logger`'s methods; what: its arguments."""
-    for one in watchers:
-        answer = getattr(one, event, None)
-        if callable(answer):
-            answer(*what)
+def notify(loggers: Iterable[Any], event: str, *what: Any) -> None:
+    """Call the method named `event` of the loggers that have it. what: its arguments."""
+    for logger in loggers:
+        method = getattr(logger, event, None)
+        if callable(method):
+            method(*what)

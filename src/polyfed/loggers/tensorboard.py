@@ -1,37 +1,30 @@
 """Live curves for TensorBoard, in the folder ``tensorboard`` of each run: ``tensorboard --logdir runs``.
 
-One point per round, on disk when the round is. A resumed run tells TensorBoard to forget the rounds that it does again.
-The files are written without a thread (worker processes may be forked at any time), by TensorBoard's own record writer.
+One point per round, on disk when the round is. A resumed run has TensorBoard forget the rounds that it does again.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import socket
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.results.main_score import main_score_of
-
-__all__ = ["TensorBoard"]
 
 FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes every number of a round's record as a curve; the engine calls the five verbs below.
+    """Writes every number of a round's record as a curve.
 
     Tags: ``train/loss``, ``train/lr``, ``train/samples``, ``train/refused``; ``accuracy/<stage>/mean`` (also std, min,
     max, bottom_decile, n), ``accuracy/validation`` (of regression ``rmse/...``), ``architecture/<name>/mean``;
-    ``metrics/<stage>/<metric>/mean``;
-    ``predictor/<stage>/<name>/mean``; ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``;
-    ``time/seconds``, ``time/simulated``; the method's own ``method/<name>`` and ``server/<name>``. The step is the
-    round.
+    ``metrics/<stage>/<metric>/mean``; ``predictor/<stage>/<name>/mean``; ``bytes/up``, ``bytes/down``,
+    ``bytes/total_up``, ``bytes/total_down``; ``time/seconds``, ``time/simulated``; the method's own ``method/<name>``
+    and ``server/<name>``. The step is the round.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -45,76 +38,46 @@ class TensorBoard:
                 "expected the package tensorboard for live curves, which is not installed; "
                 "add it with: pip install 'polyfed[track]'"
             ) from None
-        self._file: BinaryIO | None = None
-        self._records: Any = None
+        self._writer: Any = None
         self._totals = {"up": 0, "down": 0}
 
-    # what the engine calls --------------------------------------------------------------------------------------
     def start(self, info: Mapping[str, Any]) -> None:
         """A run begins; `info["out"]` is its folder, `info["start_round"]` the first round to be done.
 
         Raises:
             ConfigError: the run has no folder, or nothing can be written there.
         """
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        self._close()
+        self.end(None)
         if info.get("out") is None:
             raise ConfigError("expected a run folder for live curves, got a run without one")
         self._totals = {way: int(info.get(f"bytes_{way}") or 0) for way in self._totals}
         folder = Path(info["out"]) / FOLDER
-        now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9:010d}.{now % 10**9:09d}.{socket.gethostname()}.{os.getpid()}"
         try:
-            folder.mkdir(exist_ok=True)
-            self._file = (folder / name).open("xb")
+            self._writer = SummaryWriter(str(folder), purge_step=int(info.get("start_round") or 1))
         except OSError as error:
             raise ConfigError(f"cannot write live curves to {folder}: {error.strerror or error}") from None
-        self._records = RecordWriter(self._file)
-        self._write(file_version="brain.Event:2")
-        first = int(info.get("start_round") or 1)
-        self._write(step=first, session_log=SessionLog(status=SessionLog.START))  # what is there from here on is void
-
-    def client_done(self, done: int, total: int) -> None:
-        """Nothing is drawn within a round."""
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """A round is complete: its numbers, to the disk."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+        """A round is complete: its numbers, to the disk. Where that is full the curves end, not the run."""
         for way in self._totals:
             self._totals[way] += int(record.get(f"bytes_{way}") or 0)
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _curves(record, self._totals)]
-        self._write(step=int(record["round"]), summary=Summary(value=values))
-
-    def message(self, text: str) -> None:
-        """Not for curves."""
+        if self._writer is None:
+            return
+        try:
+            for tag, value in _curves(record, self._totals):
+                self._writer.add_scalar(tag, value, int(record["round"]))
+            self._writer.flush()
+        except OSError as error:
+            warnings.warn(f"live curves end here: {error.strerror or error}", stacklevel=2)
+            self._writer = None
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """The run is over."""
-        self._close()
-
-    # files ------------------------------------------------------------------------------------------------------
-    def _write(self, **what: Any) -> None:
-        """One event, flushed. A disk that is full does not stop the run: the curves end, and a warning says so."""
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        if self._file is None:
-            return
-        try:
-            self._records.write(Event(wall_time=time.time(), **what).SerializeToString())
-            self._file.flush()
-        except OSError as error:
-            warnings.warn(f"live curves end here: {error.strerror or error}", stacklevel=2)
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            file = self._file
-            self._file = None
-            self._records = None
-            file.close()
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
 
 
 def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tuple[str, float]]:

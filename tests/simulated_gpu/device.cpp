@@ -38,74 +38,23 @@ constexpr int kDevices = 2;
 // what is counted ------------------------------------------------------------------------------------------------------
 
 struct Counts {
-  std::atomic<int64_t> kernels{0}, syncs{0}, h2d{0}, h2d_bytes{0}, d2h{0}, d2h_bytes{0}, allocated{0}, peak{0};
+  std::atomic<int64_t> kernels{0}, syncs{0}, h2d{0}, h2d_bytes{0}, d2h{0};
 };
 Counts counts;
-std::mutex by_name_lock;
-std::unordered_map<std::string, int64_t> by_name;
-std::atomic<int64_t> limit{0};  // bytes of the device's memory; 0: as many as there are
-std::atomic<bool> broken{false};  // by an index out of range, which on a GPU stops all that comes after
-std::atomic<bool> narrow{false};  // no float64, as on Apple's and many of Intel's GPUs
-std::unordered_set<std::string> iterated;  // operations that TensorIterator judges: one CPU number may take part
-
-void note(const std::string& name) {
-  std::lock_guard<std::mutex> guard(by_name_lock);
-  ++by_name[name];
-}
-
-void grow(int64_t size) {
-  const int64_t now = counts.allocated.fetch_add(size) + size;
-  int64_t most = counts.peak;
-  while (now > most && !counts.peak.compare_exchange_weak(most, now)) {
-  }
-}
-
-void check_room(int64_t size) {
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, !limit || !size || counts.allocated + size <= limit, "CUDA out of memory. Tried to allocate ", size,
-      " bytes (simulated; ", counts.allocated.load(), " of ", limit.load(), " in use)");
-}
-
-void check_width(at::ScalarType dtype) {
-  TORCH_CHECK_TYPE(!narrow || dtype != at::kDouble, "this device has no float64 (simulated)");
-}
-
-void check_sound() {
-  TORCH_CHECK(!broken, "CUDA error: device-side assert triggered");
-}
-
-void synchronised(const std::string& why) {
-  ++counts.syncs;
-  note("sync " + why);
-}
-
 // memory ---------------------------------------------------------------------------------------------------------------
 
 thread_local c10::DeviceIndex current = 0;
-
-struct Block {
-  void* data;
-  int64_t size;
-};
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     void* data = nullptr;
     if (size) {
-      check_room(static_cast<int64_t>(size));
       TORCH_CHECK(posix_memalign(&data, 512, size) == 0, "out of memory");
       std::memset(data, 0xFF, size);  // a GPU's fresh memory is no zeros: here floats are NaN
-      grow(static_cast<int64_t>(size));
     }
-    auto* block = new Block{data, static_cast<int64_t>(size)};
-    return {data, block, &Memory::release, c10::Device(kSimulated, current)};
+    return {data, data, &Memory::release, c10::Device(kSimulated, current)};
   }
-  static void release(void* context) {
-    auto* block = static_cast<Block*>(context);
-    counts.allocated -= block->size;
-    std::free(block->data);
-    delete block;
-  }
+  static void release(void* context) { std::free(context); }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, std::size_t size) const override { std::memcpy(to, from, size); }
 };
@@ -186,21 +135,10 @@ at::Generator host_draws(const at::Generator& generator) {
 
 // the same memory, seen from the host and from the device ---------------------------------------------------------------
 
-struct Kept {
-  c10::Storage storage;
-  int64_t size;
-  static void release(void* context) {
-    auto* kept = static_cast<Kept*>(context);
-    counts.allocated -= kept->size;
-    delete kept;
-  }
-};
+void release_storage(void* context) { delete static_cast<c10::Storage*>(context); }
 
 at::Tensor seen(const c10::Storage& storage, const at::Tensor& like, c10::Device device, c10::Allocator* allocator) {
-  const auto size = device.is_cpu() ? 0 : static_cast<int64_t>(storage.nbytes());  // of a kernel's result
-  check_room(size);
-  grow(size);
-  c10::DataPtr data(storage.mutable_data(), new Kept{storage, size}, &Kept::release, device);
+  c10::DataPtr data(storage.mutable_data(), new c10::Storage(storage), &release_storage, device);
   c10::Storage view(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data), allocator, true);
   auto key = device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
   auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(view), c10::DispatchKeySet(key), like.dtype());
@@ -218,7 +156,6 @@ at::Tensor on_host(const at::Tensor& tensor) {
 
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   if (!tensor.defined() || !tensor.device().is_cpu() || tensor.layout() != at::kStrided) return tensor;
-  check_width(tensor.scalar_type());
   return seen(tensor.storage(), tensor, device, &memory);
 }
 
@@ -238,13 +175,6 @@ const std::unordered_set<std::string>& synchronising() {
   return names;
 }
 
-bool multiplies(const std::string& name) {  // matrices: on a GPU no integers
-  for (const char* one : {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot",
-                          "aten::convolution"})
-    if (name == one || name.rfind(std::string(one) + ".", 0) == 0) return true;
-  return false;
-}
-
 struct Argument {
   at::Tensor tensor;
   std::string name;
@@ -260,23 +190,18 @@ c10::Device judged(const std::string& name, const std::vector<Argument>& argumen
     }
   if (!device) return fallback;
   const bool indexes = takes_host_indices(name);
-  int numbers = 0;
   for (const auto& one : arguments) {
     if (!one.tensor.defined() || one.tensor.device() == *device) continue;
     const bool host = one.tensor.device().is_cpu();
     if (indexes && one.name == "indices" && host) {
       ++counts.h2d;
       counts.h2d_bytes += static_cast<int64_t>(one.tensor.nbytes());
-      note("h2d index");
       continue;
     }
     TORCH_CHECK(
         !(indexes && one.name == "self" && host), "indices should be either on cpu or on the same device as the indexed "
         "tensor (cpu) [", name, "]");
-    if (host && one.tensor.dim() == 0 && !one.written && iterated.count(name)) {
-      TORCH_CHECK(++numbers <= 1, "Trying to pass too many CPU scalars to non-CPU kernel! [", name, "]");
-      continue;
-    }
+    if (host && one.tensor.dim() == 0 && !one.written) continue;  // a number, which most operations take
     TORCH_CHECK(
         false, "Expected all tensors to be on the same device, but found at least two devices, ", *device, " and ",
         one.tensor.device(), "! (argument ", one.name, " of ", name, ")");
@@ -308,7 +233,6 @@ const Form& form_of(const c10::OperatorHandle& op) {
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  check_sound();
   const Form& form = form_of(op);
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size(), begin = stack->size() - count;
@@ -333,19 +257,12 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   }
   const c10::Device device = judged(form.name, arguments, named);
 
-  if (multiplies(form.name))
-    for (const auto& one : arguments)
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !one.tensor.defined() || !c10::isIntegralType(one.tensor.scalar_type(), true), '"', form.name,
-          "\" not implemented on CUDA for ", one.tensor.scalar_type());
-
   ++counts.kernels;
-  note(form.name);
   bool waits = synchronising().count(form.name) > 0;
   if (takes_host_indices(form.name))
     for (const auto& one : arguments)
       waits = waits || (one.name == "indices" && one.tensor.defined() && one.tensor.scalar_type() == at::kBool);
-  if (waits) synchronised(form.name);
+  if (waits) ++counts.syncs;
 
   // the same memory as the host sees it
   std::unordered_map<const c10::TensorImpl*, at::Tensor> originals;
@@ -388,18 +305,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
     }
   }
 
-  auto run = [&] {
-    try {
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    } catch (const c10::Error& error) {
-      const std::string said = error.what_without_backtrace();
-      const bool index = said.find("out of bounds") != std::string::npos ||
-          said.find("index out of range") != std::string::npos || said.find("Class values must be") != std::string::npos;
-      if (!index) throw;
-      broken = true;
-      TORCH_CHECK(false, "CUDA error: device-side assert triggered [", form.name, ", where a CPU says: ", said, "]");
-    }
-  };
+  auto run = [&] { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack); };
   if (form.draws) {  // in the CPU's kernel from the CPU's global generator, which then is the device's for a while
     auto host = at::detail::getDefaultCPUGenerator();
     auto before = host.get_state();
@@ -442,7 +348,6 @@ at::Tensor empty(
     c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device> device, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  check_width(c10::dtype_or_default(dtype));
   c10::DeviceGuard guard(device.value_or(c10::Device(kSimulated, current)));
   return at::detail::empty_generic(
       C10_AS_INTARRAYREF_SLOW(size), &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
@@ -453,7 +358,6 @@ at::Tensor empty_strided(
     c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device> device, std::optional<bool> pinned) {
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  check_width(c10::dtype_or_default(dtype));
   c10::DeviceGuard guard(device.value_or(c10::Device(kSimulated, current)));
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &memory,
@@ -491,21 +395,16 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  check_sound();
   const auto bytes = static_cast<int64_t>(self.nbytes());
   const bool up = source.device().is_cpu(), down = self.device().is_cpu();
   if (up) {
     ++counts.h2d;
     counts.h2d_bytes += bytes;
-    note("h2d copy");
   } else if (down) {
     ++counts.d2h;
-    counts.d2h_bytes += bytes;
-    note("d2h copy");
-    if (!non_blocking) synchronised("copy to the host");
+    if (!non_blocking) ++counts.syncs;
   } else {
     ++counts.kernels;
-    note("aten::copy_");
   }
   at::Tensor to = on_host(self);
   to.copy_(on_host(source));
@@ -514,7 +413,6 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
 
 // many copies within the device as one kernel, as CUDA has it for tensors of one type
 void foreach_copy_(at::TensorList self, at::TensorList source, bool non_blocking) {
-  check_sound();
   bool together = true;
   for (size_t i = 0; i < self.size(); ++i)
     together = together && self[i].device() == source[i].device() && self[i].scalar_type() == source[i].scalar_type();
@@ -523,7 +421,6 @@ void foreach_copy_(at::TensorList self, at::TensorList source, bool non_blocking
     return;
   }
   ++counts.kernels;
-  note("aten::_foreach_copy_");
   for (size_t i = 0; i < self.size(); ++i) {
     on_host(self[i]).copy_(on_host(source[i]));
     self[i].unsafeGetTensorImpl()->bump_version();  // as CUDA's kernel does: nothing above it counts the change
@@ -531,47 +428,11 @@ void foreach_copy_(at::TensorList self, at::TensorList source, bool non_blocking
 }
 
 at::Scalar local_scalar(const at::Tensor& self) {
-  check_sound();
-  synchronised("aten::_local_scalar_dense");
+  ++counts.syncs;
   return at::_local_scalar_dense(on_host(self));
 }
 
 bool is_pinned(const at::Tensor& self, std::optional<at::Device>) { return false; }
-
-// nn.LSTM without cuDNN takes a fused cell, which the CPU has no kernel of
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
-    const at::Tensor& from_input, const at::Tensor& from_state, const at::Tensor& cell,
-    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& state_bias) {
-  ++counts.kernels;
-  note("aten::_thnn_fused_lstm_cell");
-  auto gates = on_host(from_input) + on_host(from_state);
-  if (input_bias && input_bias->defined()) gates = gates + on_host(*input_bias) + on_host(*state_bias);
-  auto part = gates.chunk(4, 1);
-  auto i = part[0].sigmoid(), f = part[1].sigmoid(), g = part[2].tanh(), o = part[3].sigmoid();
-  auto next = f * on_host(cell) + i * g;
-  auto device = from_input.device();
-  return {on_device(o * next.tanh(), device), on_device(next, device), on_device(at::cat({i, f, g, o}, 1), device)};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(
-    const std::optional<at::Tensor>& grad_state, const std::optional<at::Tensor>& grad_cell, const at::Tensor& cell,
-    const at::Tensor& next, const at::Tensor& workspace, bool has_bias) {
-  ++counts.kernels;
-  note("aten::_thnn_fused_lstm_cell_backward_impl");
-  const bool of_state = grad_state && grad_state->defined(), of_cell = grad_cell && grad_cell->defined();
-  if (!of_state && !of_cell) return {};
-  auto part = on_host(workspace).chunk(4, 1);
-  auto i = part[0], f = part[1], g = part[2], o = part[3];
-  auto squashed = on_host(next).tanh();
-  auto gs = of_state ? on_host(*grad_state) : at::zeros_like(squashed);
-  auto gc = (of_cell ? on_host(*grad_cell) : at::zeros_like(squashed)) + gs * o * (1 - squashed * squashed);
-  auto gates = at::cat(
-      {gc * g * i * (1 - i), gc * on_host(cell) * f * (1 - f), gc * i * (1 - g * g), gs * squashed * o * (1 - o)}, 1);
-  auto device = workspace.device();
-  return {
-      on_device(gates, device), on_device(gc * f, device),
-      has_bias ? on_device(gates.sum(0), device) : at::Tensor()};
-}
 
 }  // namespace
 
@@ -595,8 +456,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
   m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
-  m.impl("_thnn_fused_lstm_cell", lstm_cell);
-  m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
   for (const char* whole : {"convolution", "convolution_backward"})  // else taken apart as without cuDNN
     m.impl(whole, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
@@ -605,27 +464,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 
 TORCH_LIBRARY(simulated_gpu, m) {
   m.def("counts() -> int[]", []() {
-    return std::vector<int64_t>{counts.kernels, counts.syncs,     counts.h2d,       counts.h2d_bytes,
-                                counts.d2h,     counts.d2h_bytes, counts.allocated, counts.peak};
-  });
-  m.def("reset() -> ()", []() {
-    for (auto* one : {&counts.kernels, &counts.syncs, &counts.h2d, &counts.h2d_bytes, &counts.d2h, &counts.d2h_bytes})
-      *one = 0;
-    counts.peak = counts.allocated.load();
-    std::lock_guard<std::mutex> guard(by_name_lock);
-    by_name.clear();
-  });
-  m.def("names() -> str[]", []() {
-    std::lock_guard<std::mutex> guard(by_name_lock);
-    std::vector<std::string> found;
-    for (const auto& [name, count] : by_name) found.push_back(name + "=" + std::to_string(count));
-    return found;
-  });
-  m.def("set_narrow(bool on) -> ()", [](bool on) { narrow = on; });
-  m.def("set_limit(int bytes) -> ()", [](int64_t bytes) { limit = bytes; });
-  m.def("set_broken(bool yes) -> ()", [](bool yes) { broken = yes; });
-  m.def("set_iterated(str[] names) -> ()", [](std::vector<std::string> names) {
-    iterated = {names.begin(), names.end()};
+    return std::vector<int64_t>{counts.kernels, counts.syncs, counts.h2d, counts.h2d_bytes, counts.d2h};
   });
   m.def("set_device(int index) -> ()", [](int64_t index) { current = static_cast<c10::DeviceIndex>(index); });
   m.def("get_device() -> int", []() { return static_cast<int64_t>(current); });

@@ -71,80 +71,21 @@ def enable() -> None:
     if reason := missing():
         raise RuntimeError(f"no simulated device: {reason}")
     torch.ops.load_library(str(library()))
-    ops.set_iterated(_iterated())
     _replace_functions()
     _replace_storages()
-    _replace_recurrent()
-
-
-def counts() -> dict[str, int]:
-    """What was done on the devices since `reset`.
-
-    Kernels launched, waits of the host for the device, copies to ("h2d") and from ("d2h") the device with their bytes,
-    the bytes held now and the most held at a time.
-    """
-    names = ("kernels", "syncs", "h2d", "h2d_bytes", "d2h", "d2h_bytes", "allocated", "peak")
-    return dict(zip(names, ops.counts(), strict=True))
-
-
-def by_name() -> dict[str, int]:
-    """The same by operation, the most frequent first."""
-    pairs = (line.rpartition("=")[::2] for line in ops.names())
-    return dict(sorted(((name, int(count)) for name, count in pairs), key=lambda pair: -pair[1]))
-
-
-def reset() -> None:
-    """Count from zero."""
-    ops.reset()
 
 
 @contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """What is done within the block is in the dictionary after it."""
-    reset()
+    """What is done on the devices within the block is in the dictionary after it.
+
+    Kernels launched, waits of the host for the device, copies to ("h2d") and from ("d2h") the device.
+    """
+    before = ops.counts()
     found: dict[str, int] = {}
     yield found
-    found |= counts()
-
-
-@contextmanager
-def memory(size: int) -> Iterator[None]:
-    """Within the block the devices have so many bytes; who wants more gets `torch.OutOfMemoryError`."""
-    ops.set_limit(size)
-    try:
-        yield
-    finally:
-        ops.set_limit(0)
-
-
-@contextmanager
-def without_float64() -> Iterator[None]:
-    """Within the block the devices have no float64, as Apple's GPUs."""
-    ops.set_narrow(True)
-    try:
-        yield
-    finally:
-        ops.set_narrow(False)
-
-
-def repair() -> None:
-    """After an index out of range, which stops a GPU until the process ends."""
-    ops.set_broken(False)
-
-
-def _iterated() -> list[str]:
-    """The operations that take one number on the CPU beside tensors on a device."""
-    import torchgen  # a part of PyTorch
-
-    listed = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    found = []
-    name = ""
-    for line in listed.read_text().splitlines():
-        if line.startswith("- func: "):
-            name = line.removeprefix("- func: ").partition("(")[0]
-        elif line.strip().startswith("device_check: NoCheck"):
-            found.append(f"aten::{name}")
-    return found
+    names = ("kernels", "syncs", "h2d", "h2d_bytes", "d2h")
+    found |= {name: after - begun for name, after, begun in zip(names, ops.counts(), before, strict=True)}
 
 
 def _number(device: Any = None) -> int:
@@ -174,9 +115,6 @@ def _replace_functions() -> None:
         for index in range(DEVICES):
             ops.seed_default(index, int(seed))
 
-    def reset_peak(device: Any = None) -> None:
-        ops.reset()
-
     simulated: dict[str, Any] = {
         "is_simulated": True,
         "_initialized": False,
@@ -193,10 +131,7 @@ def _replace_functions() -> None:
         "is_bf16_supported": lambda including_emulation=True: True,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
-        "mem_get_info": lambda device=None: (room - counts()["allocated"], room),
-        "memory_allocated": lambda device=None: counts()["allocated"],
-        "max_memory_allocated": lambda device=None: counts()["peak"],
-        "reset_peak_memory_stats": reset_peak,
+        "mem_get_info": lambda device=None: (room, room),
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
         "manual_seed": lambda seed: ops.seed_default(_number(), int(seed)),
@@ -220,25 +155,3 @@ def _replace_storages() -> None:
 
     kind.clone = lambda self: as_bytes(self).clone().untyped_storage() if self.device.type == "cuda" else clone(self)
     kind.cpu = lambda self: as_bytes(self).cpu().untyped_storage() if self.device.type == "cuda" else cpu(self)
-
-
-def _replace_recurrent() -> None:
-    """Recurrent layers of cuDNN's take no gradient of a forward pass in eval mode; these would."""
-
-    def refuse(_: torch.Tensor) -> None:
-        raise RuntimeError("cudnn RNN backward can only be called in training mode")
-
-    def wrapped(plain: Any) -> Any:
-        def run(x: torch.Tensor, *rest: Any) -> Any:
-            found = plain(x, *rest)
-            training = [value for value in rest if isinstance(value, bool)][1]  # after whether there are biases
-            if x.is_cuda and not training:
-                for output in found:
-                    if output.requires_grad:
-                        output.register_hook(refuse)
-            return found
-
-        return run
-
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(torch._VF, name, wrapped(getattr(torch._VF, name)))

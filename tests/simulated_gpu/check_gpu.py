@@ -1,0 +1,248 @@
+"""What a CPU cannot show: tensors of two devices that meet, what waits for a GPU, and what is copied to it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gpu
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.method import Batch, Context, Method
+from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.engine.federation import Federation
+from polyfed.engine.task import Execution, Task
+from polyfed.engine.weight_store import WeightRow
+from polyfed.errors import RunError, RunInterrupted
+from polyfed.methods import FedAvg, FedHeNN
+from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
+from polyfed.registry import METHODS
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import CLASSES, all_state, difference, state, tiny_model, world
+from tests.helpers.gentle import gentle
+from tests.helpers.quick import others_slow
+from tests.helpers.small_recipe import small_recipe
+
+gpu.enable()
+
+CLOSE = 1e-5  # of the largest entry
+TRAINING = Training(rounds=3, local_epochs=1, batch_size=8, lr=0.1, momentum=0.5)
+STAGES = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"], metrics=["auc"])
+FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedkd", "fedrolex"]  # one of each kind
+executors = pytest.mark.parametrize("executor", ["serial", "vectorized"])
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda: torch.ones(2, device="cuda") + torch.ones(2), "same device"),
+        (lambda: torch.ones(2, device="cuda") + torch.ones(2, device="cuda:1"), "same device"),
+        (lambda: torch.arange(5)[torch.tensor([1], device="cuda")], "indices should be"),
+        (lambda: torch.randperm(4, generator=torch.Generator(), device="cuda"), "'cuda' device type for generator"),
+        (lambda: torch.ones(2, device="cuda").numpy(), "can't convert cuda"),
+    ],
+)
+def test_the_simulated_device_refuses_what_a_gpu_refuses(what: Any, message: str) -> None:
+    with pytest.raises((RuntimeError, TypeError), match=message):
+        what()
+
+
+# results ----------------------------------------------------------------------------------------------------------
+
+
+def compare(method: Method, executor: str, device: str = "cuda", kinds: Any = None, **options: Any) -> None:
+    """A run on the device gives that of the CPU, and leaves nothing on the device."""
+    given = {"evaluation": STAGES, "executor": executor, **options}
+    expected, found = (
+        ConformanceKit(method=method, device=place).world(**(kinds or {"one": True})).run(method, TRAINING, **given)
+        for place in ("cpu", device)
+    )
+    assert not [key for key, t in all_state(found).items() if t.is_cuda]
+    assert difference(all_state(expected), all_state(found), CLOSE) is None
+    for one, other in zip(expected.history, found.history, strict=True):
+        assert other["accuracy_per_client"] == pytest.approx(one["accuracy_per_client"])
+
+
+@executors
+@pytest.mark.parametrize("name", others_slow(METHODS, quick=FAMILIES))
+def test_every_method(name: str, executor: str) -> None:
+    compare(gentle(name), executor)
+
+
+@pytest.mark.slow
+@executors
+@pytest.mark.parametrize("kinds", [{"one": False}, {"one": True, "norm": True}], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_other_networks_on_the_second_device(name: str, kinds: dict[str, Any], executor: str) -> None:
+    compare(gentle(name), executor, "cuda:1", kinds)
+
+
+@pytest.mark.slow
+@executors
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"privacy": Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.5)},
+        {"privacy": Privacy(max_grad_norm=1.0, noise_multiplier=0.5)},
+        {"compression": Compression(dtype="int8", top_k_fraction=0.2)},
+        {"robust_aggregation": RobustAggregation(aggregator="multi_krum")},
+        {"adversaries": Adversaries(alie_fraction=0.2, label_flip_fraction=0.2)},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_plugins(options: dict[str, Any], executor: str) -> None:
+    compare(FedAvg(), executor, **options)
+
+
+class Stop:
+    """Presses Ctrl-C after a round."""
+
+    def round(self, record: Any, remaining_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")], ids="-".join)
+def test_a_run_goes_on_elsewhere(devices: tuple[str, str], tmp_path: Path) -> None:
+    def federation(device: str, **options: Any) -> Federation:
+        return ConformanceKit(method=FedHeNN(), device=device).world().federation(FedHeNN(), TRAINING, **options)
+
+    whole = federation("cpu")
+    whole.run()
+    with pytest.raises(RunInterrupted):
+        federation(devices[0], out=tmp_path / "run", checkpoint_every=1, loggers=[Stop()]).run()
+    resumed = federation(devices[1], out=tmp_path / "run", checkpoint_every=1)
+    resumed.run(resume=True)
+    assert difference(all_state(whole), all_state(resumed), CLOSE) is None
+
+
+@pytest.mark.slow
+def test_models_of_a_recipe_predict_anywhere(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(small_recipe(), encoding="utf-8")
+    for device in ("cpu", "cuda"):
+        pf.run(Recipe.load(recipe), out=tmp_path / device, device=device)
+    x = torch.arange(5 * 64, dtype=torch.uint8).view(5, 1, 8, 8)
+    expected = pf.predict(tmp_path / "cpu", 0, x)
+    for folder, device in (("cuda", "cpu"), ("cpu", "cuda")):
+        torch.testing.assert_close(pf.predict(tmp_path / folder, 0, x, device=device).scores, expected.scores)
+
+
+@executors
+def test_data_and_networks_may_lie_on_the_device(executor: str) -> None:
+    found = []
+    for place in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        rows, y = torch.randn(20, 36), torch.arange(20) % 3
+        data = (rows.to(place), y.to(place))
+        clients = [Client(nn.Linear(36, 3).to(place), data, test=data) for _ in range(2)]
+        execution = Execution(executor, 2 if executor == "vectorized" else None, "cuda")
+        federation = Federation(clients, FedAvg(), TRAINING, task=Task(classes=3), executor=execution)
+        federation.run()
+        found.append(state(federation))
+    assert difference(*found, CLOSE) is None
+
+
+class Constant(FedAvg):
+    """A user's method that makes a tensor on the CPU."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return nn.functional.cross_entropy(model(batch.x), batch.y, torch.tensor([1.0, 2.0, 3.0]))
+
+
+@executors
+def test_a_method_that_mixes_devices_is_named(executor: str) -> None:
+    with pytest.raises(RunError, match=r"client 0 .*training.*same device"):
+        compare(Constant(), executor)
+
+
+# what a round costs -----------------------------------------------------------------------------------------------
+
+CLIENTS = 20
+NETWORK = functools.partial(tiny_model, 1, 4, 6)
+MOST = {  # in docs/gpu.md
+    "serial": {"kernels": 4360, "syncs": 120, "h2d": 60, "d2h": 120},
+    "vectorized": {"kernels": 784, "syncs": 3, "h2d": 4, "d2h": 3},
+}
+WAITS = {"fedavg": 3, "fedgh": 3, "fedproto": 3, "fedmd": 5}  # whatever the number of clients
+WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 3, "fedkd": 1}
+
+
+def counted(
+    executor: str,
+    rounds: int,
+    clients: int = CLIENTS,
+    steps: Sequence[int] = (5,),
+    method: Method | None = None,
+    **training: Any,
+) -> tuple[dict[str, int], Federation]:
+    """What is done in so many rounds of clients who take so many steps in turn."""
+    method = method or FedAvg(aggregation="same-shape")
+    sizes = [8 * steps[place % len(steps)] for place in range(clients)]
+    labels = (tuple(range(CLASSES)),) * clients
+    among = world([NETWORK], public=24, sizes=sizes, labels=labels, device="cuda")
+    settings = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1, **training)
+    federation = among.federation(method, settings, evaluation=Evaluation(every_n_rounds=1), executor=executor)
+    with gpu.counting() as done:
+        federation.run()
+    return done, federation
+
+
+def third_round(executor: str, clients: int, method: Method | None = None) -> dict[str, int]:
+    """What is done in a round when everything that is brought to the device once is there."""
+    two, _ = counted(executor, 2, clients, method=method)
+    three, _ = counted(executor, 3, clients, method=method)
+    return {name: three[name] - two[name] for name in three}
+
+
+@executors
+def test_a_round_costs_no_more(executor: str) -> None:
+    found = third_round(executor, CLIENTS)
+    assert all(found[name] <= most for name, most in MOST[executor].items()), found
+
+
+@executors
+@pytest.mark.parametrize("augmentation", others_slow(["none", "crop-flip"], quick=["crop-flip"]))
+def test_a_step_waits_for_nothing_and_copies_nothing(executor: str, augmentation: str) -> None:
+    """However many steps there are; what augmentation draws for them reaches the device in one copy."""
+    short, _ = counted(executor, 1, clients=4, steps=(2, 3), augmentation=augmentation)
+    long, _ = counted(executor, 1, clients=4, steps=(12, 13), augmentation=augmentation)
+    assert long["kernels"] > short["kernels"]
+    assert (long["syncs"], long["h2d"]) == (short["syncs"], short["h2d"])
+
+
+def test_a_step_of_a_stack_costs_the_same_for_any_number_of_clients() -> None:
+    few, many = (
+        counted("vectorized", 1, clients, steps=(12,))[0]["kernels"]
+        - counted("vectorized", 1, clients, steps=(2,))[0]["kernels"]
+        for clients in (4, 12)
+    )
+    assert few == many <= 10 * 35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WAITS, *WAITS_PER_CLIENT])
+def test_waits_of_methods(name: str) -> None:
+    few, many = (third_round("vectorized", clients, METHODS[name]()) for clients in (4, 8))
+    assert many["syncs"] - few["syncs"] <= 4 * WAITS_PER_CLIENT.get(name, 0)
+    assert name not in WAITS or few["syncs"] == few["d2h"] == WAITS[name]
+
+
+@executors
+def test_weights_stay_on_the_device_and_stream_where_it_has_no_room(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, held = counted(executor, 2)
+    assert all(isinstance(client.weights, WeightRow) and client.weights.bytes.is_cuda for client in held.clients)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    streamed, again = counted(executor, 2)
+    assert streamed["h2d_bytes"] > 1.2 * kept["h2d_bytes"]
+    assert all(isinstance(client.weights, WeightRow) and client.weights.bytes.is_cpu for client in again.clients)
+    assert difference(all_state(held), all_state(again)) is None

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed import attacks
-from polyfed.attacks import api
 from polyfed.attacks import replay as replays
 from polyfed.attacks.api import REPORT_FILES
 from polyfed.attacks.audit import AuditOptions, audit_run, from_weight_updates
@@ -30,7 +29,7 @@ from polyfed.attacks.inference import (
     shadow_pool,
 )
 from polyfed.attacks.reconstruction import AttackConfig, collect_target, reconstruction_grid, run_attack, to_text
-from polyfed.attacks.replay import Replay, find_full_model, list_entries, plaintext_facts, replay
+from polyfed.attacks.replay import Replay, find_full_model, plaintext_facts, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import flatten, get_group, get_tensor, nbytes
 from polyfed.data.samples import LabeledSamples
@@ -38,7 +37,6 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.functional.membership_scores import auc
-from polyfed.report.atomic_files import write_whole
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import StoredRecipe
@@ -218,17 +216,6 @@ def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
     assert set(plaintext_facts(heard.transcript(0).up, heard.client(0))) == {"which classes", "samples per class"}
 
 
-def test_entries_tell_shapes_and_bytes(ran: Ran) -> None:
-    up = replay(ran().record, [0]).transcript(0).up
-    model, n = list_entries(up)
-    assert (model.name, model.tensors, model.bytes) == (
-        "model",
-        len(get_group(up, "model")),
-        nbytes({"m": up["model"]}),
-    )
-    assert str(n) == "n (1 int64)"
-
-
 @pytest.mark.slow
 def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
     def guessed(method: str, **hyperparameters: Any) -> Any:
@@ -385,27 +372,6 @@ def test_every_option_bites(ran: Ran) -> None:
     assert [one["how"] for one in few["membership"]] == ["loss", "loss"]
     assert few["reconstruction"] == []
     assert list(few["messages"]) == ["0", "1"]
-
-
-def test_it_lies_beside_an_attack_and_seeds_are_told_apart(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Any] = []
-
-    def save(figure: Any, folder: Path, stem: str) -> list[Path]:  # drawing takes long
-        drawn.append(figure)
-        return [write_whole(folder / f"{stem}.{form}", b"drawn") for form in ("png", "svg")]
-
-    monkeypatch.setattr(api, "save", save)
-    records = [ran(sections={"run": {"seed": seed}}).record for seed in (0, 1)]
-    (tmp_path / "attack.json").write_text("an earlier attack")
-    quick = {"shadows": 0, "images": 0, "clients": 1}
-    found, files = attacks.leakage([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
-    assert [each.record.name for each in found] == ["fedavg, seed 0", "fedavg, seed 1"]
-    assert {file.name for file in files} == set(REPORT_FILES)
-    assert (tmp_path / "attack.json").read_text() == "an earlier attack"
-    (figure,) = drawn
-    assert len(figure.axes) == 2, "the server by loss, the holder by loss"
 
 
 @pytest.mark.slow

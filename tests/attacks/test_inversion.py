@@ -102,21 +102,6 @@ def test_the_scale_of_the_features_does_not_matter() -> None:
     assert torch.allclose(one, other, atol=1e-3)
 
 
-def test_nothing_given_is_changed_and_every_hyperparameter_bites() -> None:
-    s, start = EXTRACTOR(smooth(2)), drawn(2, *SHAPE)
-    kept = s.clone(), start.clone()
-    base = {"steps": 20, "lr": 0.05, "tv": torch.zeros(2)}
-    x = invert_features(EXTRACTOR, s, start, **base)[0]  # type: ignore[arg-type]
-    assert torch.equal(x, invert_features(EXTRACTOR, s, start, **base)[0])  # type: ignore[arg-type]
-    assert torch.equal(s, kept[0])
-    assert torch.equal(start, kept[1])
-    for change in ({"steps": 21}, {"lr": 0.06}, {"tv": torch.ones(2)}):
-        assert not torch.equal(x, invert_features(EXTRACTOR, s, start, **{**base, **change})[0])  # type: ignore[arg-type]
-    prior = {**base, "tv": torch.ones(2)}
-    wide = invert_features(EXTRACTOR, s, start, **prior, pixel=2.0)[0]  # type: ignore[arg-type]
-    assert not torch.equal(wide, invert_features(EXTRACTOR, s, start, **prior)[0])  # type: ignore[arg-type]
-
-
 def test_features_that_are_all_zero_are_a_target_too() -> None:
     x, loss = invert_features(nn.Flatten(), torch.zeros(1, 36), drawn(1, *SHAPE), steps=200, lr=0.05, tv=torch.zeros(1))
     assert bool(torch.isfinite(x).all())

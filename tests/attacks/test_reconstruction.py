@@ -30,7 +30,7 @@ from polyfed.attacks.reconstruction import (
 )
 from polyfed.cli import app as cli
 from polyfed.core.inference import representations
-from polyfed.core.message import get_group, get_tensor
+from polyfed.core.message import get_group
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
 from polyfed.engine.run_folder import RunFolder
@@ -135,14 +135,6 @@ def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Do
     assert [tuple(sent.values[0.0].shape) for sent in seen.sent] == [(10, 5, 5), (10, 7)]
 
 
-def test_noise_does_not_change_which_images_they_are(ran: Callable[..., Done]) -> None:
-    seen = exposed(ran(noise_std=0.6).path, 0, 10)
-    with torch.no_grad():
-        own = seen.sent[0].function((seen.targets - seen.mean) / seen.std)
-    added = (exposed(seen.run.path, 0, 10, noise=[0.8]).sent[0].values[0.8] - own).std() / own.std()
-    assert 0.7 < float(added) < 0.9
-
-
 def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
     values = exposed(ran().path, 0, 10, noise=[0.0, 0.4, 0.8]).sent[0].values
     one, two = (values[level] - values[0.0] for level in (0.4, 0.8))
@@ -150,11 +142,9 @@ def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
     assert torch.allclose(2 * one, two, atol=1e-5)
 
 
-@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise_std": 0.6}, [0.0, 0.6])])
-def test_levels_are_by_default_none_and_the_runs_own(
-    ran: Callable[..., Done], hyperparameters: dict[str, Any], levels: list[float]
-) -> None:
-    assert list(exposed(ran(**hyperparameters).path).sent[0].values) == levels
+def test_levels_are_by_default_none_and_the_runs_own(ran: Callable[..., Done]) -> None:
+    assert list(exposed(ran().path).sent[0].values) == [0.0, 0.8]
+    assert list(exposed(ran(noise_std=0.6).path).sent[0].values) == [0.0, 0.6]
 
 
 def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done]) -> None:
@@ -164,7 +154,7 @@ def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done
     assert torch.equal(seen.sent[0].values[0.0], sent_by(done, 0, "s_in")[:2])
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedsa", "fedsaf", "fedtgp"])
+@pytest.mark.parametrize("method", ["fedgh", "fedsaf", "fedtgp"])
 def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Done], method: str) -> None:
     done = ran(method)
     seen = exposed(done.path, 1, 3)
@@ -217,7 +207,7 @@ def test_shallow_features_give_digits_away_and_noise_hides_them_by_degrees(ran: 
     assert psnrs[0] - psnrs[2] > 5
 
 
-def test_what_is_told_is_computed_from_the_images(ran: Callable[..., Done]) -> None:
+def test_numbers_are_computed_from_the_images(ran: Callable[..., Done]) -> None:
     found = run_attack(exposed(ran("fedgh").path, 0, 3), config(tv=(0.0, 0.5)))
     told, targets = found.to_dict(), found.target.targets.double().numpy()
 
@@ -244,19 +234,13 @@ def test_what_is_told_is_computed_from_the_images(ran: Callable[..., Done]) -> N
     assert [target["class"] for target in told["targets"]] == list(found.target.labels)
 
 
-def test_the_best_match_of_features_is_their_image(ran: Callable[..., Done]) -> None:
-    found = run_attack(exposed(ran().path), config())
-    for trial in found.trials:
-        assert trial.score["best_psnr"] == trial.score["psnr"]
-        assert trial.score["best_ssim"] == trial.score["ssim"]
-        assert torch.equal(trial.nearest, found.target.targets)
-
-
 def test_fewer_images_are_the_first_of_more_and_levels_do_not_touch_each_other(ran: Callable[..., Done]) -> None:
     path = ran().path
     more = run_attack(exposed(path, 0, 4, noise=[0.0, 0.8]), config(tv=(0.0, 0.5)))
     less = run_attack(exposed(path, 0, 2, noise=[0.8]), config(tv=(0.5,)))
     assert torch.allclose(more.trials[3].images[:2], less.trials[0].images, atol=1e-4)
+    for trial in more.trials:
+        assert trial.score["best_psnr"] == trial.score["psnr"], "an image is its own nearest"
 
 
 def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Callable[..., Done]) -> None:
@@ -268,14 +252,6 @@ def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Callable
         assert [row["psnr"] for row in changed["results"]] != [row["psnr"] for row in base["results"]], change
     other = run_attack(exposed(ran().path, client=1), config()).to_dict()
     assert other["results"][0]["psnr"] != base["results"][0]["psnr"]
-
-
-def test_the_global_generator_is_left_alone(ran: Callable[..., Done]) -> None:
-    torch.manual_seed(5)
-    run_attack(exposed(ran().path), config())
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(3), drawn)
 
 
 # the command --------------------------------------------------------------------------------------------------------
@@ -425,12 +401,3 @@ def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monke
     other(lambda train: LabeledSamples(train.x.float(), train.y))
     with pytest.raises(ConfigError, match="expected a run on images of bytes"):
         exposed(path)
-
-
-def test_the_upload_is_not_changed_by_being_attacked(ran: Callable[..., Done]) -> None:
-    seen = exposed(ran().path)
-    before = get_tensor(seen.sent[0].values, 0.0).clone()  # type: ignore[arg-type]
-    weights = {name: t.clone() for name, t in seen.model.network.state_dict().items()}
-    run_attack(seen, config())
-    assert torch.equal(seen.sent[0].values[0.0], before)
-    assert all(torch.equal(t, weights[name]) for name, t in seen.model.network.state_dict().items())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from polyfed.core.message import flatten, unflatten
 from polyfed.deploy.node_config import NodeConfig
@@ -21,9 +20,7 @@ from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
 
-_RUNS: dict[
-    str, tuple[Path, list[tuple[int, Envelope]]]
-] = {}  # arguments of `asked` -> what the nodes kept, the envelopes
+_RUNS: dict[str, tuple[Path, list[tuple[int, Envelope]]]] = {}  # arguments of `asked` -> disks, envelopes
 NOISY = {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}}
 
 
@@ -66,22 +63,14 @@ def told(envelope: Envelope, **facts: Any) -> Envelope:
 
 
 def test_the_noise_of_a_round_is_not_averaged_away(tmp_path: Path) -> None:
-    """200 requests that differ by 1e-7 have no answer; before, they had 200, each with other noise."""
+    """Requests that differ by 1e-7 have no answer, else each would have other noise."""
     wire, envelope = asked(tmp_path, **NOISY)
-    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-7 * number)) for number in range(1, 201)]
+    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-7 * number)) for number in range(1, 21)]
     assert {str(answer) for answer in answers} == {
         "expected at most 1 different requests for training in round 1, exchange 0 "
         "(answers, in this node's configuration), got one more"
     }
     assert all(isinstance(answer, NodeError) for answer in answers)
-
-
-def test_the_same_request_has_the_same_answer(tmp_path: Path) -> None:
-    wire, envelope = asked(tmp_path, **NOISY)
-    first, second = (wire.ask(FIRST_NODE, envelope) for _ in range(2))
-    assert isinstance(first, Envelope)
-    assert isinstance(second, Envelope)
-    assert first.body == second.body
 
 
 @pytest.mark.parametrize(
@@ -121,12 +110,6 @@ def test_scores_are_counted_too(tmp_path: Path) -> None:
     answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-3 * number)) for number in range(1, 10)]
     assert [isinstance(answer, Envelope) for answer in answers] == [True] * 3 + [False] * 6
     assert "at most 4 different requests for scores in round 1" in str(answers[-1])
-
-
-def test_without_noise_a_run_may_be_repeated_some_times(tmp_path: Path) -> None:
-    wire, envelope = asked(tmp_path)
-    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-3 * number)) for number in range(1, 12)]
-    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 9 + [False] * 2
 
 
 def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
@@ -196,18 +179,3 @@ def test_how_many_is_a_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected 1 or more as 'answers', got 0"):
         NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
     assert dataclasses.asdict(NodeConfig.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3
-
-
-def test_the_attack_that_is_stopped_would_have_worked(tmp_path: Path) -> None:
-    """With as many answers as are asked for, their mean comes near to what the noise hides."""
-    wire, envelope = asked(tmp_path, config={"answers": 1000}, **NOISY)
-    plain_wire, plain = asked(tmp_path / "plain", privacy={"upload_clip_norm": 1.0})
-    hidden = wanted(plain_wire.ask(FIRST_NODE, plain))
-    drawn = [wanted(wire.ask(FIRST_NODE, moved(envelope, 1e-7 * number))) for number in range(1, 17)]
-    one, mean = (float((each - hidden).norm()) for each in (drawn[0], torch.stack(drawn).mean(0)))
-    assert mean < one / 3
-
-
-def wanted(answer: object) -> torch.Tensor:
-    assert isinstance(answer, Envelope)
-    return torch.cat([value.flatten().float() for value in flatten(deserialize(answer.body)[0]).values()])

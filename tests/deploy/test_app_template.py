@@ -10,7 +10,6 @@ import runpy
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import require_package
 from polyfed.deploy.app_template import app_config, create_app
 from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.deploy.tls import make_server_certificate
@@ -84,7 +82,6 @@ def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
     assert written.keys() == RUN_CONFIG.keys(), "Flower lets a run change what is listed, and nothing else"
     assert app_config() == {key: default for key, (default, _) in RUN_CONFIG.items()}
     assert app_config(seed=0)["seed"] == 0
-    assert app_config(min_nodes=2, out="/x")["min-nodes"] == 2
     with pytest.raises(ConfigError, match="expected --set without ';'"):
         app_config(overrides=['data.dataset="a;b"'])
 
@@ -125,42 +122,6 @@ def test_nginx_takes_the_proxy(app: Path, tmp_path: Path) -> None:
     words = [str(NGINX), "-t", "-p", str(tmp_path), "-e", str(tmp_path / "log"), "-c", str(tmp_path / "main.conf")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
-def test_systemd_takes_the_services(app: Path, tmp_path: Path) -> None:
-    """Its own check, with programs where the services expect them."""
-    units = [tmp_path / f"{name}.service" for name in ("superlink", "supernode")]
-    for unit in units:
-        program = tmp_path / ".venv" / "bin" / "polyfed"
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.unlink(missing_ok=True)
-        program.symlink_to("/bin/true")
-        text = (app / unit.name).read_text(encoding="utf-8")
-        assert f"/srv/{NAME}/.venv/bin/{program.name}" in text
-        unit.write_text(text.replace(f"/srv/{NAME}", str(tmp_path)))
-    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=60)
-    assert [line for line in (done.stdout + done.stderr).splitlines() if "super" in line] == []
-
-
-def test_the_dockerfile_is_one_and_its_commands_are_those_of_the_readme(app: Path) -> None:
-    text = (app / "Dockerfile").read_text(encoding="utf-8")
-    lines = text.replace("\\\n#", " ").replace("\\\n", " ").splitlines()
-    steps = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
-    assert [step[0] for step in steps] == ["FROM", "RUN", "RUN", "USER", "WORKDIR", "ENV"]
-    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in steps[-1][1].split())
-    user, folder = steps[3][1], steps[4][1]
-    assert f"mkdir -p {folder} && chown -R {user} " in steps[2][1], "a volume there belongs to who is at work"
-    readme = shell_commands((app / "README.md").read_text(encoding="utf-8"))
-    for name, verb, more in (("superlink", "server", set()), ("supernode", "node", {"--authority", "--key"})):
-        (told,) = [
-            line.partition(f" polyfed deploy {verb} ")[2] for line in lines if f" polyfed deploy {verb} " in line
-        ]
-        service = (app / f"{name}.service").read_text(encoding="utf-8").partition("ExecStart=")[2]
-        (words,) = [words for words in readme if words[:3] == ["polyfed", "deploy", verb]]
-        options = {word for word in words if word.startswith("--")}
-        assert {word for word in shlex.split(told) if word.startswith("--")} == options | more
-        assert set(re.findall(r"(?<!\S)--[a-z-]+", service)) - {"--database"} == options
 
 
 def test_nodes_are_started_with_what_was_asked_for(app: Path) -> None:
@@ -205,26 +166,6 @@ def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_every_flower_command_has_the_options_that_the_readme_gives_it(app: Path) -> None:
-    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    commands = shell_commands((app / "README.md").read_text(encoding="utf-8"))
-    theirs = [words for words in commands if words[0] == "flwr"]
-    assert len(theirs) > 5
-    shown: dict[tuple[str, ...], str] = {}
-    for words in theirs:
-        verbs = words[1:3] if words[1] == "supernode" else words[1:2]
-        name = (words[0], *(verbs if words[0] == "flwr" else ()))
-        if name not in shown:
-            program = Path(sys.executable).with_name(name[0])
-            done = subprocess.run(
-                [program, *name[1:], "--help"], capture_output=True, text=True, check=True, timeout=300
-            )
-            shown[name] = done.stdout
-        for option in [word for word in words if word.startswith("-")]:
-            assert re.search(rf"(?<![\w-]){option}(?![\w-])", shown[name]), (name, option)
-
-
-@pytest.mark.slow
 def test_flower_bundles_the_app_and_nothing_private(app: Path, tmp_path: Path) -> None:
     build = pytest.importorskip("flwr.cli.build", reason="the extra 'flower' is not installed")
     config = pytest.importorskip("flwr.cli.config_utils", reason="another flwr")
@@ -259,13 +200,6 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert (tmp_path / "other").read_text() == "mine"
 
 
-def test_a_recipe_that_lies_in_the_folder_stays_where_it_is(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    shutil.copy2(QUICKSTART, recipe)
-    create_app(tmp_path, recipe)
-    assert recipe.read_bytes() == QUICKSTART.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -297,13 +231,6 @@ def test_names_are_such_as_flower_takes(folder: str, name: str, tmp_path: Path) 
     create_app(tmp_path / folder, QUICKSTART)
     project = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["name"] == name
-
-
-def test_a_missing_package_names_the_extra() -> None:
-    with pytest.raises(
-        ConfigError, match=r"deploy local needs the package 'no_such'; .* pip install 'polyfed\[flower\]'"
-    ):
-        require_package("no_such", "deploy local")
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ class Grid:
             10 + k: Context(
                 run_id=1,
                 node_id=10 + k,
-                node_config={"client-id": k, "state-dir": str(folder / f"node-{k}"), "partition-id": k},
+                node_config={"client-id": k, "state-dir": str(folder / f"node-{k}")},
                 state=RecordDict(),
                 run_config=run_config,
             )
@@ -57,8 +57,8 @@ class Grid:
         for message in messages:
             name = str(len(self.replies) + 1)
             message.metadata.__dict__["_message_id"] = name
-            traveled = _over_the_wire(message)
-            self.replies[name] = _over_the_wire(self.app(traveled, self.contexts[message.metadata.dst_node_id]))
+            received = _over_the_wire(message)
+            self.replies[name] = _over_the_wire(self.app(received, self.contexts[message.metadata.dst_node_id]))
             names.append(name)
         return names
 
@@ -107,7 +107,6 @@ def test_run_config_changes_both_halves(tmp_path: Path, monkeypatch: pytest.Monk
     assert (result["method"], result["seed"]) == ("fedgh", 9)
     with pytest.raises(ConfigError, match="already holds a run"):
         flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9)
-    flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9, resume=True)
     flown(recipe_of("local"), tmp_path, monkeypatch, overwrite=True)
     assert RunFolder(tmp_path / "out").read_result()["method"] == "local"  # type: ignore[index]
 
@@ -140,7 +139,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     [
         ({"methodd": "fedgh"}, "run-config: unknown key 'methodd'; did you mean 'method'?"),
         ({"seed": "one"}, "run-config: expected int as 'seed', in place of the recipe's, got 'one'"),
-        ({"resume": 1}, "run-config: expected bool as 'resume', go on where the run folder's last round ends, got 1"),
+        ({"resume": 1}, "run-config: expected bool as 'resume', go on after the run folder's last round, got 1"),
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:

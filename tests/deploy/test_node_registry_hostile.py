@@ -27,7 +27,7 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedGH
 from polyfed.registry import METHODS
 from tests.deploy.test_server import ONE, SMALL
-from tests.deploy.test_server_faults import in_round, three_rounds, troubles
+from tests.deploy.test_server_faults import event_log, in_round, three_rounds, troubles
 from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
 
 BAD = FIRST_NODE + 1
@@ -108,9 +108,9 @@ def many_groups(message: State, facts: dict[str, Any]) -> bool:
     return True
 
 
-def tell(**told: Any) -> Change:
+def tell(**facts_: Any) -> Change:
     def made(message: State, facts: dict[str, Any]) -> bool:
-        facts.update(told)
+        facts.update(facts_)
         return True
 
     return made
@@ -123,11 +123,8 @@ def counts(confusion: Any) -> dict[str, Any]:
 ODD: Mapping[str, Change] = {
     "twice as long": twice_as_long,
     "1e30": floats_become(lambda t: torch.full_like(t, 1e30)),
-    "3.4e38": floats_become(lambda t: torch.full(t.shape, 3.4e38)),
     "NaN": floats_become(lambda t: torch.full_like(t, float("nan"))),
     "complex": floats_become(lambda t: t.to(torch.complex64)),
-    "boolean": floats_become(lambda t: t > 0),
-    "64 bits": floats_become(lambda t: t.double()),
     "whole numbers": floats_become(lambda t: t.long()),
     "a single number": floats_become(lambda t: torch.tensor(1.0)),
     "nothing in it": floats_become(lambda t: t.new_zeros((0, *t.shape[1:]))),
@@ -137,7 +134,6 @@ ODD: Mapping[str, Change] = {
     "2^40 rows": many_rows,
     "50 000 groups": many_groups,
     "counts of 2^62": tell(kept=counts([[2**62] * 10] * 10)),
-    "counts of 2 classes": tell(kept=counts([[1, 0], [0, 1]])),
     "counts of too few rows": tell(kept=counts([[0] * 10] * 10)),
     "a score that is none": tell(kept={"test": None}),
     "sums of NaN": tell(sums={"distance": float("nan")}),
@@ -183,7 +179,7 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert len(done.history) == rounds + bool(recipe.chosen_method.final_exchanges())
     assert {"a name more", "counts of 2^62", "a loss of 1e308", "50 000 groups"} <= {*seen}
-    assert {told["client"] for told in done.history[0]["refused"]} == {1}
+    assert {entry["client"] for entry in done.history[0]["refused"]} == {1}
     assert set(done.history[0]["accuracy"]) == {recipe.chosen_method.evaluation_stage}
     assert all("\n" not in reason for _, _, reason in troubles(tmp_path / "out"))
 
@@ -222,25 +218,6 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
     assert done.history[0]["refused"] == []
     assert len(seen) >= 12
     assert not any(seen)
-
-
-def test_a_labels_lie_leaves_the_others_at_work(tmp_path: Path) -> None:
-    """Sent on to the others, it would have each of them make a table of 10^9 rows."""
-    recipe = recipe_of("fedproto", **ONE)
-    wire = Nearby(recipe, tmp_path)
-
-    def lie(envelope: Envelope) -> Answer:
-        own = wire.ask(BAD, envelope)
-        assert isinstance(own, Envelope)
-        message, facts = deserialize(own.body)[0], dict(own.facts)
-        far_labels(message, facts)
-        return Envelope("train", facts, serialize(message))
-
-    in_round(wire, 1, lie)
-    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    assert [told["client"] for told in done.history[0]["refused"]] == [1]
-    assert "in 'labels', got 1e+09" in done.history[0]["refused"][0]["reason"]
-    assert [record["dropped"] for record in done.history] == [[], []]
 
 
 @pytest.mark.parametrize("kept", [counts([[2**62] * 10] * 10), counts([[10**6]]), {"test": {"confusion": "x"}}])
@@ -316,21 +293,15 @@ def lying(wire: Nearby, node: int, **claim: Any) -> None:
     wire.fault = fault
 
 
-DEEP = ".".join("a" * 2000)
-
-
 @pytest.mark.parametrize(
     ("claim", "reason"),
     [
         ({"train": 2**40}, "got others at 'train'"),
-        ({"test": 2**40}, "got others at 'test'"),
         ({"words": 2**40}, "got others at 'words'"),
         ({"class_names": [str(i) for i in range(2_000)]}, "expected the classes '0', '1', '2', '3', '4' and 5 more"),
         ({"class_names": [str(i) for i in range(20_000)]}, "got others at 'class_names'"),
-        ({"class_names": ["0" * 201]}, "got others at 'class_names"),
-        ({"feature_names": ["x"] * 100_000}, "got others at 'feature_names'"),
         ({"head": {"weight": [2**14, 2**14]}}, "expected at most 16777216 numbers in a head, got 268435456"),
-        ({"head": {DEEP: [1]}}, "got others at 'head"),
+        ({"head": {".".join("a" * 2000): [1]}}, "got others at 'head"),
         ({"feature_dim": 2**20, "class_names": [str(i) for i in range(2_000)]}, "numbers in a head, got 2098200576"),
         ({"shape": [2**14, 2**14]}, "expected at most 4194304 numbers in an input"),
         ({"mean": [float("nan")], "std": [1.0]}, "got others at 'mean.0'"),
@@ -368,8 +339,7 @@ def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
     lying(wire, FIRST_NODE, **claim)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
     assert done.history[0]["clients"] == [1, 2]
-    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
-    away = [line for line in lines if line["event"] == "turned away"]
+    away = [line for line in event_log(tmp_path / "out") if line["event"] == "turned away"]
     assert [line["node"] for line in away] == [FIRST_NODE]
     assert "\n" not in away[0]["reason"]
 
@@ -386,11 +356,10 @@ def little_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.mark.parametrize("part", ["train", "validation", "test"])
-def test_no_number_of_rows_that_a_node_claims_takes_memory(tmp_path: Path, part: str) -> None:
+def test_no_number_of_rows_that_a_node_claims_takes_memory(tmp_path: Path) -> None:
     recipe = recipe_of("fedproto", training={"rounds": 1}, models={"feature_dim": 8})
     wire = Nearby(recipe, tmp_path)
-    lying(wire, BAD, **{part: 2**31})
+    lying(wire, BAD, train=2**31, validation=2**31, test=2**31)
     with little_memory():
         done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert done.history[0]["clients"] == [0, 1, 2]
@@ -401,7 +370,6 @@ def test_no_number_of_rows_that_a_node_claims_takes_memory(tmp_path: Path, part:
     ("claim", "reason"),
     [
         ({"shape": [1, 2**9, 2**10]}, "expected inputs of at most 262144 numbers, got 524288"),
-        ({"architecture": "mlp-64-32", "shape": [2**21]}, "expected inputs of at most 262144 numbers, got 2097152"),
         ({"architecture": "mlp-64-32", "categories": [2**18] * 2**8}, "expected inputs of at most 262144 numbers"),
         ({"architecture": "resnet152-preact-1000"}, "expected a network of at most 33554432 numbers"),
     ],
@@ -414,10 +382,9 @@ def test_no_network_that_a_node_claims_is_built_if_it_is_far_larger_than_others(
     lying(wire, BAD, **claim)
     with little_memory():
         serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
-    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
-    assert [line["reason"][: len(reason) + 10] for line in lines if line["event"] == "turned away"] == [
-        f"client 1: {reason}"
-    ]
+    assert [
+        line["reason"][: len(reason) + 10] for line in event_log(tmp_path / "out") if line["event"] == "turned away"
+    ] == [f"client 1: {reason}"]
 
 
 def test_who_fits_nobody_is_tried_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,18 +405,6 @@ def test_who_fits_nobody_is_tried_ever_more_rarely(tmp_path: Path, monkeypatch: 
     assert tried == [0, 2, 62, 182, 422]  # the first time it is new again as soon as it is back
 
 
-def test_a_hello_that_says_nothing_new_is_noted_once(tmp_path: Path) -> None:
-    recipe = recipe_of("local")
-    wire = Nearby(recipe, tmp_path)
-    event_log = EventLog(tmp_path / EVENT_LOG, False)
-    event_log.open()
-    for _ in range(3):
-        registry = NodeRegistry(recipe, RequestBroker(wire, 5.0), event_log, 3, lambda text: None)
-        registry.poll()
-        assert sorted(registry.node_of) == [0, 1, 2]
-    assert (tmp_path / EVENT_LOG).read_text().count('"event": "hello"') == 3
-
-
 def test_a_recipe_that_fits_nobody_is_the_recipes_fault(tmp_path: Path) -> None:
     recipe = recipe_of(
         "fedavg", hyperparameters={"aggregation": "layer-wise"}, models={"architectures": ["digits-cnn1", "mlp-64-32"]}
@@ -457,22 +412,6 @@ def test_a_recipe_that_fits_nobody_is_the_recipes_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     assert not (tmp_path / "out").exists()
-
-
-def test_nodes_may_have_some_of_the_recipes_classes(tmp_path: Path) -> None:
-    for client, classes in ((0, "ab"), (1, "bc")):
-        rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
-        (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
-    configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
-    settings: dict[str, Any] = {"models": {"architectures": ["mlp-64-32"]}}
-    named = recipe_of("local", data={"num_clients": 2, "class_names": ["c", "b", "a"]}, **settings)
-    found, said = greeted(Nearby(named, tmp_path, (0, 1), configs), named, tmp_path, 2)
-    assert [one.class_names for one in found.known.values()] == [["c", "b", "a"]] * 2
-    assert said == []
-    short = recipe_of("local", data={"num_clients": 2, "class_names": ["a", "b"]}, **settings)
-    found, said = greeted(Nearby(short, tmp_path, (0, 1), configs), short, tmp_path, 2)
-    assert set(found.known) == {0}
-    assert "data.class_names: expected 'c' of" in said[0]
 
 
 # whose a number is --------------------------------------------------------------------------------------------------
@@ -497,15 +436,15 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
     there, said = again({"state_dir": str(tmp_path / "thief")}, FIRST_NODE + 50)
     assert there == {0, 2}
     assert said == [
-        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node that came as {BAD}, got another; where "
-        "its keeper wants it so: polyfed deploy release RUN 1"
+        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node registered as {BAD}, got another; to "
+        "replace it: polyfed deploy release RUN 1"
     ]
     assert again({}, FIRST_NODE + 51)[0] == {0, 1, 2}, "registered anew, with its own state-dir, it is known again"
     assert again({"state_dir": str(tmp_path / "lost")}, BAD)[0] == {0, 1, 2}, "and so is the same registration"
     capsys.readouterr()
     assert cli.status(["deploy", "release", str(out), "1"]) == 0
     assert capsys.readouterr().out == (
-        f"client 1 belonged to the node that came as {BAD}, and is free now; go on with resume=true\n"
+        f"client 1 belonged to the node registered as {BAD}, and is free now; go on with resume=true\n"
     )
     assert again({"state_dir": str(tmp_path / "heir")}, FIRST_NODE + 52)[0] == {0, 1, 2}
     with pytest.raises(ConfigError, match=r"expected a client whose number belongs to a node \(0, 2\), got 1"):
@@ -517,11 +456,10 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
     recipe = recipe_of("local", training={"rounds": 1})
     wire = Nearby(recipe, tmp_path)
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
-    told = {line["said"]["client"]: line["said"]["token"] for line in lines if line["event"] == "hello"}
+    hellos = [line["said"] for line in event_log(tmp_path / "out") if line["event"] == "hello"]
     thief = Nearby(recipe, tmp_path, (0, 2))
     thief.add(1, node=FIRST_NODE + 9, state_dir=str(tmp_path / "thief"))
-    lying(thief, FIRST_NODE + 9, token=told[1])
+    lying(thief, FIRST_NODE + 9, token=hellos[1]["token"])
     found = NodeRegistry(
         recipe, RequestBroker(thief, 5.0), EventLog(tmp_path / "out" / EVENT_LOG, True), 3, lambda text: None
     )
@@ -543,15 +481,3 @@ def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError, match="expected the event log of nodes in") as caught:
         release(tmp_path, 0)
     assert "\n" not in str(caught.value)
-
-
-def test_a_line_of_the_diary_that_a_kill_has_cut_off_never_was(tmp_path: Path) -> None:
-    recipe = recipe_of("local", training={"rounds": 1})
-    serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
-    path = tmp_path / "out" / EVENT_LOG
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"event": "trouble", "rou')
-    found = EventLog(path, True)
-    assert set(found.owners) == {0, 1, 2}
-    found.open()
-    assert path.read_bytes() == whole

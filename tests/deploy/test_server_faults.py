@@ -16,14 +16,14 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
 from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import Envelope, NodeError, TaskRequest, deserialize, serialize, shared_config
+from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
 from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
-from tests.deploy.test_server import models, told, turned_away
+from tests.deploy.test_server import comparable, models
 from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 
 BAD = FIRST_NODE + 1
@@ -81,40 +81,6 @@ def test_who_does_not_answer_has_dropped_out_of_the_round(tmp_path: Path, answer
     assert [record["dropped"] for record in run.history] == [[], [1], []]
     assert troubles(tmp_path / "out") == [(2, 1, reason)]
     assert run.history[1]["bytes_by_client"]["1"]["up"] == 0
-
-
-@pytest.mark.parametrize(
-    ("claim", "reason"),
-    [
-        ({"head": {"weight": [2**20, 2**20]}}, "expected at most 16777216 numbers in a head"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ({"shape": [2**20, 2**20]}, "expected at most 4194304 numbers in an input"),
-                ({"std": [0.0]}, "expected one positive std per mean"),
-                ({"train": 0}, "got others at 'train'"),
-                ({"more": 1}, "got others at 'more'"),
-            )
-        ),
-    ],
-)
-def test_who_claims_what_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[str, Any], reason: str) -> None:
-    recipe = recipe_of("local")
-    wire, said = Nearby(recipe, tmp_path), list[str]()
-    real = wire.ask(BAD, Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
-    assert isinstance(real, Envelope)
-
-    class Watch:
-        def message(self, text: str) -> None:
-            said.append(text)
-            if "2 of 3 clients are there" in text:
-                raise _Killed
-
-    wire.fault = lambda node, envelope: Envelope("hello", {**real.facts, **claim}) if node == BAD else None
-    with pytest.raises(_Killed):
-        served(recipe, wire, tmp_path, loggers=[Watch()])
-    assert [text for text in said if "is no client" in text] == [text for text in said if reason in text]
-    assert any(reason in text for text in said)
 
 
 @pytest.mark.slow
@@ -199,7 +165,7 @@ def test_an_answer_that_never_came_is_undone_at_the_node(tmp_path: Path) -> None
     in_round(dropped, 2, lambda envelope: NodeError("killed"))
     expected = served(recipe, dropped, tmp_path / "dropped")
     assert len(lost) == 1
-    assert told(run.history) == told(expected.history)
+    assert comparable(run.history) == comparable(expected.history)
     assert same_models(tmp_path / "lost", tmp_path / "dropped")
 
 
@@ -241,7 +207,6 @@ REFUSED = [
     (put("lars", torch.full((3, 64), float("nan"))), "the upload is not finite ('lars')"),
     (put("lars", torch.zeros(3, 7)), "in 'lars', got the shape (3, 7)"),
     (lambda message, facts: message.pop("labels"), "the upload cannot be taken in"),
-    (put("labels", torch.zeros(2, 2, 2)), "expected int32 or int64 as 'labels', got float32"),
     (say("loss", float("inf")), "the training loss is inf"),
 ]
 
@@ -268,52 +233,13 @@ def test_an_upload_that_means_nothing_is_refused(tmp_path: Path, change: Any, re
     assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
 
 
-def without(message: State, facts: dict[str, Any]) -> None:
-    """A tensor under a name that nobody knows."""
-    message["surplus"] = message.pop("labels")
-
-
-def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path) -> None:
-    recipe = three_rounds(training={"rounds": 6, "batch_size": 16, "lr": 0.05})
-    wire = Nearby(recipe, tmp_path)
-    nonsense = {
-        2: put("lars", torch.full((3, 64), float("nan"))),
-        3: without,
-        4: say("more", 1),
-        5: put("lars", torch.zeros(300, 1000)),
-    }
-
-    def fault(node: int, envelope: Envelope) -> Answer | None:
-        change = nonsense.get(envelope.facts["round"]) if (node, envelope.kind) == (BAD, "train") else None
-        return answered(change)(wire)(envelope) if change else None
-
-    wire.fault = fault
-    run = served(recipe, wire, tmp_path, max_megabytes=1.0)
-    assert [[told["client"] for told in record["refused"]] for record in run.history] == [[], [1], [1], [], [], []]
-    assert [record["dropped"] for record in run.history] == [[], [], [], [1], [1], []]
-    said = [reason for _, _, reason in troubles(tmp_path / "out")]
-    assert [reason.partition(", got")[0] for reason in said] == [
-        "expected the facts of an envelope (task result)",
-        "expected an answer of at most 1000000 bytes",
-    ]
-
-
 DROPPED = [
     (
         lambda wire: lambda envelope: Envelope("train", {}, b""),
         "expected the facts of an envelope (task result), got others at",
     ),
     (answered(say("steps", -1)), "expected the facts of an envelope (task result), got others at 'steps'"),
-    (answered(say("more", 1)), "expected the facts of an envelope (task result), got others at 'more'"),
     (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
-    (
-        answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "calibration_error": None, "others": {}}})),
-        "expected the counts",
-    ),
-    (
-        lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\x00" * 50),
-        "got 50 that are none",
-    ),
     (
         lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\xff" * 50),
         "got 50 that are none",
@@ -333,37 +259,6 @@ def test_an_answer_that_is_none_counts_as_no_answer(tmp_path: Path, answer: Any,
     assert (number, client) == (2, 1)
     assert reason in told_reason
     assert "\n" not in told_reason
-
-
-@pytest.mark.slow
-def test_a_shared_model_that_is_none_is_left_out(tmp_path: Path) -> None:
-    recipe = three_rounds()
-    wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
-    bad = Envelope("finish", {"shared": True}, serialize({"x": torch.ones(2)}))
-    wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
-    served(recipe, wire, tmp_path)
-    files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
-    assert files == ["client-000.safetensors", "client-002.safetensors"]
-    assert "expected a group 'weights' in the message" in troubles(tmp_path / "out")[0][2]
-
-
-@pytest.mark.slow
-def test_rows_of_ones_own_and_one_test_set_for_all_do_not_go_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = recipe_of("local", data={"test": "global"})
-    said = turned_away(recipe, recipe, tmp_path, monkeypatch, data="digits")
-    assert "expected the recipe's data, as data.test is 'global', got data of its own" in said
-
-
-@pytest.mark.slow
-def test_texts_of_ones_own_need_words_that_all_number_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node would number its own words otherwise, and weights would be averaged over different words."""
-    texts = tmp_path / "own.csv"
-    texts.write_text("said,mood\n" + "".join(f"word{i % 7} and more,{'ab'[i % 2]}\n" for i in range(40)), "utf-8")
-    recipe = recipe_of("local", data={"text_column": "said", "label_column": "mood"})
-    said = turned_away(recipe, recipe, tmp_path, monkeypatch, data=f"csv:{texts}")
-    assert "expected data.word_vectors in the recipe for a node's own texts" in said
 
 
 @pytest.mark.slow
@@ -415,7 +310,7 @@ def test_a_late_node_that_does_not_fit_is_turned_away_and_the_run_goes_on(tmp_pa
     assert [line["client"] for line in away] == [2]
     assert "fedgh needs one feature width for all clients" in away[0]["reason"]
     read = served(recipe, Nearby(recipe, tmp_path, ()), tmp_path, resume=True)
-    assert told(read.history) == told(run.history)
+    assert comparable(read.history) == comparable(run.history)
 
 
 @pytest.mark.parametrize(
@@ -451,20 +346,10 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
         again.add(client, node=9000 - client)
     run = served(recipe, again, tmp_path / "killed", resume=True)
     expected = served(recipe, Nearby(recipe, tmp_path / "whole"), tmp_path / "whole")
-    assert told(run.history) == told(expected.history)
+    assert comparable(run.history) == comparable(expected.history)
     assert same_models(tmp_path / "killed", tmp_path / "whole")
     read = served(recipe, Nearby(recipe, tmp_path / "killed", ()), tmp_path / "killed", resume=True)  # nobody is there
-    assert told(read.history) == told(expected.history)
-
-
-@pytest.mark.slow
-def test_a_finished_deployment_goes_on_for_more_rounds(tmp_path: Path) -> None:
-    def recipe(rounds: int) -> Recipe:
-        return three_rounds(training={"rounds": rounds, "batch_size": 16, "lr": 0.05})
-
-    served(recipe(1), Nearby(recipe(1), tmp_path), tmp_path)
-    run = served(recipe(2), Nearby(recipe(2), tmp_path), tmp_path, resume=True)  # nodes started with as many
-    assert told(run.history) == told(build_federation(recipe(2), data=DATA).run().history)
+    assert comparable(read.history) == comparable(expected.history)
 
 
 def test_a_new_run_in_the_same_place_is_another_experiment(tmp_path: Path) -> None:
@@ -472,7 +357,7 @@ def test_a_new_run_in_the_same_place_is_another_experiment(tmp_path: Path) -> No
     first = served(recipe, Nearby(recipe, tmp_path), tmp_path)
     before = event_log(tmp_path / "out")[0]["experiment"]
     again = served(recipe, Nearby(recipe, tmp_path), tmp_path, overwrite=True)
-    assert told(first.history) == told(again.history)
+    assert comparable(first.history) == comparable(again.history)
     assert event_log(tmp_path / "out")[0]["experiment"] != before
 
 
@@ -497,12 +382,3 @@ def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: 
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
     assert all("expected the state after '000001-00'" in reason and "got nothing" in reason for reason in said)
     assert bool(said) is not anew
-
-
-@pytest.mark.slow
-def test_an_evaluation_without_an_answer_leaves_the_client_out(tmp_path: Path) -> None:
-    recipe = three_rounds("fedavg", models={"architectures": ["digits-cnn1"]})
-    wire = Nearby(recipe, tmp_path)
-    wire.fault = lambda node, envelope: NodeError("gone") if (node, envelope.kind) == (BAD, "score") else None
-    run = served(recipe, wire, tmp_path)
-    assert [record["accuracy"]["received"]["n"] for record in run.history] == [2, 2, 2]

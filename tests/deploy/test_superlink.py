@@ -1,19 +1,23 @@
-"""The two programs of a deployment before they start, and what a node makes of an app's error."""
+"""The two programs of a deployment before they start; the gate before the server's routes; a node's errors."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from polyfed.deploy import supernode
-from polyfed.deploy.superlink import serve_nodes
+from polyfed.deploy.superlink import Gate, check_system, is_own, serve_nodes
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.nearby import recipe_of
 
@@ -25,12 +29,9 @@ def touched(path: Path) -> Path:
     return path
 
 
-def test_a_server_without_its_keys_is_one_line(tmp_path: Path) -> None:
+def test_a_program_without_its_keys_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected ca\.crt in .*, as 'polyfed deploy certify' writes it, got none"):
         serve_nodes(tmp_path, database=tmp_path / "db")
-
-
-def test_a_node_without_its_key_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
         supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
 
@@ -71,7 +72,7 @@ def test_a_node_asks_nobody_elses_program_for_work(theirs: bool, monkeypatch: py
         ('client-id=0 state-dir="state" data="csv:none.csv"', "none.csv"),
     ],
 )
-def test_a_wrong_configuration_is_told_at_the_node(
+def test_a_wrong_configuration_ends_the_node(
     config: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its SuperNode is started, and not in the middle of a run."""
@@ -101,18 +102,18 @@ def test_a_nodes_secret_is_in_no_file_and_its_supernode_ends_with_it(
         with supernode.start_supernode([], b"s" * 32):
             signal.pause()
     os.close(write)
-    with os.fdopen(read, "rb") as said:
-        assert said.read(32) == b"s" * 32
+    with os.fdopen(read, "rb") as output:
+        assert output.read(32) == b"s" * 32
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert said.read() == b"", "nobody holds the other end any more"
+        assert output.read() == b"", "no process holds the other end any more"
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_what_goes_wrong_at_a_node_stays_there(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is told the kind of an error; its text may have a row in it."""
+    """The server gets the kind of an error; its text may hold a row."""
     from flwr.app import Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -124,9 +125,9 @@ def test_what_goes_wrong_at_a_node_stays_there(
         raise ValueError("row 7: age 43")
 
     asked = Message(RecordDict(), dst_node_id=1, message_type="train")
-    said = supernode.reply(app, asked, None)  # type: ignore[arg-type]
-    assert said.has_error()
-    assert said.error.reason == "ValueError"
+    answer = supernode.reply(app, asked, None)  # type: ignore[arg-type]
+    assert answer.has_error()
+    assert answer.error.reason == "ValueError"
     assert "row 7: age 43" in caplog.text
 
 
@@ -162,3 +163,104 @@ def test_a_message_that_never_arrives_does_not_keep_a_node(
         supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)
     assert ends == ["failed"]
     assert "expected a message to arrive within 0 s" in caplog.text
+
+
+# the gate, with real connections of this machine ----------------------------------------------------------------------
+
+ME, OTHER = os.geteuid(), os.geteuid() + 1
+CONTROL = "/v1/control/start-run"
+
+
+@contextmanager
+def connection(family: int = socket.AF_INET, host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends: the one that called, the one that was called."""
+    try:
+        listening = socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with (
+        closing(listening),
+        closing(
+            socket.create_connection(("127.0.0.1" if host == "::" else host, listening.getsockname()[1]))
+        ) as calling,
+    ):
+        called, _ = listening.accept()
+        with closing(called):
+            yield calling, called
+
+
+def ends(called: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Theirs and ours, as a server sees them."""
+    return called.getpeername()[:2], called.getsockname()[:2]
+
+
+def asks(path: str, called: socket.socket, keeper: int, kind: str = "http") -> str:
+    """The fate of a request: "through", or the status of the refusal."""
+    theirs, ours = ends(called)
+    fate: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        fate.append("through")
+
+    async def send(event: Any) -> None:
+        fate.append(event.get("status", event.get("code")))
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is read before it is let through")
+
+    asyncio.run(Gate(app, keeper)({"type": kind, "path": path, "client": theirs, "server": ours}, receive, send))
+    return str(fate[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::")]
+)
+def test_a_connection_has_its_owner(family: int, host: str) -> None:
+    with connection(family, host) as (_, called):
+        theirs, ours = ends(called)
+        assert is_own(theirs, ours, ME)
+        assert not is_own(theirs, ours, OTHER)
+        assert not is_own((theirs[0], theirs[1] ^ 1), ours, ME), "another connection"
+        assert not is_own(("192.0.2.7", theirs[1]), ours, ME), "from elsewhere"
+        assert not is_own(("nonsense", 0), ours, ME)
+
+
+def test_a_closed_connection_has_no_owner() -> None:
+    """The table calls closed sockets root's: a request that hangs up at once would be root's."""
+    with connection() as (calling, called):
+        theirs, ours = ends(called)
+        calling.close()
+        assert not is_own(theirs, ours, ME)
+        assert not is_own(theirs, ours, 0)
+
+
+def test_nodes_are_let_through() -> None:
+    with connection() as (_, called):
+        assert asks("/v1/fleet/pull-messages", called, OTHER) == "through"
+
+
+def test_all_else_is_for_the_servers_user() -> None:
+    paths = (
+        CONTROL,
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "",
+        "/v1/fleet",
+        "/x/v1/fleet/a",
+        "//v1/fleet/a",
+        "/V1/FLEET/a",
+    )
+    with connection() as (_, called):
+        for path in paths:
+            assert asks(path, called, ME) == "through"
+            assert asks(path, called, OTHER) == "403"
+        assert asks("/v1/fleet/x", called, ME, "websocket") == "1008"
+
+
+def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    check_system()
+    monkeypatch.setattr("polyfed.deploy.superlink.TCP_TABLES", (tmp_path / "none",))
+    with pytest.raises(Exception, match="expected a server's machine with Linux"):
+        check_system()
+    with connection() as (_, called):
+        assert asks(CONTROL, called, ME) == "403"

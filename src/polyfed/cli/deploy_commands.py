@@ -97,7 +97,7 @@ def release(
 
     owner = release(folder, client)
     print_text(
-        f"client {client} belonged to the node that came as {owner.node}, and is free now; go on with resume=true"
+        f"client {client} belonged to the node registered as {owner.node}, and is free now; go on with resume=true"
     )
 
 

@@ -1,7 +1,7 @@
-"""A folder that is ready for several machines: a recipe as a Flower app, and how its servers and nodes are started.
+"""A folder for several machines: a recipe as a Flower app, and the commands of its server and nodes.
 
-The recipe is copied as it stands; what is asked for beside it (method, seed, preset, settings) becomes the default of
-the app's own settings, which ``flwr run -c`` changes for one run.
+The recipe is copied unchanged; method, seed, preset and settings given beside it become the defaults of the app's own
+settings, which ``flwr run -c`` changes for one run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
 from polyfed.version import __version__
 
-__all__ = ["APP_FILES", "app_config", "command_line", "create_app"]
+__all__ = ["app_config", "command_line", "create_app"]
 
-APP_FILES = ("pyproject.toml", "federated_app.py", "recipe.toml")  # what Flower sends to the machines
 _EXAMPLES = (
     "README.md",
     "config.toml",
@@ -90,13 +89,11 @@ def app_config(
     overrides: Sequence[str] = (),
     seed: int | None = None,
     preset: str | None = None,
-    **others: Any,
 ) -> dict[str, Any]:
-    """What ``[tool.flwr.app.config]`` holds: every setting that a run may change, with the values asked for.
+    """``[tool.flwr.app.config]``: every setting that a run may change, with its default.
 
     Args:
         method, overrides, seed, preset: as for `polyfed.run`.
-        others: any of `flower.RUN_CONFIG`, with "_" for "-".
 
     Raises:
         ConfigError: a setting with a ";", which separates settings.
@@ -104,21 +101,21 @@ def app_config(
     for text in overrides:
         if ";" in text:
             raise ConfigError(f"expected --set without ';', which separates settings in the app, got '{text}'")
-    given = {key.replace("_", "-"): value for key, value in others.items()}
-    asked = {"method": method, "seed": seed, "preset": preset, "set": ";".join(overrides)}
+    given = {"method": method, "seed": seed, "preset": preset, "set": ";".join(overrides)}
     defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
-    return defaults | {key: value for key, value in asked.items() if value is not None} | given
+    return defaults | {key: value for key, value in given.items() if value is not None}
 
 
 def command_line(method: str | None, overrides: Sequence[str], seed: int | None, preset: str | None) -> Sequence[str]:
-    """What a recipe is read with, as words of the command line."""
+    """Options with which a recipe is read, as words of the command line."""
     given = {"--method": method, "--seed": seed, "--preset": preset}
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return [*words, *(word for change in overrides for word in ("--set", change))]
 
 
 def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict[str, str]:
-    """What the templates name."""
+    """The templates' variables."""
+    words = "".join(f" {shlex.quote(word)}" for word in asked)
     clients = recipe.data.client_count
     count = "as many as the data name" if clients is None else str(clients)
     last = "one less than there are" if clients is None else str(clients - 1)
@@ -130,10 +127,8 @@ def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict
         "host": host,
         "authority": json.dumps(str(place.absolute() / "keys" / AUTHORITY)),
         "version": __version__,
-        "asked": "".join(f" {shlex.quote(word)}" for word in asked),
-        "asked_unit": "".join(f" {shlex.quote(word)}" for word in asked)
-        .replace("%", "%%")
-        .replace("$", "$$"),  # systemd's
+        "asked": words,
+        "asked_unit": words.replace("%", "%%").replace("$", "$$"),  # systemd's
     }
 
 

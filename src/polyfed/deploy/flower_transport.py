@@ -5,9 +5,8 @@ A Flower app needs two lines, one in each of its components:
     server_app = make_server_app("recipe.toml")
     client_app = make_client_app("recipe.toml")
 
-What a node is (its client's number, data, network, disk) stands in its node configuration, how a run goes in the run
-configuration; docs/deployment.md lists both. Envelopes travel as one record: plain facts as JSON, a message as
-the bytes of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled.
+docs/deployment.md lists the keys of node and run configuration. Envelopes travel as one record: plain facts as JSON, a
+message as the bytes of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
-_LONGEST = 1000  # characters of a node's trouble that are told
+_LONGEST = 1000  # characters of a node's trouble
 MAX_FACTS_BYTES = 2**24  # bytes of an envelope's facts: read, JSON takes twenty times as much
 RECORD = "polyfed"
 FACTS = "facts"
 _BODY = "body"
 _TROUBLE = "trouble"
-RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to the recipe, what it is)
+RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (default, meaning)
     "method": ("", "in place of the recipe's"),
     "seed": (-1, "in place of the recipe's"),
     "preset": ("", "presets of the recipe to lay over it"),
     "set": ("", "settings, as --set has them, with ';' between"),
     "out": ("", "run folder, on the server's machine"),
-    "resume": (False, "go on where the run folder's last round ends"),
+    "resume": (False, "go on after the run folder's last round"),
     "overwrite": (False, "replace the run that the run folder holds"),
     "min-nodes": (0, "begin when so many clients are there; 0: all"),
     "deadline": (600.0, "seconds that a node has for an answer"),
@@ -62,7 +61,7 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
 
     Args:
         recipe: a TOML file, read when the app runs, or a `Recipe`.
-        loggers: who watches, besides a `Console` on standard error.
+        loggers: besides a `Console` on standard error.
 
     Raises:
         ConfigError: Flower is not installed.
@@ -91,12 +90,10 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
 
 
 def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
-    """The client half of a Flower app, for nodes that run what the server sends them.
-
-    `polyfed deploy node` has no use for it: it answers with the polyfed and the recipe of its own machine.
+    """The client half of a Flower app, for nodes that run what the server sends them; `polyfed deploy node` does not.
 
     Args:
-        recipe: the same experiment as the server's; a TOML file, read when an envelope comes, or a `Recipe`.
+        recipe: the same experiment as the server's; a TOML file, read for each envelope, or a `Recipe`.
 
     Raises:
         ConfigError: Flower is not installed.
@@ -112,7 +109,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
 
 
 def client_app(answer: Callable[[Envelope, Context], Envelope]) -> ClientApp:
-    """A client app that answers envelopes so; what goes wrong is a trouble."""
+    """A client app that answers envelopes so; an error is a trouble."""
     from flwr.app import Message as FlowerMessage
     from flwr.clientapp import ClientApp
 
@@ -140,11 +137,11 @@ class FlowerTransport:
         self._grid = grid
 
     def nodes(self) -> set[int]:
-        """See `Wire`."""
+        """See `Transport`."""
         return set(self._grid.get_node_ids())
 
     def send(self, envelopes: Sequence[tuple[int, Envelope]], seconds: float) -> list[str]:
-        """See `Wire`; the seconds are the messages' time to live."""
+        """See `Transport`; the seconds are the messages' time to live."""
         from flwr.app import Message as FlowerMessage
 
         names = []
@@ -155,7 +152,7 @@ class FlowerTransport:
         return names
 
     def collect(self, names: Collection[str]) -> dict[str, Answer]:
-        """See `Wire`; an error of Flower's own, or of the node's app, is a trouble."""
+        """See `Transport`; an error of Flower's own, or of the node's app, is a trouble."""
         answers: dict[str, Answer] = {}
         for message in self._grid.pull_messages(list(names)):
             answers[message.metadata.reply_to_message_id] = _answer(message)
@@ -165,16 +162,16 @@ class FlowerTransport:
 # records ------------------------------------------------------------------------------------------------------------
 
 
-def _record(said: Answer) -> RecordDict:
+def _record(answer: Answer) -> RecordDict:
     """An envelope, or why there is none, as Flower carries it."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    if isinstance(said, NodeError):
-        return RecordDict({RECORD: ConfigRecord({_TROUBLE: str(said)})})
-    facts = json.dumps({"kind": said.kind, **said.facts}, separators=(",", ":"))
+    if isinstance(answer, NodeError):
+        return RecordDict({RECORD: ConfigRecord({_TROUBLE: str(answer)})})
+    facts = json.dumps({"kind": answer.kind, **answer.facts}, separators=(",", ":"))
     record = RecordDict({RECORD: ConfigRecord({FACTS: facts})})
-    if said.body:
-        array = Array("uint8", (len(said.body),), "polyfed", said.body)
+    if answer.body:
+        array = Array("uint8", (len(answer.body),), "polyfed", answer.body)
         record[_BODY] = ArrayRecord({_BODY: array})
     return record
 
@@ -187,10 +184,10 @@ def _envelope(message: Message) -> Envelope:
     """
     try:
         records = message.content
-        said = str(records.config_records[RECORD][FACTS]).encode()
-        if len(said) > MAX_FACTS_BYTES:
-            raise RunError(f"expected facts of at most {MAX_FACTS_BYTES} bytes, got {len(said)}")
-        facts = parse_json(said)
+        data = str(records.config_records[RECORD][FACTS]).encode()
+        if len(data) > MAX_FACTS_BYTES:
+            raise RunError(f"expected facts of at most {MAX_FACTS_BYTES} bytes, got {len(data)}")
+        facts = parse_json(data)
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
     except (KeyError, ValueError, AttributeError, TypeError) as error:
@@ -201,12 +198,12 @@ def _envelope(message: Message) -> Envelope:
 
 
 def _answer(message: Message) -> Answer:
-    """What came back from a node."""
+    """A node's answer."""
     if message.has_error():
         return NodeError(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
-    told: Mapping[str, Any] = message.content.config_records.get(RECORD, {})
-    if _TROUBLE in told:
-        return NodeError(str(told[_TROUBLE])[:_LONGEST])
+    record: Mapping[str, Any] = message.content.config_records.get(RECORD, {})
+    if _TROUBLE in record:
+        return NodeError(str(record[_TROUBLE])[:_LONGEST])
     try:
         return _envelope(message)
     except RunError as error:
@@ -234,7 +231,7 @@ def read_run_config(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configure(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
-    """The recipe with what the run configuration changes."""
+    """The recipe with the changes of the run configuration."""
     seed = None if config["seed"] < 0 else config["seed"]
     method = config["method"] or None
     preset = config["preset"] or None

@@ -161,11 +161,7 @@ class LocalCluster:
         self.processes.stop()
 
     def start(self) -> None:
-        """Certificates and keys, the server, the nodes' registration, the nodes.
-
-        Raises:
-            RunError: a program does not start.
-        """
+        """Start the server and all nodes; RunError: a program does not start."""
         self.prepare()
         self.start_server()
         self.register(range(self.nodes))
@@ -183,11 +179,7 @@ class LocalCluster:
         (self._home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
 
     def start_server(self) -> Popen[bytes]:
-        """Start the server, and wait until it answers.
-
-        Raises:
-            RunError: it does not.
-        """
+        """Start the server, and wait until it answers."""
         words: _Words = ["deploy", "server", self._keys, "--host", _HOST, "--port", str(self.port)]
         words += ["--database", self._home / "superlink.db"]
         server = self.processes.start("superlink", [*polyfed_command(), *words])
@@ -195,11 +187,7 @@ class LocalCluster:
         return server
 
     def register(self, numbers: Iterable[int]) -> None:
-        """Register nodes' public keys with the server.
-
-        Raises:
-            RunError: the server rejects one.
-        """
+        """Register nodes' public keys with the server."""
         for number in numbers:
             words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
             self.processes.start(f"register-{number}", [find_program("flwr"), *words])
@@ -222,9 +210,8 @@ class LocalCluster:
         """Run the app to its end.
 
         Args:
-            config: settings of the run, over those of the app.
-            look: called every moment.
-            app: in place of the one in the temporary folder.
+            config: settings of the run, over those of the app. look: called every moment. app: in place of the one in
+                the temporary folder.
 
         Raises:
             ConfigError, RunError: the server app's own; or the server ended.
@@ -334,12 +321,11 @@ class ProcessGroup:
             self._logs.rmdir()
 
     def start(self, name: str, command: Sequence[str | Path], folder: Path | None = None) -> Popen[bytes]:
-        """Start a program, in a session of its own: a Ctrl-C at the terminal is ours to handle, not its.
+        """Start a program in a session of its own, as a Ctrl-C at the terminal is ours to handle; no shell is used.
 
         Args:
             name: in messages and of its log; one of this name that has ended makes room.
-            command: the program's file and its words; no shell reads them.
-            folder: where it works; default: the present one.
+            command: file and words. folder: where it works; default: the present one.
 
         Raises:
             RunError: it cannot be started.
@@ -368,11 +354,7 @@ class ProcessGroup:
         return self._running[name].poll() is None
 
     def wait_for_success(self, name: str, limit: float) -> None:
-        """Wait for a program that has to end well.
-
-        Raises:
-            RunError: it failed, or took longer than `limit` seconds.
-        """
+        """Wait for a program that has to end well within `limit` seconds; RunError: it does not."""
         try:
             status = self._running[name].wait(limit)
         except subprocess.TimeoutExpired:
@@ -381,20 +363,12 @@ class ProcessGroup:
             raise RunError(f"{name} ended with status {status}{self.log_tail(name)}")
 
     def check_alive(self, name: str) -> None:
-        """Check that a program still runs.
-
-        Raises:
-            RunError: it has ended; with its last words.
-        """
+        """Raise a RunError with a program's last words if it has ended."""
         if (status := self._running[name].poll()) is not None:
             raise RunError(f"{name} has ended, with status {status}{self.log_tail(name)}")
 
     def wait_for_answer(self, name: str, port: int, limit: float) -> None:
-        """Wait until a program accepts connections on a port of this machine.
-
-        Raises:
-            RunError: it has ended, or does not within `limit` seconds.
-        """
+        """Wait until a program accepts connections on a port of this machine; RunError: not within `limit` seconds."""
         deadline = time.monotonic() + limit
         while True:
             self.check_alive(name)

@@ -1,7 +1,7 @@
-"""A node: one client with its own data, network and disk, which does what the server's envelopes ask.
+"""A node: one client with its own data, network and disk, which answers the server's envelopes.
 
-What it does with a job is what workers do with theirs (`executors.run_job`), so that the numbers are the same. It
-keeps nothing in memory: every envelope may come to another process.
+It runs a job by the workers' function (`executors.client_work.run_job`), so that the numbers are the same. It keeps
+nothing in memory: every envelope may reach another process.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
 from polyfed.results.stored_files import check_nodes_entry
 
-_ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind that are answered in a round
+_ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind, answered in a round
 _SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
-_UNSEEN = ("experiment", "settings", "about")  # what of a request changes nothing in the answer
+_UNSEEN = ("experiment", "settings", "about")  # keys of a request without influence on the answer
 
 
 class Node:
     """One client's node.
 
     Args:
-        recipe: the same experiment as the server's. place: what is this node's own.
-        data: where data are kept between envelopes that come to one process.
+        recipe: the same experiment as the server's. place: this node's configuration.
+        data: keeps data between envelopes of one process.
 
     Raises:
         ConfigError: its folder is not its own.
@@ -82,10 +82,10 @@ class Node:
         self._recipe = recipe.with_run(device=place.device or recipe.run.device)
 
     def answer(self, envelope: Envelope) -> Envelope:
-        """What the node says to an envelope.
+        """The node's answer.
 
         Raises:
-            PolyfedError: it cannot do what is asked; says why.
+            PolyfedError: there is none; the reason.
         """
         task = parse(TaskRequest, envelope.facts)
         if found := first_difference(task.settings, shared_config(self._recipe)):
@@ -101,13 +101,13 @@ class Node:
             return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share)
 
     def _count(self, envelope: Envelope, task: TaskRequest, turn: NodeTask) -> None:
-        """Note that this is answered.
+        """Count the answer to a request.
 
         Raises:
             ConfigError: there is no such round in this node's recipe. RunError: too much was answered already.
         """
-        rounds = self._recipe.training.rounds
-        last = rounds + 1 if turn.has_final_round else rounds  # the final round has a number of its own
+        rounds, method = self._recipe.training.rounds, self._recipe.chosen_method
+        last = rounds + 1 if method.final_exchanges() else rounds  # the final round has a number of its own
         trains = envelope.kind == "train" and not task.is_final
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
@@ -126,49 +126,40 @@ class Node:
 
 
 class NodeTask:
-    """The client at the time of one envelope.
-
-    Args:
-        recipe: the experiment. place: which client it is. data: where data are kept. task: what is asked.
-
-    Attributes:
-        client: see `Client`; as it begins, until `restore`.
-    """
+    """The client at the time of one envelope. client: see `Client`; as it begins, until `restore`."""
 
     def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: TaskRequest) -> None:
         self._task = task
         self._place = place
         self._recipe = recipe
         self._method: Method = recipe.chosen_method
-        dealt, number = data_of_node(recipe, place, data)
-        self._source, source = dealt.source, dealt.source
+        shared, number = data_of_node(recipe, place, data)
+        self._source, source = shared.source, shared.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names
-        count = recipe.data.client_count or max(len(dealt.clients), place.client + 1)
+        count = recipe.data.client_count or max(len(shared.clients), place.client + 1)
         self._name = place.architecture or assign_architectures(recipe, count)[place.client]
         self._prepare = input_normalization(source, recipe.models.architectures)
-        self.client = Client(self._name, dealt.clients[number].train, prepare=self._prepare)
-        self.client.id = place.client
-        self.client.classes = len(self._names)
-        self.client.seed = recipe.run.seed
-        self.client.training = recipe.training
-        self.client.public = data.public(recipe)
-        self.client.privacy = recipe.privacy
-        self.client.plugins = plugins_of(recipe.build_plugins())
+        self.client = client = Client(self._name, shared.clients[number].train, prepare=self._prepare)
+        client.id = place.client
+        client.classes = len(self._names)
+        client.seed = recipe.run.seed
+        client.training = recipe.training
+        client.public = data.public(recipe)
+        client.privacy = recipe.privacy
+        client.plugins = plugins_of(recipe.build_plugins())
         if place.secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
-            self.client.secret = load_or_create_key(place.state)
-        self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
-        rows = (self.client.data.train, self.client.data.validation, self.client.data.test)
+            client.secret = load_or_create_key(place.state)
+        client.data = renumbered(shared.clients[number], source.class_names, self._names)
+        rows = (client.data.train, client.data.validation, client.data.test)
         self._data = checksum_of(rows, [self._names, source.feature_names])
-        shape = tuple(source.train.x.shape[1:])
-        width = recipe.models.feature_dim
         self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)
         builders = {
             name: functools.partial(
                 build,
                 name,
-                shape,
+                tuple(source.train.x.shape[1:]),
                 len(self._names),
-                width,
+                recipe.models.feature_dim,
                 source.words,
                 beside=recipe.beside,
                 categories=source.columns.counts,
@@ -188,16 +179,11 @@ class NodeTask:
         self._folder = place.state / (task.experiment or "none")
         self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client:03d}")
 
-    @property
-    def has_final_round(self) -> bool:
-        """Whether the method has a final round."""
-        return bool(self._method.final_exchanges())
-
     def introduction(self) -> ClientHello:
-        """Who this node is; its data and its network can carry the method.
+        """The facts about this node.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: its data or its network do not fit the method.
         """
         client, source = self.client, self._source
         check_compatibility(self._method, [client], self._model_factory, client.public)
@@ -231,7 +217,7 @@ class NodeTask:
         )
 
     def _check_statistics(self) -> None:
-        """Where [privacy] bounds what leaves the node, mean and spread of its own rows do not.
+        """Where [privacy] bounds uploads, mean and spread of the node's own rows must not leave it.
 
         Raises:
             ConfigError: they would.
@@ -246,13 +232,13 @@ class NodeTask:
             )
 
     def request(self, envelope: Envelope) -> str:
-        """What tells an envelope from others: all that the answer depends on, the client's own state with it."""
+        """A digest of all that the answer depends on, the client's own state included."""
         asked = {key: value for key, value in envelope.facts.items() if key not in _UNSEEN}
         parts = (json.dumps(asked, sort_keys=True).encode(), envelope.body, self._checkpoints.stored(self._task.base))
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
     def train(self, message: Message) -> Envelope:
-        """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""
+        """One job, as a worker does it; the client's new state is on the disk before the answer leaves."""
         task, client = self._task, self.client
         self._take_up()
         self._checkpoints.rollback(task.base)
@@ -269,10 +255,8 @@ class NodeTask:
         return Envelope("train", to_result(task, done, new, kept).model_dump(), serialize(done.message))
 
     def run_job(self, message: Message) -> tuple[JobResult, bool]:
-        """What comes of the job, which the client then is if it counts; and whether it has new weights."""
-        task = self._task
-        client = self.client
-        method = self._method
+        """The job's result, which the client takes over if it counts; and whether it has new weights."""
+        task, client, method = self._task, self.client, self._method
         exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
         if task.exchange_index >= len(exchanges):
             raise RunError(
@@ -290,17 +274,15 @@ class NodeTask:
         return done, new
 
     def score(self, message: Message | None) -> Envelope:
-        """The scores asked for, of the client as it stands or after receiving a message; nothing is kept."""
+        """The scores of the client as it stands or after receiving a message; nothing is kept."""
         self._take_up()
         return Envelope("score", {part: score_to_json(score) for part, score in self.scores(message).items()})
 
     def finish(self, message: Message | None, share: bool) -> Envelope:
-        """Write the client's personal model to the disk, and hand it out if this node shares it."""
+        """Write the client's personal model to the disk, and send it if this node shares it."""
         about = self._entry()
         self._take_up()
-        task = self._task
-        client = self.client
-        method = self._method
+        task, client, method = self._task, self.client, self._method
         keeper = working_copy(client, task.variant, self._model_factory)
         keeper.round = task.round
         if message is not None:
@@ -319,9 +301,9 @@ class NodeTask:
         return Envelope("finish", {"shared": share}, serialize(merge_client_state(weights, state)) if share else b"")
 
     def _entry(self) -> Mapping[str, Any]:
-        """What the server says of the personal model, for the list of models beside it.
+        """The server's entry of the personal model for the list of models beside it.
 
-        All that names code or files, which whoever loads the model would import or open, is this node's own.
+        All that names code or files, which loading the model would import or open, is this node's own.
 
         Raises:
             RunError: it is no such entry, or one of another network or method than this client's.
@@ -356,21 +338,21 @@ class NodeTask:
         return found if modules is None else {**found, "modules": modules}
 
     def scores(self, message: Message | None) -> Scores:
-        """Of the parts asked for that the client has rows of, as it stands or after receiving a message."""
+        """Of the task's parts that the client has rows of, as it stands or after receiving a message."""
         task = self._task
         parts = [part for part in task.parts if len(getattr(self.client.data, part))]
-        asked = EvalJob(self.client, task.variant, message, task.round, parts)
-        return score_parts(asked, self._method, self._model_factory, ScoreCache(task.from_scores)) if parts else {}
+        job = EvalJob(self.client, task.variant, message, task.round, parts)
+        return score_parts(job, self._method, self._model_factory, ScoreCache(task.from_scores)) if parts else {}
 
     def _take_up(self) -> None:
-        """Be what the client was when it last counted."""
+        """Restore the client's state when it last counted."""
         base = self._task.base
         if self._place.anew and base not in self._checkpoints.marks():
             base = ""
         self.restore(self._checkpoints.read(base))
 
     def restore(self, kept: ClientSnapshot) -> None:
-        """Be the client that this is.
+        """Take over a stored state.
 
         Raises:
             RunError: its weights are of another network.
@@ -384,11 +366,11 @@ class NodeTask:
                 client.weights = self._store.store(0, self._name, kept.variant, kept.weights)
             except (ValueError, KeyError) as error:
                 where = f"client {client.id} ('{self._name}')"
-                raise RunError(f"{where}: what its disk holds is not of this network: {error}") from None
+                raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
 
 
 def to_result(task: TaskRequest, done: JobResult, new: bool, kept: Scores) -> TaskResult:
-    """What a node tells of a job besides the message; see `TaskResult`."""
+    """The facts of a job's answer."""
     return TaskResult(
         mark=task.mark if done.counts else "",
         variant=task.variant,

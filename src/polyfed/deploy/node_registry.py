@@ -1,4 +1,4 @@
-"""Who is there: which node is which client, what it said of itself, and the event log of what happened to nodes."""
+"""Which node is which client, the facts that it gave about itself, and the event log of nodes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from polyfed.results.read import check_links, parse_json
 
 EVENT_LOG, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers
-REST = 30.0  # seconds before a node that could not say who it is, or was turned away, is asked again
+REST = 30.0  # seconds before a node that was turned away is asked again
 _DOUBLINGS = 8  # of that, at most
-_INPUT = 2**22
-_HEAD = 2**24  # numbers that an input may have, and a head in all
-_FEW = 5  # names that are told of many
-_REASON = 1000  # characters that are told of why somebody is turned away
+_INPUT = 2**22  # numbers of an input, at most
+_HEAD = 2**24  # numbers of a head in all, at most
+_FEW = 5  # names shown of many
+_REASON = 1000  # characters of the reason why a node is turned away
 _EXPERIMENT = re.compile("[0-9a-f]{16}")
 Answer = Envelope | NodeError
 
@@ -38,7 +38,7 @@ class Transport(Protocol):
     """Carries envelopes to nodes and back. Nodes have numbers, which are not those of clients."""
 
     def nodes(self) -> set[int]:
-        """Who can be written to now."""
+        """Nodes that can be reached now."""
         ...
 
     def send(self, envelopes: Sequence[tuple[int, Envelope]], seconds: float) -> list[str]:
@@ -49,28 +49,27 @@ class Transport(Protocol):
         ...
 
     def collect(self, names: Collection[str]) -> dict[str, Answer]:
-        """The answers that are there, at once, by the names of what they answer; each is given once."""
+        """The answers that are there now, by the names of their requests; each is given once."""
         ...
 
 
 class Owner(NamedTuple):
-    """Whose a client's number is. node: as which it came. token: digest of that by which it is known again."""
+    """The owner of a client's number. node: its registration. token: digest of the token that identifies it."""
 
     node: int
     token: str
 
 
 class EventLog:
-    """`nodes.jsonl` of a run folder: a line for the experiment, and one for whatever happens to nodes.
+    """`nodes.jsonl` of a run folder: a line for the experiment, and one for each event of nodes.
 
-    Lines wait until `open`, as nothing is written before a run begins.
+    Lines wait until `open`, as nothing is written before a run begins. Tokens are stored as digests.
 
     Args:
-        path: the file. resume: go on with what is there.
+        path: the file. resume: go on with the file that is there.
 
     Attributes:
-        experiment: under this name nodes keep what is theirs. introductions: what clients last said of themselves.
-        owners: number of client -> whose it is.
+        experiment: under this name nodes keep their states. introductions: client -> its last. owners: client -> owner.
     """
 
     def __init__(self, path: Path, resume: bool) -> None:
@@ -87,7 +86,7 @@ class EventLog:
 
     def _read(self) -> None:
         try:
-            *whole, _ = self._path.read_bytes().split(b"\n")  # what comes last has no end: it was cut off by a kill
+            *whole, _ = self._path.read_bytes().split(b"\n")  # a line without end was cut off by a kill
             lines = [parse_json(line) for line in whole]
             self.experiment = str(lines[0]["experiment"])
             if not _EXPERIMENT.fullmatch(self.experiment):
@@ -99,7 +98,6 @@ class EventLog:
         self._whole = "".join(json.dumps(line) + "\n" for line in lines)
 
     def _take(self, line: Mapping[str, Any]) -> None:
-        """What a line says of who is which client."""
         if line["event"] == "hello":
             known = parse(ClientHello, line["said"])
             node = line["node"]
@@ -111,18 +109,18 @@ class EventLog:
             self.forget(line.get("client", -1))
 
     def forget(self, client: int) -> None:
-        """A client's number is nobody's any more; -1 is no client."""
+        """A client's number has no owner any more; -1 is no client."""
         self.introductions.pop(client, None)
         self.owners.pop(client, None)
 
-    def welcome(self, said: ClientHello, node: int) -> None:
-        """Somebody is a client: its number is that node's from now on."""
-        owner = Owner(node, said.token)
-        if self.introductions.get(said.client) == said and self.owners.get(said.client) == owner:
+    def welcome(self, hello: ClientHello, node: int) -> None:
+        """A node is a client: the number is that node's from now on."""
+        owner = Owner(node, hello.token)
+        if self.introductions.get(hello.client) == hello and self.owners.get(hello.client) == owner:
             return
-        self.introductions[said.client] = said
-        self.owners[said.client] = owner
-        self.note("hello", client=said.client, node=node, said=said.model_dump())
+        self.introductions[hello.client] = hello
+        self.owners[hello.client] = owner
+        self.note("hello", client=hello.client, node=node, said=hello.model_dump())
 
     def note(self, event: str, **facts: Any) -> None:
         """One line more."""
@@ -134,7 +132,7 @@ class EventLog:
                 append_line(self._path, line.encode())
 
     def open(self) -> None:
-        """Write what waits, and from now on at once."""
+        """Write the lines that wait, and later ones at once."""
         if not self._open:
             with explain_disk_errors(self._path.parent):
                 atomic_write(self._path, self._whole.encode())
@@ -143,16 +141,16 @@ class EventLog:
 
 
 def release(folder: str | Path, client: int) -> Owner:
-    """By the keeper's word a client's number belongs to nobody: the next node that comes with it has it.
+    """Free a client's number for the next node that has it.
 
     Args:
-        folder: of the run, which is not at work.
+        folder: of the run, which is stopped.
 
     Returns:
-        Whose it was.
+        Its owner.
 
     Raises:
-        ConfigError: the folder has no event log of nodes, the number is nobody's, or a part of the folder is a link.
+        ConfigError: the folder has no event log of nodes, the number no owner, or a part of the folder is a link.
     """
     check_links(Path(folder))
     path = Path(folder) / EVENT_LOG
@@ -170,11 +168,7 @@ def release(folder: str | Path, client: int) -> Owner:
 
 
 class RequestBroker:
-    """Sends envelopes and waits for what comes back.
-
-    Args:
-        wire: what carries them. deadline: seconds that a node has for an answer.
-    """
+    """Sends envelopes over a wire and waits for answers, for `deadline` seconds."""
 
     def __init__(self, wire: Transport, deadline: float) -> None:
         self.wire, self.deadline = wire, deadline
@@ -182,22 +176,25 @@ class RequestBroker:
     def request(
         self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
     ) -> list[Answer]:
-        """The answers to envelopes to nodes (None: nobody knows where it is), in their order.
+        """The answers to envelopes to nodes (None: of an unknown node), in their order.
 
         Args:
-            done: called with how many are through, whenever there are more.
+            done: called with the number of answers, whenever there are more.
         """
         online = self.wire.nodes()
         found: list[Answer | None] = [
             None if node in online else NodeError("its node is not there") for node, _ in envelopes
         ]
-        places = [place for place, answer in enumerate(found) if answer is None]
-        to_send = [envelopes[place] for place in places]
-        sent = [(node, envelope) for node, envelope in to_send if node is not None]
-        names = self.wire.send(sent, self.deadline) if sent else []
-        for place in (place for name, place in zip(names, places, strict=True) if not name):
-            found[place] = NodeError("its node could not be written to")
-        waiting = {name: place for name, place in zip(names, places, strict=True) if name}
+        sent = [
+            (p, node, envelopes[p][1]) for p, (node, _) in enumerate(envelopes) if node is not None and not found[p]
+        ]
+        names = self.wire.send([(node, envelope) for _, node, envelope in sent], self.deadline) if sent else []
+        waiting: dict[str, int] = {}
+        for name, (place, _, _) in zip(names, sent, strict=True):
+            if name:
+                waiting[name] = place
+            else:
+                found[place] = NodeError("its node could not be written to")
         late = time.monotonic() + self.deadline
         while waiting:
             if answers := self.wire.collect(list(waiting)):
@@ -213,16 +210,15 @@ class RequestBroker:
 
 
 class NodeRegistry:
-    """The clients that have said who they are.
+    """The clients whose nodes have introduced themselves.
 
     Args:
-        recipe: what they must have, too. broker: asks them. event_log: where it is noted. count: clients of the
-            federation. say: told what somebody who waits should know.
+        recipe: the same as theirs. broker: reaches them. event_log: for events. count: clients of the federation.
+        say: receives lines on the progress.
 
     Attributes:
-        count: see above.
         known: by number of client, also those of an earlier process whose nodes are not back. node_of: their nodes.
-        class_names: those of the task, once the first have come.
+        class_names: those of the task, once the first nodes are there.
     """
 
     def __init__(
@@ -233,30 +229,29 @@ class NodeRegistry:
         self._event_log = event_log
         self.count = count
         self._say = say
-        self.known = {i: said for i, said in event_log.introductions.items() if i < count}
+        self.known = {i: hello for i, hello in event_log.introductions.items() if i < count}
         self.node_of: dict[int, int] = {}
-        told = recipe.data.class_names
-        self.class_names = told or next((said.class_names for said in self.known.values()), None)
+        self.class_names = recipe.data.class_names or next((hello.class_names for hello in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
-        self._resting: dict[int, tuple[float, str]] = {}  # who is not asked before when, and why
-        self._rejections = Counter[int]()  # of a node: how often a federation was tried in vain with it
+        self._resting: dict[int, tuple[float, str]] = {}  # node -> not asked before, why
+        self._rejections = Counter[int]()  # node -> federations tried in vain with it
 
     def wait_for_clients(self, wanted: int) -> None:
-        """Wait until so many clients are there; the first of them settle what the classes are called."""
-        told = -1
+        """Wait until so many clients are there; the first of them settle the classes' names."""
+        shown = -1
         while True:
             self.poll()
             if len(self.node_of) >= wanted and self.class_names is None:
                 self._settle()
-            if told != len(self.node_of):
-                told = len(self.node_of)
-                self._say(f"{told} of {wanted} clients are there")
-            if told >= wanted:
+            if shown != len(self.node_of):
+                shown = len(self.node_of)
+                self._say(f"{shown} of {wanted} clients are there")
+            if shown >= wanted:
                 return
             time.sleep(PAUSE)
 
     def poll(self) -> bool:
-        """Greet nodes that are new, take in what greeted ones say; whether somebody is a client that was not known."""
+        """Greet new nodes, read introductions; whether there is a client that was not known."""
         before = set(self.known)
         self._hear()
         online = self._broker.wire.nodes()
@@ -286,20 +281,20 @@ class NodeRegistry:
         try:
             if isinstance(answer, NodeError):
                 raise RunError(answer)
-            said = parse(ClientHello, answer.facts)
-            said = said.model_copy(update={"token": hashlib.sha256(said.token.encode()).hexdigest()})
-            self._check(said, node)
+            hello = parse(ClientHello, answer.facts)
+            hello = hello.model_copy(update={"token": hashlib.sha256(hello.token.encode()).hexdigest()})
+            self._check(hello, node)
         except (RunError, ConfigError) as error:
             self._turn_away(node, str(error))
             return
-        except Exception as error:  # whatever somebody else has said
+        except Exception as error:  # the introduction is another party's
             self._turn_away(node, f"its introduction cannot be read: {type(error).__name__}")
             return
-        self.known[said.client], self.node_of[said.client] = said, node
-        self._event_log.welcome(said, node)
+        self.known[hello.client], self.node_of[hello.client] = hello, node
+        self._event_log.welcome(hello, node)
 
     def reject(self, client: int, reason: str) -> None:
-        """Turn somebody away that has said hello, as the others' federation has no place for it.
+        """Turn a client away with which there can be no federation.
 
         To find that out takes time; so it rests twice as long after each time.
         """
@@ -311,50 +306,50 @@ class NodeRegistry:
 
     def _turn_away(self, node: int, reason: str, **more: int) -> None:
         reason = reason[:_REASON]
-        if self._resting.get(node, (0.0, ""))[1] != reason:  # else it is an old story
+        if self._resting.get(node, (0.0, ""))[1] != reason:  # else it was noted before
             self._event_log.note("turned away", node=node, reason=reason, **more)
             self._say(f"node {node} is no client: {reason}")
         doubled = min(max(self._rejections[node] - 1, 0), _DOUBLINGS)
         self._resting[node] = (time.monotonic() + REST * 2**doubled, reason)
 
-    def _check(self, said: ClientHello, node: int) -> None:
-        """Whether this can be a client.
+    def _check(self, hello: ClientHello, node: int) -> None:
+        """Check an introduction against bounds, the recipe and the owner of its number.
 
         Raises:
-            ConfigError: it cannot; says why.
+            ConfigError: this can be no client.
         """
-        plain = said.feature_dim * (len(said.class_names) + 1)  # numbers of a linear layer
-        head = max(sum(math.prod(shape) for shape in said.head.values()), plain if said.linear else 0)
-        if math.prod(said.shape) > _INPUT:
-            raise ConfigError(f"expected at most {_INPUT} numbers in an input, got the shape {said.shape}")
+        plain = hello.feature_dim * (len(hello.class_names) + 1)  # numbers of a linear layer
+        head = max(sum(math.prod(shape) for shape in hello.head.values()), plain if hello.linear else 0)
+        if math.prod(hello.shape) > _INPUT:
+            raise ConfigError(f"expected at most {_INPUT} numbers in an input, got the shape {hello.shape}")
         if head > _HEAD:
             raise ConfigError(f"expected at most {_HEAD} numbers in a head, got {head}")
-        if self.class_names is not None and said.class_names != self.class_names:
-            raise ConfigError(f"expected the classes {_listed(self.class_names)}, got {_listed(said.class_names)}")
-        Prepare(tuple(said.mean), tuple(said.std), table=said.table)
-        number = said.client
-        other = self.node_of.get(said.client)
+        if self.class_names is not None and hello.class_names != self.class_names:
+            raise ConfigError(f"expected the classes {_listed(self.class_names)}, got {_listed(hello.class_names)}")
+        Prepare(tuple(hello.mean), tuple(hello.std), table=hello.table)
+        number = hello.client
+        other = self.node_of.get(hello.client)
         if number >= self.count:
             raise ConfigError(f"expected a client-id below {self.count}, got {number}")
         if other is not None and other != node and other in self._broker.wire.nodes():
             raise ConfigError(f"client-id {number} is taken by node {other}")
         owner = self._event_log.owners.get(number)
-        if owner is not None and node != owner.node and said.token != owner.token:
+        if owner is not None and node != owner.node and hello.token != owner.token:
             raise ConfigError(
-                f"client-id {number} belongs to the node that came as {owner.node}, got another; where "
-                f"its keeper wants it so: polyfed deploy release RUN {number}"
+                f"client-id {number} belongs to the node registered as {owner.node}, got another; to "
+                f"replace it: polyfed deploy release RUN {number}"
             )
         before = self.known.get(number)
-        if before is not None and (before.architecture, before.head) != (said.architecture, said.head):
-            raise ConfigError(f"client {number} was '{before.architecture}' before, got as '{said.architecture}'")
+        if before is not None and (before.architecture, before.head) != (hello.architecture, hello.head):
+            raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
 
     def _settle(self) -> None:
-        """One numbering of classes, where the recipe has none: that of most of the first clients, or of the first.
+        """One numbering of classes, where the recipe has none: the most common one of the first clients.
 
         The others are asked again, as they may have some of these classes.
         """
-        said = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
-        self.class_names = list(said.most_common(1)[0][0])
+        hello = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
+        self.class_names = list(hello.most_common(1)[0][0])
         others = [i for i, one in sorted(self.known.items()) if one.class_names != self.class_names]
         answers = self._broker.request([(self.node_of[i], self._greeting()) for i in others]) if others else []
         for number, answer in zip(others, answers, strict=True):
@@ -362,16 +357,12 @@ class NodeRegistry:
             self._take(self.node_of.pop(number), answer)
 
     def task_facts(self) -> Mapping[str, Any]:
-        """What every task tells: the experiment, the settings, the classes' names."""
+        """The facts of every task: the experiment, the settings, the classes' names."""
         return {"experiment": self._event_log.experiment, "settings": self._settings, "class_names": self.class_names}
 
 
 class NodePresence(Plugin):
-    """Who of those that the settings let be there has ever said hello.
-
-    Args:
-        known: their numbers. look: called before every round.
-    """
+    """Clients whose nodes have introduced themselves are present. look: called before every round."""
 
     name = "nodes"
 
@@ -382,15 +373,15 @@ class NodePresence(Plugin):
         self._unknown: frozenset[int] = frozenset()
 
     def validate(self, setup: Setup) -> None:
-        """Whom nobody knows yet."""
+        """The others are unknown."""
         self._unknown = frozenset(client.id for client in setup.clients) - self._known
 
     def absent(self, number: int) -> Collection[int]:
-        """Whose node has not said hello."""
+        """Clients without a node."""
         return self._unknown
 
     def select(self, round: Round) -> None:
-        """See who has come."""
+        """Look for new nodes."""
         if not round.final:
             self._look()
 

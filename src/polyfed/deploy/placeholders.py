@@ -1,4 +1,4 @@
-"""What the server has in place of clients' networks, weights and data, which are with their nodes."""
+"""Placeholders at the server for clients' networks, weights and data, which are with their nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SMALL_INPUT = 2**18
 _SMALL = 2**25  # numbers that an input, and a network, may have whatever those of others are
 _LARGEST = 2**28  # numbers that no network may have
 _TIMES = 4  # ... and else this many times as many as those of others
-UNSEEN = "extractor.unseen"  # the tensor by which a `PlaceholderModel` network in a message is known
+UNSEEN = "extractor.unseen"  # the tensor that marks a `PlaceholderModel` in a message
 
 
 class RemoteStore(WeightStore):
-    """A store whose rows say of which network they are and hold nothing: the weights lie with the nodes."""
+    """A store of empty rows that name their network: the weights are with the nodes."""
 
     def layout(self, architecture: str, variant: str = "") -> RowLayout:
         """See `WeightStore`; an empty one."""
@@ -40,16 +40,16 @@ class RemoteStore(WeightStore):
 
 
 class PlaceholderModel(SplitModel):
-    """Stands for a network that only its node has: what enters the head is zeros, the head is as the node told.
+    """Stands for a network that only its node has: the head gets zeros, and is as the node describes it.
 
-    Its body has one tensor without entries, by whose name a message with such a network in it is known.
+    Its body has one tensor without entries, whose name marks a message with such a network in it.
     """
 
-    def __init__(self, told: ClientHello, classes: int) -> None:
-        super().__init__(told.architecture, told.feature_dim)
+    def __init__(self, hello: ClientHello, classes: int) -> None:
+        super().__init__(hello.architecture, hello.feature_dim)
         self.extractor = _Named({UNSEEN.partition(".")[2]: [0]})
         self._classes = classes
-        self.add_module("head", nn.Linear(told.feature_dim, classes) if told.linear else _Named(told.head))
+        self.add_module("head", nn.Linear(hello.feature_dim, classes) if hello.linear else _Named(hello.head))
 
     def extract(self, x: Tensor) -> Tensor:
         """(N, ...) to (N, D), zeros."""
@@ -89,76 +89,65 @@ class _Blank(LabeledSamples):
 
     @property
     def largest_label(self) -> int:
-        """Nobody knows: no more than the classes that were told."""
+        """Unknown; within the task's classes."""
         return 0
 
 
-def placeholder_samples(count: int, told: ClientHello) -> LabeledSamples:
-    """So many samples of the kind that was told, which take no memory as long as only some of them are read."""
-    x = torch.zeros((), dtype=getattr(torch, told.dtype)).expand(count, *told.shape)
+def placeholder_samples(count: int, hello: ClientHello) -> LabeledSamples:
+    """So many samples of a client's kind, which take no memory as long as only some of them are read."""
+    x = torch.zeros((), dtype=getattr(torch, hello.dtype)).expand(count, *hello.shape)
     return _Blank(x, torch.zeros((), dtype=torch.int64).expand(count))
 
 
-def can_build(said: ClientHello, recipe: Recipe) -> bool:
+def can_build(hello: ClientHello, recipe: Recipe) -> bool:
     """Whether the server can build a client's network: the recipe names it, or polyfed has it."""
-    return said.words >= 0 and (said.architecture in recipe.models.architectures or said.architecture in MODELS)
+    return hello.words >= 0 and (hello.architecture in recipe.models.architectures or hello.architecture in MODELS)
 
 
-def placeholder_builder(said: ClientHello, recipe: Recipe, classes: int) -> Builder:
-    """What makes a client's network here, or what stands for it."""
-    if not can_build(said, recipe):
-        return functools.partial(PlaceholderModel, said, classes)
-    words = said.words or None
-    width = recipe.models.feature_dim
-    shape = tuple(said.shape)
-    return functools.partial(
-        build,
-        said.architecture,
-        shape,
-        classes,
-        width,
-        words,
-        beside=recipe.beside,
-        categories=said.categories,
-    )
+def placeholder_builder(hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
+    """Makes a client's network here, or its placeholder."""
+    if not can_build(hello, recipe):
+        return functools.partial(PlaceholderModel, hello, classes)
+    form = (tuple(hello.shape), classes, recipe.models.feature_dim, hello.words or None)
+    return functools.partial(build, hello.architecture, *form, beside=recipe.beside, categories=hello.categories)
 
 
-def check_size(said: ClientHello, first: ClientHello, recipe: Recipe, classes: int) -> None:
-    """Whether a client's inputs, and the network that the server builds for it, are such as it can hold.
+def check_size(hello: ClientHello, first: ClientHello, recipe: Recipe, classes: int) -> None:
+    """Check that the server can hold a client's inputs, and the network that it builds for it.
 
     Networks are weighed without being built. Where one cannot be, inputs are the measure.
 
     Args:
-        first: of the most common kind, by which is measured.
+        first: of the most common kind, the measure.
 
     Raises:
         ConfigError: they are not.
     """
-    inputs = _input_size(said)
+    inputs = _input_size(hello)
     most_inputs = max(_SMALL_INPUT, _TIMES * _input_size(first))
     if inputs > most_inputs:
-        raise ConfigError(f"client {said.client}: expected inputs of at most {most_inputs} numbers, got {inputs}")
-    size = _size(said, recipe, classes) if can_build(said, recipe) else 0
+        raise ConfigError(f"client {hello.client}: expected inputs of at most {most_inputs} numbers, got {inputs}")
+    size = _size(hello, recipe, classes) if can_build(hello, recipe) else 0
     if size <= _SMALL:
         return
     usual = [first.model_copy(update={"architecture": name}) for name in recipe.models.architectures]
     most = min(_LARGEST, max(_SMALL, _TIMES * max(_size(one, recipe, classes) for one in usual)))
     if size > most:
         raise ConfigError(
-            f"client {said.client}: expected a network of at most {most} numbers, got '{said.architecture}' for inputs "
-            f"{tuple(said.shape)} with {size}; the recipe's models.architectures say how large networks are"
+            f"client {hello.client}: expected a network of at most {most} numbers, got '{hello.architecture}' for "
+            f"inputs {tuple(hello.shape)} with {size}; the recipe's models.architectures set the measure"
         )
 
 
-def _input_size(said: ClientHello) -> int:
-    """Numbers of an input, or of what a network keeps for words and categories."""
-    return max(math.prod(said.shape), said.words, sum(said.categories))
+def _input_size(hello: ClientHello) -> int:
+    """Numbers of an input, or of a network's tables of words and categories."""
+    return max(math.prod(hello.shape), hello.words, sum(hello.categories))
 
 
-def _size(said: ClientHello, recipe: Recipe, classes: int) -> int:
+def _size(hello: ClientHello, recipe: Recipe, classes: int) -> int:
     """Numbers of a client's network; 0 of one that cannot be weighed."""
     try:
         with without_memory():
-            return sum(tensor.numel() for tensor in placeholder_builder(said, recipe, classes)().state_dict().values())
+            return sum(tensor.numel() for tensor in placeholder_builder(hello, recipe, classes)().state_dict().values())
     except (NotImplementedError, RuntimeError):
         return 0

@@ -1,4 +1,4 @@
-"""What a server and its nodes write each other: plain facts, and a message of tensors as bytes. Nothing is unpickled.
+"""The envelopes of server and nodes: plain facts, and a message of tensors as bytes. Nothing is unpickled.
 
 A body is eight bytes of length, a header in JSON (the tensors' order, which safetensors does not keep, empty groups,
 and facts), and safetensors. Any type and shape survives, also bfloat16, booleans and single numbers.
@@ -35,8 +35,10 @@ from polyfed.errors import RunError
 Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
 _WEIGHTS, _OF_STATE = "weights", "state "  # names in a message that is a client
-_LENGTH = 8  # bytes that tell how long the header is
-_REASON = 300  # characters that are told of what is wrong with it
+_LENGTH = 8  # bytes of the header's length
+_REASON = 300  # characters of an error's reason
+_AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
+_OF_ALL = ("class_names", "mean", "std")  # of [data], for all clients' rows
 _TENSORS = 2**14  # and groups, that a message may have at most
 _HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much
 
@@ -53,13 +55,13 @@ _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
 class TaskRequest(Settings):
-    """What a node is asked; which of it counts depends on the kind of envelope.
+    """A request to a node; the fields that count depend on the kind of envelope.
 
-    experiment: which run it is, "" before it is known. settings: see `shared_config`. class_names: of the task; None:
-    as the node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
-    was when it last counted, "" at its beginning; mark: of what it will be. parts: of its data that are to be scored.
-    has_message: whether the body is one for the client (an empty one is one, too). The others: see
-    `executors.TrainJob`. about: entry of a run folder's models/index.json.
+    experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task; None: those
+    of the node's own data. auxiliary_model: its network, "" without one. base: mark of the client's state when it last
+    counted, "" at its beginning; mark: of its next state. parts: of its data, to be scored. has_message: whether the
+    body is a message for the client (it may be empty). about: entry of a run folder's models/index.json. The others:
+    see `executors.TrainJob`.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -80,12 +82,11 @@ class TaskRequest(Settings):
 
 
 class ClientHello(Settings):
-    """Who a node is: its client's number, its data (counts, classes, what inputs look like), its network.
+    """A node's introduction: its client's number, its data (counts, classes, form of inputs), its network.
 
-    shape, dtype: of one stored input. mean, std, table: see `Prepare`. words: of texts, how many ids there are; 0: no
-    texts; -1: they have fixed vectors. categories: of a table's features, if some have any. architecture: its name.
-    feature_dim: what enters the head. head: its tensors by name. linear: whether it is one linear layer. token: by
-    which the server knows the node again.
+    token: identifies the node under any registration. shape, dtype: of one stored input. mean, std, table: see
+    `Prepare`. words: ids of texts; 0: no texts; -1: fixed vectors. categories: of a table's features. feature_dim:
+    width of the head's input. head: shapes of its tensors by name. linear: whether it is one linear layer.
     """
 
     client: Count
@@ -112,9 +113,9 @@ class ClientHello(Settings):
 
 
 class TaskResult(Settings):
-    """What came of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores after it.
+    """The result of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores after it.
 
-    mark: of what the client now is; "": it is as it was, for the reason `refused`.
+    mark: of the client's state; "": unchanged, for the reason `refused`.
     """
 
     mark: _Mark
@@ -134,7 +135,7 @@ _Facts = TypeVar("_Facts", bound=Settings)
 
 
 def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
-    """Facts as they came, checked.
+    """Received facts, checked.
 
     Raises:
         RunError: one is missing, unknown or of a wrong type.
@@ -150,7 +151,7 @@ def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What the server asks of a node, or what the node answers. body: a message, see `serialize`; b"": none."""
+    """A request or an answer. body: a message, see `serialize`; b"": none."""
 
     kind: Kind
     facts: Mapping[str, Any]
@@ -165,7 +166,7 @@ def serialize(message: Message, facts: Mapping[str, Any] | None = None) -> bytes
     """A message as bytes, with facts if there are any.
 
     Raises:
-        RunError: something in it is no tensor.
+        RunError: a value in it is no tensor.
     """
     empty = [name for name, value in message.items() if not isinstance(value, torch.Tensor) and not value]
     header = json.dumps({"names": list(flatten(message)), "empty": empty, "facts": facts or {}}).encode()
@@ -176,7 +177,7 @@ def deserialize(data: bytes) -> tuple[State, dict[str, Any]]:
     """The inverse of `serialize`: message and facts.
 
     Raises:
-        RunError: they are not what `serialize` makes.
+        RunError: `serialize` makes no such bytes.
     """
     try:
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
@@ -195,7 +196,7 @@ def deserialize(data: bytes) -> tuple[State, dict[str, Any]]:
         message = {**unflatten({name: tensors[name] for name in names}), **{str(name): {} for name in empty}}
         flatten(message)  # a name may be none
         return message, facts
-    except Exception as error:  # whatever somebody else has put there
+    except Exception as error:  # the bytes are another party's
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
         raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
 
@@ -224,7 +225,7 @@ def score_to_json(score: Score) -> dict[str, Any]:
     return {"confusion": score.confusion.tolist(), **known, "others": others}
 
 
-def score_from_json(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> ClientScore:
+def score_from_json(score: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> ClientScore:
     """The inverse of `score_to_json`, of a client with so many rows.
 
     Args:
@@ -234,44 +235,38 @@ def score_from_json(told: Mapping[str, Any], classes: int, rows: int, others: Co
         RunError: no such counts.
     """
     try:
-        counts = torch.tensor(told["confusion"], dtype=torch.int64)
+        counts = torch.tensor(score["confusion"], dtype=torch.int64)
         if counts.shape != (classes, classes):
             raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
         if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
             raise ValueError(f"counts of another number of rows than {rows}")
-        shares = {name: math.nan if told[name] is None else float(told[name]) for name in FROM_SCORES}
+        shares = {name: math.nan if score[name] is None else float(score[name]) for name in FROM_SCORES}
         for name, value in shares.items():
             if not (math.isnan(value) or 0 <= value <= 1):
                 raise ValueError(f"{name} of {value:g}")
-        if foreign := [name for name in told["others"] if name not in others]:
+        if foreign := [name for name in score["others"] if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
-        named = {name: score_from_json(other, classes, rows) for name, other in told["others"].items()}
+        named = {name: score_from_json(other, classes, rows) for name, other in score["others"].items()}
         return ClientScore(counts, shares["auc"], named, shares["calibration_error"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 
 
-_AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
-
-
-_OF_ALL = ("class_names", "mean", "std")  # of [data], what holds for all clients' rows
-
-
 def shared_config(recipe: Recipe) -> dict[str, Any]:
-    """What server and nodes must have alike in their recipes, by section and key, as JSON has it."""
+    """The settings that must be equal in the recipes of server and nodes, by section and key, as JSON has them."""
     settings = recipe.to_dict()
-    told = {section: settings[section] for section in _AGREED if section in settings}
-    told["run"] = {"seed": recipe.run.seed, "precision": recipe.run.precision}
-    told["models"] = {"feature_dim": recipe.models.feature_dim}
+    shared = {section: settings[section] for section in _AGREED if section in settings}
+    shared["run"] = {"seed": recipe.run.seed, "precision": recipe.run.precision}
+    shared["models"] = {"feature_dim": recipe.models.feature_dim}
     data = {key: settings["data"][key] for key in _OF_ALL if key in settings["data"]}
-    told |= {"data": data} if data else {}
-    return dict(json.loads(json.dumps(told)))
+    shared |= {"data": data} if data else {}
+    return dict(json.loads(json.dumps(shared)))
 
 
-def first_difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
-    """The first key in which the server's settings and a node's differ, both values with it; None: they do not."""
-    for key in sorted({*told, *own}):
-        theirs = told.get(key)
+def first_difference(server: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
+    """The first key in which the server's settings and a node's differ, with both values; None: they do not."""
+    for key in sorted({*server, *own}):
+        theirs = server.get(key)
         mine = own.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
             if found := first_difference(theirs, mine, f"{place}{key}."):

@@ -104,7 +104,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         logging.getLogger("polyfed").warning(
-            "refused %.200r to %.100r", scope.get("path"), (scope.get("client") or ("somebody",))[0]
+            "refused %.200r to %.100r", scope.get("path"), (scope.get("client") or ("unknown",))[0]
         )
         if kind == "websocket":
             await send({"type": "websocket.close", "code": 1008})

@@ -1,8 +1,8 @@
 """A node's program: Flower's SuperNode fetches messages, and this process answers them. No code that is sent runs.
 
-A SuperNode of its own accord unpacks the app that the server names, and runs it. Here it is started without that half
-(``--isolation process``): it keeps the app as bytes, and waits for somebody who answers. That is `answer_forever`, with
-the polyfed that is installed here and the recipe of this machine; of an app it reads nothing.
+By default a SuperNode unpacks the app that the server names, and runs it. Here it is started without that half
+(``--isolation process``): it keeps the app as bytes, and waits for answers. `answer_forever` gives them, with the
+installed polyfed and the recipe of this machine; of an app it reads nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HOST = "127.0.0.1"
 _PAUSE = 0.2  # seconds between two looks for work
 _GRACE = 10.0  # seconds that the SuperNode has to end
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the one request that a secret guards; the others have a token from it
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the request that the secret guards; others have a token from it
 
 
 @private_files()
@@ -51,12 +51,12 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     """Be a node until a signal ends it.
 
     Args:
-        recipe: this node's own. config: what else is its own, as ``'client-id=0 state-dir="state"'``; see `NodeConfig`.
-        server: host and port by which the server is called. authority: certificate by which it is known.
-        key: private half of this node's key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
+        recipe: this node's own. config: as ``'client-id=0 state-dir="state"'``; see `NodeConfig`.
+        server: its host and port. authority: certificate by which it is verified. key: private half of this node's
+            key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
 
     Raises:
-        ConfigError: a setting is wrong, a file is missing, the port is taken, or data and network cannot be had.
+        ConfigError: a setting is wrong, a file is missing, the port is taken, or data and network do not fit.
         RunError: the SuperNode has ended: the server does not know the key, for one.
     """
     require_package("flwr", "deploy node")
@@ -76,7 +76,12 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     words += ["--port", str(port)]
     secret = secrets.token_bytes(32)
     with raise_on_termination(), start_supernode(words, secret) as supernode:
-        answer_forever(client_app(answer), port, secret, lambda: _check_alive(supernode))
+
+        def check_alive() -> None:
+            if (status := supernode.poll()) is not None:
+                raise RunError(f"the SuperNode has ended, with status {status}; its reason is above")
+
+        answer_forever(client_app(answer), port, secret, check_alive)
 
 
 def _settings(config: str) -> Mapping[str, Any]:
@@ -96,9 +101,7 @@ def _settings(config: str) -> Mapping[str, Any]:
 
 def _check_free(port: int) -> None:
     with socket.socket() as trial:
-        trial.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the SuperNode's: one that has ended is no hindrance
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperNode does
         try:
             trial.bind((_HOST, port))
         except OSError as error:
@@ -115,7 +118,7 @@ def start_supernode(words: list[str], secret: bytes) -> Iterator[subprocess.Pope
     process = subprocess.Popen([str(program), *alone, *words], stdin=subprocess.PIPE, preexec_fn=end_with_parent)
     assert process.stdin is not None
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended, which `_check_alive` tells
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended
             process.stdin.write(secret)
         yield process
     finally:
@@ -127,19 +130,14 @@ def start_supernode(words: list[str], secret: bytes) -> Iterator[subprocess.Pope
             process.wait()
 
 
-def _check_alive(supernode: subprocess.Popen[bytes]) -> None:
-    if (status := supernode.poll()) is not None:
-        raise RunError(f"the SuperNode has ended, with status {status}; it says why above")
-
-
 # messages -----------------------------------------------------------------------------------------------------------
 
 
 def answer_forever(app: ClientApp, port: int, secret: bytes, check: Callable[[], None]) -> None:
-    """Answer what a SuperNode has fetched, one message after the other.
+    """Answer the messages that a SuperNode has fetched, one after the other.
 
     Args:
-        app: answers. port: where the SuperNode listens, on this machine. secret: shows that we may ask it.
+        app: answers. port: where the SuperNode listens, on this machine. secret: shared with it.
         check: called between two looks; ends this by raising.
     """
     import httpx
@@ -151,7 +149,7 @@ def answer_forever(app: ClientApp, port: int, secret: bytes, check: Callable[[],
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     while True:
         check()
-        if not listens(_HOST, port, os.geteuid()):  # not up yet: what another user puts in its place is asked nothing
+        if not listens(_HOST, port, os.geteuid()):  # not up yet, or another user's program
             time.sleep(_PAUSE)
             continue
         try:
@@ -166,7 +164,8 @@ def answer_forever(app: ClientApp, port: int, secret: bytes, check: Callable[[],
 
 
 def _answer_one(app: ClientApp, port: int, token: str) -> None:
-    """Take a message by its token, and give the SuperNode what the app says to it."""
+    """Take a message by its token, and give the SuperNode the app's answer."""
+    import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
     from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
@@ -174,13 +173,21 @@ def _answer_one(app: ClientApp, port: int, token: str) -> None:
 
     client = _client(port, RuntimeTokenHttpInterceptor(token))
     client.PullObject = functools.partial(_pull, client.PullObject, time.monotonic() + ARRIVAL)
-    beating = HeartbeatSender(lambda: _is_sent(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest())))
+
+    def beat() -> bool:
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+    beating = HeartbeatSender(beat)
     beating.start()
     try:
         message, context, _, _ = pull_task_input(client)  # the last one is the app
         push_message(client, reply(app, message, context), context)
         push_task_output(client, None, "completed", "")
-    except Exception:  # the run may be over meanwhile; the next message is none of this one's business
+    except Exception:  # the run may be over meanwhile
         logging.getLogger("polyfed").exception("a message was not answered")
         push_task_output(client, None, "failed", "")
     finally:
@@ -189,13 +196,12 @@ def _answer_one(app: ClientApp, port: int, token: str) -> None:
 
 
 def _pull(pull: Callable[[Any], Any], end: float, request: Any) -> Any:
-    """A part of a message from the SuperNode, or word that it is not there yet, upon which Flower asks again.
+    """A part of a message from the SuperNode; where it is not there yet, Flower asks again.
 
-    A message whose run ends while the SuperNode fetches it never arrives; Flower would ask for hours, and the node
-    would answer nobody else.
+    A message whose run ends while the SuperNode fetches it never arrives; Flower would ask for hours.
 
     Raises:
-        RunError: it was to be there by now (`time.monotonic()`).
+        RunError: it was to be there by `end` (`time.monotonic()`).
     """
     if time.monotonic() >= end:
         raise RunError(f"expected a message to arrive within {ARRIVAL:g} s, got a part of it; its run may have ended")
@@ -203,7 +209,7 @@ def _pull(pull: Callable[[Any], Any], end: float, request: Any) -> Any:
 
 
 def reply(app: ClientApp, message: Message, context: Any) -> Message:
-    """What the app says; whatever goes wrong is an answer, too, which tells the server no more than its kind."""
+    """The app's answer; an error is one, too, of which the server gets the kind alone, as its text may hold a row."""
     from flwr.app import Message as FlowerMessage
     from flwr.app.error import Error
     from flwr.common.constant import ErrorCode
@@ -227,13 +233,3 @@ def _client(port: int, interceptor: Any) -> Any:
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="polyfed"), interceptor],
     )
-
-
-def _is_sent(request: Callable[[], object]) -> bool:
-    import httpx
-
-    try:
-        request()
-    except httpx.HTTPError:
-        return False
-    return True

@@ -1,7 +1,7 @@
 """Who may connect to a federation: a certificate authority, the server's certificate, a key pair per node.
 
-    ca.crt, ca.key            the authority; nodes need `ca.crt` to know the server, nobody but its owner `ca.key`
-    server.pem, server.key    the server's certificate, good for the host names and addresses it was made for
+    ca.crt, ca.key            the authority; nodes need `ca.crt` to verify the server, `ca.key` stays with its owner
+    server.pem, server.key    the server's certificate, for the host names and addresses it was made for
     NAME, NAME.pub            a node's key pair; the server registers the public half, the private one stays on the node
 
 All keys are elliptic-curve ones on P-384. Private files are readable by their owner only.
@@ -44,8 +44,8 @@ def make_server_certificate(
 
     Args:
         folder: made if missing; the authority in it is kept, so that a renewed certificate needs no change on nodes.
-        hosts: host names and IP addresses that nodes call the server by, at least one; this machine's own are added.
-        days: how long the certificate is good for, and a new authority ten times as long.
+        hosts: the server's host names and IP addresses, at least one; this machine's own are added.
+        days: of validity; a new authority has ten times as many.
         overwrite: replace a server's certificate that is there.
 
     Returns:
@@ -132,7 +132,7 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurve
         raise ConfigError(f"expected an authority in {folder}, got {error.strerror}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
         raise ConfigError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, got another one")
-    if ends < _now() + datetime.timedelta(days=days):
+    if ends < datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days):
         raise ConfigError(
             f"expected an authority good for {days} days or more in {folder}, got one that ends on {ends.date()}"
         )
@@ -152,6 +152,10 @@ def _certificate(
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+    authority = signer is None
+    usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
+    usage |= {"encipher_only": False, "decipher_only": False}
+    usage |= {"digital_signature": not authority, "key_cert_sign": authority, "crl_sign": authority}
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # the form's own limit
     public = own.public_key()
     signing = key.public_key()
@@ -161,10 +165,10 @@ def _certificate(
         .issuer_name(subject if signer is None else signer.subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(_now() + datetime.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=signer is None, path_length=0 if signer is None else None), True)
-        .add_extension(_usage(signs_certificates=signer is None), True)
+        .not_valid_before(datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), True)
+        .add_extension(x509.KeyUsage(**usage), True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing), False)
     )
@@ -174,24 +178,8 @@ def _certificate(
     return builder.sign(key, hashes.SHA384())
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 def _subject_name(host: str) -> x509.GeneralName:
-    """A host as a certificate names it: an IP address or a DNS name."""
+    """A host in a certificate: an IP address or a DNS name."""
     from cryptography import x509
 
     try:
@@ -200,10 +188,6 @@ def _subject_name(host: str) -> x509.GeneralName:
         if host.isascii() and len(host) <= 253 and all(map(_NAME.fullmatch, host.removesuffix(".").split("."))):
             return x509.DNSName(host.removesuffix("."))
         raise ConfigError(f"expected a host name (fl.example.org) or an address (10.0.0.5), got '{host}'") from None
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -68,11 +68,11 @@ def test_of_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((4, 3), np.float32), y=y)
     where = f"got -1 in row 2, the first of 2 such rows{said}"
     file = tmp_path / "train" / "0.npz"
-    assert refusal(f"npz:{tmp_path}", tmp_path) == f"expected training labels from 0 on in '{file}', {where}"
+    assert refusal(f"npz:{tmp_path}", tmp_path) == f"training side of '{file}': expected labels from 0 on, {where}"
     pair = (np.zeros((4, 3), np.float32), y)
     good = (pair[0], abs(y))
     for make, message in (
-        (lambda: from_tensors(good, pair, name="mine"), f"expected test labels from 0 on in 'mine', {where}"),
+        (lambda: from_tensors(good, pair, name="mine"), f"test side of 'mine': expected labels from 0 on, {where}"),
         (lambda: LabeledSamples(torch.zeros(4, 3), torch.tensor(y)), f"expected labels from 0 on, {where}"),
         (lambda: pf.Client("mlp-64-32", good, pair), f"test: expected labels from 0 on, {where}"),
         (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{said}"),

@@ -218,7 +218,7 @@ def test_config_says_how_many_classes_there_are(place: Path) -> None:
     ("x", "y", "said"),
     [
         (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
-        (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as training inputs in"),
+        (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as inputs"),
         (
             np.zeros((3, 5), np.float32),
             np.zeros(3, np.int64),
@@ -227,7 +227,7 @@ def test_config_says_how_many_classes_there_are(place: Path) -> None:
         (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got (1, 4, 4), torch.uint8 in"),
         (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "got NaN or infinite values"),
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
-        (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected training labels from 0 on in"),
+        (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected labels from 0 on, got -1 in row 1"),
         (np.zeros((3, 4), np.int64), np.zeros(3, np.int64), "expected uint8 or float training inputs"),
         (np.array([([1], 1), ([2, 3], 2)], dtype=object), np.zeros(2, np.int64), "(texts as lists of ids?) for x"),
     ],

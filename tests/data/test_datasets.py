@@ -497,7 +497,7 @@ number = 7
         ("own_data:splits", "expected a dictionary of 'train' and 'test' from 'own_data:splits', got ['training']"),
         (
             "own_data:ragged",
-            "expected as many labels as training inputs in 'own_data:ragged', 40, of shape (N,), got (3,)",
+            "training side of 'own_data:ragged': expected as many labels as inputs, got 3 labels for 40 inputs",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_parts_make_the_whole(name: str) -> None:
 
 def test_attention_is_torchs() -> None:
     torch.manual_seed(1)
-    attention, x = Attention(12, 3, 0.0), torch.randn(4, 5, 12)
+    attention, x = Attention(12, 3), torch.randn(4, 5, 12)
     oracle = nn.MultiheadAttention(12, 3, batch_first=True)
     oracle.load_state_dict(
         {
@@ -135,14 +135,6 @@ def test_start_weights() -> None:
     assert all(bool((p == 1).all()) for name, p in found.items() if "norm" in name and name.endswith("weight"))
 
 
-def test_dropout_bites_in_training_only() -> None:
-    plain, dropping, x = tiny(), tiny(dropout=0.5), torch.rand(3, *TINY)
-    assert not [m for m in plain.modules() if isinstance(m, nn.Dropout)]
-    assert plain.state_dict().keys() == dropping.state_dict().keys()
-    assert not torch.equal(plain(x), dropping.train()(x))
-    assert torch.equal(plain(x), dropping.eval()(x))
-
-
 # what does not fit -------------------------------------------------------------------------------------------------
 
 
@@ -162,9 +154,7 @@ def test_images_that_do_not_fit_are_one_line(in_shape: tuple[int, ...], says: st
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}, {"heads": 0}, {"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
-)
+@pytest.mark.parametrize("wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}, {"heads": 0}, {"width": 0}])
 def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^vit needs depth, patch, width and heads of at least 1") as caught:
         vision_transformer(TINY, CLASSES, **{"depth": 2, "width": 12, "heads": 3, **wrong})

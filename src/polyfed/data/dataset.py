@@ -23,8 +23,6 @@ from polyfed.data.samples import (
     classes_up_to,
     from_dataset,
     refuse_masked,
-    refuse_negative,
-    refuse_not_finite,
 )
 from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import Vocabulary
@@ -316,20 +314,14 @@ def as_samples(side: Any, what: str, name: str) -> LabeledSamples:
         raise ConfigError(
             f"expected {what} labels that are whole numbers, or floats to predict, in '{name}', got {y.dtype}"
         )
-    if y.shape != (len(x),):
+    if y.dim() != 1:
         raise ConfigError(
-            f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), got {tuple(y.shape)}"
-            f"{ONE_LABEL if y.dim() > 1 else ''}"
+            f"expected one label for every {what} input of '{name}', of shape (N,), got {tuple(y.shape)}{ONE_LABEL}"
         )
-    if y.is_floating_point():
-        y = y.float()
-        refuse_not_finite(y, f" in the {what} side of '{name}'")
-    else:
-        y = y.to(torch.int64)
-        refuse_negative(y, f"{what} labels from 0 on in '{name}'")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise ConfigError(f"expected finite {what} inputs in '{name}', got NaN or infinite values")
-    return LabeledSamples(x, y)
+    try:
+        return LabeledSamples(x, y.float() if y.is_floating_point() else y.to(torch.int64))
+    except ConfigError as error:
+        raise ConfigError(f"{what} side of '{name}': {error}") from error
 
 
 def _tensor(value: Any, what: str, name: str) -> Tensor:

@@ -75,10 +75,13 @@ class LabeledSamples:
                 f"expected labels of shape (N,), int64 classes or float32 numbers to predict, got shape "
                 f"{tuple(self.y.shape)} of type {self.y.dtype}"
             )
-        if self.are_numbers:
-            refuse_not_finite(self.y)
-        else:
-            refuse_negative(self.y, "labels from 0 on")
+        wrong = ~torch.isfinite(self.y) if self.are_numbers else self.y < 0
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            expected = "finite numbers to predict" if self.are_numbers else "labels from 0 on"
+            hint = "" if self.are_numbers else f"; {_NO_LABEL}"
+            got = f"{self.y[row].item()} in row {row}{of_so_many(int(wrong.sum()))}"
+            raise ConfigError(f"expected {expected}, got {got}{hint}")
         if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
             raise ConfigError("expected finite inputs, got NaN or infinite values")
 
@@ -294,20 +297,6 @@ def _label(label: Any, row: int, of_numbers: bool) -> int | float:
     return value
 
 
-def refuse_not_finite(y: Tensor, where: str = "") -> None:
-    """Refuse numbers to predict that are NaN or infinite by the first such row.
-
-    Args:
-        y: (N,) floats. where: behind the numbers, for the message: " in 'mine'".
-    """
-    rows = (~torch.isfinite(y)).nonzero().flatten()
-    if len(rows):
-        first = int(rows[0])
-        raise ConfigError(
-            f"expected finite numbers to predict{where}, got {float(y[first])} in row {first}{of_so_many(len(rows))}"
-        )
-
-
 def target_scale(y: Tensor) -> TargetScale:
     """Mean and (population) standard deviation of numbers to predict; 1 where they do not vary.
 
@@ -334,21 +323,6 @@ def refuse_masked(given: Any, what: str) -> None:
         raise ConfigError(
             f"expected {what} without masked values, got {count}; fill them in, as with array.filled(0), or leave "
             "their rows out"
-        )
-
-
-def refuse_negative(y: Tensor, expected: str) -> None:
-    """Refuse labels below 0 by the first such row.
-
-    Args:
-        y: (N,) whole numbers.
-        expected: what they should be, for the message: "training labels from 0 on in 'mine'".
-    """
-    rows = (y < 0).nonzero().flatten()
-    if len(rows):
-        first = int(rows[0])
-        raise ConfigError(
-            f"expected {expected}, got {int(y[first])} in row {first}{of_so_many(len(rows))}; {_NO_LABEL}"
         )
 
 

@@ -10,7 +10,7 @@ FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; th
 `vit-s8?pretrained` (for images of 128 pixels a side and more) from the first blocks of timm's ViT-S/16 or ViT-Ti/16.
 `vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more; `vit-xs` has 4
 blocks of width 96 with 3 heads and patches of 8 x 8 (468 778 parameters for 32 x 32 images). Another depth,
-width or patch, or dropout: `vision_transformer`, called from a builder of your own.
+width or patch: `vision_transformer`, called from a builder of your own.
 
 Shapes: N images, T tokens (class token first), W width.
 """
@@ -40,16 +40,15 @@ class Attention(nn.Module):
     Written out, as ``scaled_dot_product_attention`` has no vectorized form on CPUs, which cohorts would want.
 
     Args:
-        width: W. heads: a divisor of it. dropout: of what comes out.
+        width: W. heads: a divisor of it.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.scale = (width // heads) ** -0.5
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.dropout = _dropout(dropout)
 
     def forward(self, tokens: Tensor, there: Tensor | None = None) -> Tensor:
         """N x T x W -> N x T x W; where `there` (N x T, bool) is given, no token attends to those that are not."""
@@ -61,7 +60,7 @@ class Attention(nn.Module):
         if there is not None:
             scores = scores.masked_fill(~there[:, None, None], -1e9)
         weights = scores.softmax(dim=3)
-        out: Tensor = self.dropout(self.out((weights @ v).transpose(1, 2).flatten(2)))
+        out: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
         return out
 
 
@@ -69,21 +68,17 @@ class Block(nn.Module):
     """Two residual steps, each behind a LayerNorm: attention, and two linear layers (4 W between them) around a GELU.
 
     Args:
-        width: W. heads: a divisor of it. dropout: of attention's outcome and behind either linear layer.
+        width: W. heads: a divisor of it.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attention = Attention(width, heads, dropout)
+        self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        layers["fc1"] = nn.Linear(width, 4 * width)
-        layers["gelu"] = nn.GELU()
-        layers["dropout1"] = _dropout(dropout)
-        layers["fc2"] = nn.Linear(4 * width, width)
-        layers["dropout2"] = _dropout(dropout)
-        self.mlp = nn.Sequential(layers)
+        fc1 = nn.Linear(width, 4 * width)
+        fc2 = nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, gelu=nn.GELU(), fc2=fc2))
 
     def forward(self, tokens: Tensor, there: Tensor | None = None) -> Tensor:
         """N x T x W -> N x T x W; `there`: see `Attention`."""
@@ -97,21 +92,19 @@ class Tokens(nn.Module):
 
     Args:
         channels: of the image. patches: h/p * w/p, how many there are. patch: p, pixels a side. width: W.
-        dropout: of the tokens.
     """
 
-    def __init__(self, channels: int, patches: int, patch: int, width: int, dropout: float) -> None:
+    def __init__(self, channels: int, patches: int, patch: int, width: int) -> None:
         super().__init__()
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, 1 + patches, width))
         self.patches = nn.Conv2d(channels, width, patch, patch)
-        self.dropout = _dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """N x channels x h x w -> N x T x W, T = 1 + patches."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         first = self.class_token.expand(patches.shape[0], -1, -1)
-        out: Tensor = self.dropout(torch.cat([first, patches], dim=1) + self.positions)
+        out: Tensor = torch.cat([first, patches], dim=1) + self.positions
         return out
 
 
@@ -130,7 +123,6 @@ def vision_transformer(
     patch: int | None = None,
     width: int = _WIDTH,
     heads: int = _HEADS,
-    dropout: float = 0.0,
     name: str = "vit",
 ) -> SplitModel:
     """A Vision Transformer, cut behind its first block and before its head.
@@ -142,7 +134,6 @@ def vision_transformer(
         patch: pixels a side; None: 16 for images of at least 128 pixels a side, 4 for smaller ones.
         width: W = D.
         heads: of attention; a divisor of `width`.
-        dropout: probability, below 1; 0 is off. A network with dropout does not train in cohorts.
         name: for messages.
 
     Raises:
@@ -154,10 +145,10 @@ def vision_transformer(
     channels, height, breadth = check_request(name, in_shape, classes)
     if patch is None:
         patch = 16 if min(height, breadth) >= LARGE else 4
-    if min(depth, patch, width, heads) < 1 or width % heads or not 0 <= dropout < 1:
+    if min(depth, patch, width, heads) < 1 or width % heads:
         raise ConfigError(
-            f"{name} needs depth, patch, width and heads of at least 1, a width that heads divides, and dropout in "
-            f"[0, 1); got depth {depth}, patch {patch}, width {width}, heads {heads}, dropout {dropout}"
+            f"{name} needs depth, patch, width and heads of at least 1, and a width that heads divides, got depth "
+            f"{depth}, patch {patch}, width {width}, heads {heads}"
         )
     if min(height, breadth) < 2 * patch or height % patch or breadth % patch:
         fits = patch * max(2, round(min(height, breadth) / patch))
@@ -165,11 +156,11 @@ def vision_transformer(
             f"{name} needs images of at least {2 * patch} x {2 * patch} whose sides are multiples of {patch}, "
             f"got {height} x {breadth}: resize them (data.image_size = {fits})"
         )
-    tokens = Tokens(channels, height // patch * (breadth // patch), patch, width, dropout)
-    extractor = nn.Sequential(OrderedDict(tokens=tokens, block1=Block(width, heads, dropout)))
+    tokens = Tokens(channels, height // patch * (breadth // patch), patch, width)
+    extractor = nn.Sequential(OrderedDict(tokens=tokens, block1=Block(width, heads)))
     body: OrderedDict[str, nn.Module] = OrderedDict()
     for i in range(2, depth + 1):
-        body[f"block{i}"] = Block(width, heads, dropout)
+        body[f"block{i}"] = Block(width, heads)
     body["class_token"] = ClassToken()
     body["norm"] = nn.LayerNorm(width, eps=1e-6)
     return _initialized(SequentialSplit(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
@@ -193,10 +184,6 @@ def from_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif first in _TIMM_TOKENS:
             named[".".join(["extractor.tokens", _TIMM_TOKENS[first], *rest[1:]])] = tensor
     return named
-
-
-def _dropout(probability: float) -> nn.Module:
-    return nn.Dropout(probability) if probability else nn.Identity()
 
 
 def _initialized(model: SplitModel) -> SplitModel:

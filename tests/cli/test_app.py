@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ import pytest
 
 import polyfed
 from polyfed.cli import app as cli
-from polyfed.engine.round import RoundRunner
 from polyfed.errors import RunError
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.processes import forked
@@ -126,12 +124,6 @@ def test_run_tells_where_the_time_went(polyfed_: Terminal) -> None:
     assert [line.split()[0] for line in table[1:-1]] == sorted(timings, key=lambda name: -timings[name])
 
 
-def test_asked_for_too_late_there_are_no_timings(polyfed_: Terminal) -> None:
-    polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1")
-    again = polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1", "--resume", "--profile")
-    assert "no timings" in again.out
-
-
 def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
     first = polyfed_("run", "tiny.toml", "--out", "mine", "--quiet")
     assert first.error == ""
@@ -144,13 +136,6 @@ def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
     assert (rounds(Path("mine")), models(Path("mine"))) == before[1:]
     polyfed_("run", "tiny.toml", "--out", "mine", "--overwrite", "-q", "--set", "training.lr=0.1")
     assert rounds(Path("mine")) != before[1]
-
-
-def test_a_run_from_the_recipe_in_a_run_folder_is_the_same_run(polyfed_: Terminal) -> None:
-    polyfed_("run", "tiny.toml", "--method", "fedgh-random-header", "--out", "one", "-q")
-    polyfed_("run", "one/recipe.toml", "--out", "two", "-q")
-    assert rounds(Path("one")) == rounds(Path("two"))
-    assert json.loads(Path("two/result.json").read_text())["label"] == "fedgh-random-header"
 
 
 def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) -> None:
@@ -184,12 +169,6 @@ def test_compare_gives_the_runs_that_run_gives(polyfed_: Terminal) -> None:
     polyfed_("compare", "tiny.toml", "--methods", "fedavg", "--seeds", "2", "--out", "all", "-q")
     polyfed_("run", "tiny.toml", "--method", "fedavg", "--seed", "2", "--out", "one", "-q")
     assert rounds(Path("all/fedavg/seed-2")) == rounds(Path("one"))
-
-
-def test_compare_without_methods_takes_those_of_the_recipe(polyfed_: Terminal) -> None:
-    polyfed_("compare", "tiny.toml", "--set", "training.rounds=1", "-q")
-    made = sorted(path.name for path in Path("runs/tiny").iterdir() if path.is_dir())
-    assert made == ["fedavg", "fedgh", "fedgh-random-header", "local"]
 
 
 def test_one_failing_run_does_not_lose_the_others(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,23 +212,6 @@ def test_compare_goes_on_after_an_interruption(polyfed_: Terminal, monkeypatch: 
         assert models(one) == models(two)
 
 
-def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
-    before = sorted(polyfed_.folder.rglob("*"))
-    said = polyfed_("check", "tiny.toml")
-    for words in (
-        "digits-cnn1",
-        "digits-cnn2",
-        "17,258",
-        "16x4x4",
-        "30 held out",
-        "whole run, about:",
-        "memory, about:",
-    ):
-        assert words in said.out
-    assert said.error == ""
-    assert sorted(polyfed_.folder.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     "method", others_slow(["local", "fedavg", "fedgh", "fedhenn", "fedin"], quick=["fedgh", "fedhenn"])
 )
@@ -262,15 +224,6 @@ def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method
     assert (checked.bytes_up, checked.bytes_down) == (run.result["bytes_up"], run.result["bytes_down"])
     assert checked.facts["method"] == method
     assert [client["train"] for client in checked.clients] == [40, 40]
-
-
-def test_check_counts_every_width_of_one_architecture(polyfed_: Terminal) -> None:
-    settings = ["models.architectures=['digits-cnn1']", "data.num_clients=4", "methods.heterofl.rates=fix_a1-c1"]
-    checked = polyfed.check("tiny.toml", method="heterofl", overrides=settings)
-    run = polyfed.run("tiny.toml", method="heterofl", overrides=settings, out="run")
-    assert [(kind.name, kind.clients) for kind in checked.architectures] == [("digits-cnn1 a", 2), ("digits-cnn1 c", 2)]
-    assert checked.architectures[1].parameters < checked.architectures[0].parameters / 4
-    assert (checked.bytes_up, checked.bytes_down) == (run.result["bytes_up"], run.result["bytes_down"])
 
 
 def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
@@ -294,11 +247,6 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
 
 
-def test_compare_refuses_a_target_that_is_none_before_it_runs(polyfed_: Terminal) -> None:
-    assert "target: expected" in polyfed_("compare", "tiny.toml", "--target", "much", "--out", "all", status=2).error
-    assert not Path("all").exists()
-
-
 @pytest.mark.parametrize(
     ("command", "name", "keys"),
     [
@@ -313,23 +261,6 @@ def test_lists_for_people_and_for_machines(polyfed_: Terminal, command: str, nam
     assert set(entries) <= set(polyfed_(command).out.replace(":", " ").split())
 
 
-def test_the_list_of_methods_holds_what_a_recipe_takes(polyfed_: Terminal) -> None:
-    for row in json.loads(polyfed_("methods", "--json").out):
-        settings = [
-            f"method.{key}={json.dumps(value)}" for key, value in row["hyperparameters"].items() if value is not None
-        ]
-        recipe = polyfed.Recipe.load("tiny.toml", settings, method=row["name"])
-        assert recipe.chosen_method.evaluation_stage == row["scored"]
-
-
-def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    (polyfed_.folder / "data" / "mine").mkdir(parents=True)
-    (polyfed_.folder / "data" / "mine" / "train.parquet").write_bytes(b"")
-    monkeypatch.setenv("POLYFED_DATA", "data")
-    here = {row["name"]: row["here"] for row in json.loads(polyfed_("datasets", "--json").out)}
-    assert (here["digits"], here["cifar10"], here["mine"]) == (True, False, True)
-
-
 def test_run_tells_why_it_ended_early_and_what_a_final_round_changed(polyfed_: Terminal) -> None:
     words = ["--method", "local", "--set", "training.lr=0.0", "--set", "training.rounds=9", "-q", "--out"]
     assert "stopped after round 2" in polyfed_("run", "tiny.toml", "--set", "evaluation.patience=1", *words, "a").out
@@ -337,11 +268,6 @@ def test_run_tells_why_it_ended_early_and_what_a_final_round_changed(polyfed_: T
     close = ["--set", "method.alignment_data.size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
     method = ["--method", "fedhenn-homogeneous"]
     assert " % before the final round" in polyfed_("run", "tiny.toml", *method, *same, *close).out
-
-
-def test_a_label_may_hold_anything(polyfed_: Terminal) -> None:
-    out = polyfed_("run", "tiny.toml", "--method", "local", "--set", "run.label='../my run'", "-q").out
-    assert "run folder runs/tiny-..-my-run-seed0" in out
 
 
 def test_help_and_version(polyfed_: Terminal) -> None:
@@ -388,47 +314,6 @@ def test_a_termination_that_a_library_made_a_plain_interruption(
 
     monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
     assert polyfed_("run", "tiny.toml", status=143).error == "polyfed: interrupted\n"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("before", "kept"), [(True, 0), (False, 1)])
-def test_a_signal_that_comes_while_an_object_is_freed_ends_the_run_all_the_same(
-    polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, before: bool, kept: int
-) -> None:
-    """Python drops what is raised then; the next client that is done, or the next round, ends the run."""
-    play = RoundRunner.play
-
-    class Freed: ...
-
-    def free() -> None:
-        freed = Freed()
-        weakref.finalize(freed, signal.raise_signal, signal.SIGTERM)
-        del freed
-
-    def freeing(*given: Any) -> Any:
-        if before:
-            free()
-        selected = play(*given)
-        free()
-        return selected
-
-    monkeypatch.setattr(RoundRunner, "play", freeing)
-    said = polyfed_("run", "tiny.toml", "--out", "ended", "-q", status=143)
-    assert f"{kept} whole rounds" in said.error
-    records = polyfed_.folder / "ended" / "rounds.jsonl"
-    assert (len(records.read_text().splitlines()) if records.exists() else 0) == kept
-
-
-def test_the_same_in_python(polyfed_: Terminal) -> None:
-    recipe = polyfed.Recipe.load("tiny.toml", ["training.rounds=1"])
-    run = polyfed.run(recipe, method="fedavg", seed=1, out="one")
-    assert run.result["hyperparameters"]["aggregation"] == "same-shape"
-    assert len(run.history) == 1
-    assert run.models[0](recipe_inputs()).shape == (2, 10)
-    done = polyfed.compare(recipe, ["fedavg"], seeds=[1], out="all")
-    assert done.failures == {}
-    assert "fedavg" in str(done)
-    assert rounds(Path("all/fedavg/seed-1")) == rounds(Path("one"))
 
 
 def recipe_inputs() -> Any:

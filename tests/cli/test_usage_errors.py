@@ -90,10 +90,7 @@ NAMES = [
         "expected 'shards', 'shamsian' or 'round_robin', got 'round-robin'; did you mean 'round_robin'?",
     ),
     ("data.client=3", "unknown key 'data.client'; did you mean 'num_clients'?"),
-    ("training.learning_rate=3", "unknown key 'training.learning_rate'"),
     ("trainig.lr=3", "unknown key 'trainig'; did you mean 'training'?"),
-    ("method.header_lr=3", "unknown key 'method.header_lr'"),
-    ("method.nam=fedgh", "unknown key 'method.nam'; did you mean 'name'?"),
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
     (
         "run.executor=proces",
@@ -104,8 +101,6 @@ NAMES = [
 ]
 TYPES = [
     ("data.num_clients=ten", "data.num_clients: expected a whole number, got 'ten'"),
-    ("data.num_clients=2.5", "data.num_clients: expected a whole number, got 2.5"),
-    ("data.dataset=3", "data.dataset: expected text, got 3"),
     ("models.architectures=digits-cnn1", "models.architectures: expected a list, got 'digits-cnn1'"),
     ("training.lr='0.1'", "training.lr: expected a number, got '0.1'"),
     ("training=3", "expected --set SECTION.KEY=VALUE"),
@@ -116,8 +111,6 @@ RANGES = [
     ("data.num_clients=0", "data.num_clients: expected at least 1, got 0"),
     ("training.client_fraction=0", "training.client_fraction: expected more than 0, got 0"),
     ("training.client_fraction=1.5", "training.client_fraction: expected at most 1, got 1.5"),
-    ("training.client_fraction=nan", "training.client_fraction"),
-    ("training.rounds=0", "training.rounds: expected at least 1, got 0"),  # results lost at the end
     ("training.lr=nan", "training.lr: expected a finite number, got nan"),
     ("training.lr=-0.1", "training.lr: expected at least 0, got -0.1"),
     ("training.momentum=1", "training.momentum: expected less than 1, got 1"),
@@ -208,7 +201,6 @@ WORDS = [
     (["run", "--sed", "3"], "unknown option '--sed'; did you mean '--seed'?"),
     (["--vresion"], "unknown option '--vresion'; did you mean '--version'?"),
     (["run"], "missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
-    (["report"], "missing argument 'DIR'"),
     (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),
     (["run", "tiny.toml", "--seed", "one"], "--seed: expected a whole number, got 'one'"),
     (["run", "tiny.toml", "other.toml"], "other.toml"),
@@ -216,8 +208,6 @@ WORDS = [
     (["run", "."], "expected a recipe file, got '.'"),
     (["run", "tiny.toml", "--set", "data.num_clients"], "expected --set SECTION.KEY=VALUE"),
     (["run", "tiny.toml", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-    (["run", "tiny.toml", "--seed", "-1"], "run.seed: expected at least 0, got -1"),
-    (["run", "tiny.toml", "--workers", "0"], "run.workers: expected at least 1, got 0"),
     (
         ["run", "tiny.toml", "--workers", "2", "--set", "run.executor=serial"],
         "run: expected workers = 1, as the executor",
@@ -227,7 +217,6 @@ WORDS = [
     (["compare", "tiny.toml", "--methods", "local,fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),
     (["compare", "tiny.toml", "--methods", "local,,fedgh"], "expected --methods as names"),
     (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
-    (["compare", "tiny.toml", "--methods", "local", "--seeds", ""], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local,fedavg"], "fedavg needs tensors of one name"),
     (
         ["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.max_grad_norm=1"],

@@ -125,37 +125,11 @@ def test_it_acts_and_is_recorded_alike_by_all_executors() -> None:
     assert serial.history[1]["train_loss"] != once.history[1]["train_loss"]
 
 
-def test_a_run_goes_on_with_it() -> None:
-    path = recipe(name="my_plugins:Scaled", factor=0.5)
-    whole = pf.run(pf.Recipe.load(path, executor="serial"), out="whole")
-    settings = pf.Recipe.load(path, ["run.checkpoint_every=1"], executor="serial")
-
-    def stop(record: Any) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(pf.errors.RunInterrupted):  # type: ignore[attr-defined]
-        pf.run(settings, out="run", loggers=[stop])
-    assert values(pf.run(settings, out="run", resume=True)) == values(whole)
-
-
 def test_it_may_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.status(["run", str(recipe(name="my_plugins:Stops")), "--out", "run"]) == 0
     assert json.loads(Path("run/result.json").read_text())["stopped_after"] == 2
     assert "another round would be one too many" in capsys.readouterr().err
     assert cli.status(["report", "run"]) == 0
-
-
-def test_what_is_imported_is_said_before(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.status(["check", str(recipe(name="my_plugins:Plain"))]) == 0
-    assert "imports my_plugins, from" in capsys.readouterr().err
-
-
-def test_a_run_folder_names_it_only_with_trust() -> None:
-    pf.run(pf.Recipe.load(recipe(name="my_plugins:Plain"), executor="serial"), out="run")
-    with pytest.raises(ConfigError, match="names code that is not polyfed's, 'my_plugins:Plain'"):
-        pf.Recipe.of_run("run")
-    assert pf.Recipe.of_run("run", trust=True).plugins[0].name == "my_plugins:Plain"
 
 
 @pytest.mark.parametrize(
@@ -186,22 +160,7 @@ def test_a_run_builds_its_plugins_and_its_method_once() -> None:
     assert (mine.Counted.built, mine.CountedMethod.built) == (2, 1), "a plugin may change in a run, a method may not"
 
 
-def test_two_of_one_name_are_refused() -> None:
-    path = recipe(name="my_plugins:Plain")
-    path.write_text(path.read_text() + '[[plugins]]\nname = "my_plugins:Plain"\n')
-    with pytest.raises(ConfigError, match="expected one 'plain', got two"):
-        pf.run(path, out="run")
-
-
 def test_the_page_names_every_hook() -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-plugin.md").read_text(encoding="utf-8")
     hooks = {name for name, thing in vars(pf.Plugin).items() if callable(thing) and not name.startswith("_")}
     assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == hooks
-
-
-def test_server_and_node_must_name_the_same_plugins() -> None:
-    from polyfed.deploy.protocol import first_difference, shared_config
-
-    plain, other = (pf.Recipe.load(recipe(name=f"my_plugins:{name}")) for name in ("Plain", "Stops"))
-    assert first_difference(shared_config(plain), shared_config(plain)) is None
-    assert (first_difference(shared_config(plain), shared_config(other)) or "").startswith("plugins is ")

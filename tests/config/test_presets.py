@@ -9,8 +9,6 @@ import pytest
 
 import polyfed
 from polyfed.cli.app import status
-from polyfed.config.recipe import Recipe
-from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import sweep
 
 pytestmark = pytest.mark.usefixtures("unrendered")
@@ -73,11 +71,6 @@ def test_tables_say_it_and_keep_presets_apart(recipe: str, capsys: pytest.Captur
     assert found.table is not None
     assert SAID in found.table.caption
     assert found.table.chosen_options.startswith("--preset small ")
-
-
-def test_a_recipe_that_is_made_already_takes_no_preset(recipe: str) -> None:
-    with pytest.raises(ConfigError, match="expected a preset together with a recipe's file"):
-        polyfed.run(Recipe.load(recipe), preset="small")
 
 
 @pytest.mark.parametrize("verb", ["run", "compare", "check", "sweep"])

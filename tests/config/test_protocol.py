@@ -150,9 +150,3 @@ def test_the_suites_recipes_have_all_methods_and_what_is_tuned_of_them(suite: Pa
             path = protocol.recipe_of(name, suite)
             recipe = Recipe.load(path, [*protocol.overrides_of(name), *tuned], preset=setting.preset, method=method)
             assert recipe.name == method
-
-
-def test_seeds_of_trials_without_trials(tmp_path: Path) -> None:
-    nothing_tried = PROTOCOL.split("[tuning.fedgh]")[0] + "[settings.one]\nrecipe = 'a.toml'\n"
-    with pytest.raises(ConfigError, match=r"tuning_seeds: expected a table \[tuning\] .* got none; leave them out"):
-        load(tmp_path, nothing_tried)

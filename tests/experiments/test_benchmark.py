@@ -127,22 +127,6 @@ def test_finished_runs_keep_their_records_only(done: Benchmark) -> None:
     assert not [one.changes for one in done.settings if "run.keep" in one.changes]
 
 
-def test_a_suite_may_keep_weights(suite: Path, tmp_path: Path) -> None:
-    keeping = tmp_path / "keeping"
-    shutil.copytree(suite, keeping)
-    text = PROTOCOL.replace('overrides = ["training.lr=0.2"]', 'overrides = ["training.lr=0.2", "run.keep=last"]')
-    (keeping / "protocol.toml").write_text(text)
-    done = benchmark(keeping, tmp_path / "runs", settings=["long"])
-    assert all((run / "models").is_dir() for run in results_of(done.folder))
-
-
-def test_presets_and_changes_hold_in_tuning_and_scoring(done: Benchmark) -> None:
-    for place in ("long", "tuning/long"):
-        for run in results_of(done.folder / place):
-            training = tomllib.loads((run / "recipe.toml").read_text())["training"]
-            assert (training["rounds"], training["lr"]) == (2, 0.2)
-
-
 def test_a_second_start_runs_nothing_and_changes_nothing(done: Benchmark, suite: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.folder.rglob("result.json")}
     written = figures(done.folder / "results")
@@ -152,36 +136,6 @@ def test_a_second_start_runs_nothing_and_changes_nothing(done: Benchmark, suite:
     assert figures(done.folder / "results") == written
     assert (done.folder / "results" / "benchmark.md").read_bytes() == page
     assert again.table == done.table
-
-
-def test_what_is_missing_is_run_again_with_equal_figures(done: Benchmark, suite: Path, tmp_path: Path) -> None:
-    out = tmp_path / "tiny"
-    shutil.copytree(done.folder, out)
-    shutil.rmtree(out / "results")
-    shutil.rmtree(out / "long" / "fedgh" / "seed-1")
-    shutil.rmtree(out / "tuning" / "short" / "fedproto")
-    benchmark(suite, out)
-    assert figures(out / "results") == figures(done.folder / "results")
-
-
-def test_settings_one_after_the_other(done: Benchmark, suite: Path, tmp_path: Path) -> None:
-    out = tmp_path / "tiny"
-    shutil.copytree(done.folder, out)
-    shutil.rmtree(out / "results")
-    first = benchmark(suite, out, settings=["long"])
-    assert [one.setting for one in first.settings] == ["long"]
-    assert "Not finished: short." in (out / "results" / "benchmark.md").read_text()
-    benchmark(suite, out, settings=["short"])
-    assert figures(out / "results") == figures(done.folder / "results")
-
-
-def test_the_page_has_ranks_and_a_table_per_setting(done: Benchmark) -> None:
-    page = (done.folder / "results" / "benchmark.md").read_text()
-    for heading in ("# A very small suite", "## Mean ranks", "## short", "## long"):
-        assert f"{heading}\n" in page
-    assert "Chosen by validation: fedgh: header\\_lr = " in page or "Chosen by validation: fedgh: header_lr = " in page
-    assert done.table is not None
-    assert set(done.table.ranks) == {"local", "fedgh", "fedproto"}
 
 
 def test_the_command_tells_what_is_left(done: Benchmark, suite: Path, tmp_path: Path, capsys: Any) -> None:
@@ -197,22 +151,6 @@ def test_the_command_tells_what_is_left(done: Benchmark, suite: Path, tmp_path: 
     assert "setting long (2 of 2): 1 run left\n" in told.err
     assert "long, fedgh: 1 run\n" in told.err
     assert "mean rank" in told.out
-
-
-def test_a_method_of_ones_own_is_counted_and_not_run_again(suite: Path, tmp_path: Path, capsys: Any) -> None:
-    own = tmp_path / "suite"
-    shutil.copytree(suite, own)
-    (own / "of_mine.py").write_text(
-        "from polyfed.core.method import Method, MethodCard, hyperparameters\n\n\n"
-        "@hyperparameters\nclass Mine(Method):\n    card = MethodCard(name='of-mine')\n"
-    )
-    protocol = "title = 'Mine'\nmethods = ['of_mine:Mine']\nseeds = [0]\n[settings.short]\nrecipe = 'plain.toml'\n"
-    (own / "protocol.toml").write_text(protocol)
-    for left in ("2 runs left", "all figures are there"):
-        done = benchmark(own, tmp_path / "out", progress=True)
-        assert f"setting short (1 of 1): {left}" in capsys.readouterr().err
-    assert done.table is not None
-    assert len(done.table.ranks) == 2
 
 
 NOBODY = """
@@ -249,14 +187,6 @@ def test_wrong_requests_write_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_figures_that_are_none_are_refused(done: Benchmark, suite: Path, tmp_path: Path) -> None:
-    out = tmp_path / "tiny"
-    shutil.copytree(done.folder, out)
-    (out / "results" / "short.json").write_text('{"setting": 3}')
-    with pytest.raises(ConfigError, match=r"expected figures of a benchmark in .*short\.json, got something else"):
-        benchmark(suite, out, settings=["long"])
-
-
 # some methods only --------------------------------------------------------------------------------------------------
 
 
@@ -274,19 +204,6 @@ def test_methods_one_after_the_other_come_to_the_same(done: Benchmark, suite: Pa
     assert {s: {k: set(v) for k, v in one.items()} for s, one in pieces.items()} == {
         s: {k: set(v) for k, v in one.items()} for s, one in whole.items()
     }
-
-
-def test_controls_of_some_methods_join_those_that_are_there(suite: Path, tmp_path: Path, capsys: Any) -> None:
-    own = tmp_path / "suite"
-    shutil.copytree(suite, own)
-    text = PROTOCOL.replace('"fedproto"]', '"fedproto", "local-mutual"]')  # the last sends nothing: it is never alone
-    (own / "protocol.toml").write_text(text.replace("tuning_seeds", "controls = true\ntuning_seeds"))
-    benchmark(own, tmp_path / "whole", settings=["short"])
-    benchmark(own, tmp_path / "whole", settings=["short"], progress=True)
-    assert "setting short (1 of 1): all figures are there" in capsys.readouterr().err
-    for name in ("local-mutual", "fedproto", "fedgh"):
-        benchmark(own, tmp_path / name, settings=["short"], methods=[name], results=tmp_path / "results")
-    assert figures(tmp_path / "results") == figures(tmp_path / "whole/results")
 
 
 def test_a_further_method_gets_a_row_and_the_others_stay(
@@ -327,17 +244,6 @@ def test_figures_of_other_data_are_not_gone_on_from(done: Benchmark, suite: Path
     assert figures(results) == before
 
 
-def test_a_method_runs_where_the_suite_has_it_or_in_all_settings_asked_for(suite: Path, tmp_path: Path) -> None:
-    own = tmp_path / "suite"
-    shutil.copytree(suite, own)
-    text = PROTOCOL.replace("seeds = [0]\n", 'seeds = [0]\nmethods = ["fedgh"]\n')
-    (own / "protocol.toml").write_text(text)
-    done = benchmark(own, tmp_path / "out", methods=["fedproto"])
-    assert [one.setting for one in done.settings] == ["long"]
-    (short,) = benchmark(own, tmp_path / "more", settings=["short"], methods=["fedproto"]).settings
-    assert [row.name for row in short.rows] == ["local", "fedproto"]
-
-
 # going on from figures ----------------------------------------------------------------------------------------------
 
 
@@ -373,15 +279,6 @@ def test_figures_are_enough_to_go_on(done: Benchmark, suite: Path, elsewhere: Pa
     assert again.table == done.table
 
 
-def test_only_the_seeds_that_figures_lack_are_run(
-    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
-) -> None:
-    drop_seeds(elsewhere / "long.json", "fedproto", ["0"])
-    benchmark(suite, tmp_path / "out", results=elsewhere)
-    assert runs_in(tmp_path / "out") == {"long/fedproto/seed-0"}
-    assert figures(elsewhere) == figures(done.folder / "results")
-
-
 def test_a_row_of_other_hyperparameters_is_run_anew(
     done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -393,19 +290,6 @@ def test_a_row_of_other_hyperparameters_is_run_anew(
     (elsewhere / "long.json").write_text(json.dumps(stored))
     benchmark(suite, tmp_path / "out", results=elsewhere)
     assert runs_in(tmp_path / "out") == {"long/fedproto/seed-0", "long/fedproto/seed-1"}
-    assert figures(elsewhere) == figures(done.folder / "results")
-
-
-def test_other_trials_are_made_and_equal_choices_run_nothing(
-    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
-) -> None:
-    stored = json.loads((elsewhere / "short.json").read_text())
-    stored["tuning"]["fedgh"]["tried"] = {"header_lr": [0.5, 1.0]}
-    (elsewhere / "short.json").write_text(json.dumps(stored))
-    benchmark(suite, tmp_path / "out", results=elsewhere)
-    assert {place.rpartition("/")[0].rpartition("/")[0] for place in runs_in(tmp_path / "out")} == {
-        "tuning/short/fedgh"
-    }
     assert figures(elsewhere) == figures(done.folder / "results")
 
 
@@ -441,17 +325,6 @@ def test_figures_of_another_recipe_are_refused(suite: Path, elsewhere: Path, tmp
         with pytest.raises(ConfigError, match=said):
             benchmark(suite, tmp_path / "out", methods=methods, results=elsewhere)
     assert not (tmp_path / "out").exists()
-
-
-def test_force_replaces_figures_of_another_recipe(
-    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
-) -> None:
-    stored = json.loads((elsewhere / "short.json").read_text())
-    stored["recipe"]["training"]["rounds"] = 3
-    stored["rows"] = [row | {"accuracy": {"5": 0.5}} for row in stored["rows"]]
-    (elsewhere / "short.json").write_text(json.dumps(stored))
-    benchmark(suite, tmp_path / "out", settings=["short"], results=elsewhere, overwrite=True)
-    assert figures(elsewhere) == figures(done.folder / "results")
 
 
 def test_force_runs_the_methods_that_are_named_again(
@@ -507,18 +380,6 @@ def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     assert found.failures == {"short, tuning: header_lr=0, seed 7": "no"}
     assert [row.name for row in found.settings[0].rows] == ["local", "fedproto"]
     assert "Not finished: short (fedgh); long." in (tmp_path / "out/results/benchmark.md").read_text()
-
-
-def test_local_may_train_for_several_times_its_epochs(suite: Path, elsewhere: Path, tmp_path: Path) -> None:
-    own = tmp_path / "suite"
-    shutil.copytree(suite, own)
-    (own / "protocol.toml").write_text(PROTOCOL.replace("tuning_seeds", "local_longer = 3\ntuning_seeds"))
-    found = benchmark(own, tmp_path / "out", settings=["short"], results=elsewhere)
-    assert runs_in(tmp_path / "out") == {"short/local-longer-3/seed-0"}
-    recipe = tomllib.loads((tmp_path / "out/short/local-longer-3/seed-0/recipe.toml").read_text())
-    assert (recipe["method"]["name"], recipe["training"]["local_epochs"]) == ("local", 3)
-    (row,) = (row for row in found.settings[0].rows if row.name == "local-longer-3")
-    assert row.control == "longer"
 
 
 def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -> None:
@@ -585,16 +446,3 @@ def test_a_variant_of_local_may_have_its_rate_tuned(tmp_path: Path) -> None:
     (tmp_path / "protocol.toml").write_text(protocol.replace("[0.0, 0.2]", "[0.0, 0.3]"))
     benchmark(tmp_path, **again)
     assert "only/local-tuned/seed-0" in runs_in(tmp_path / "again")
-
-
-def test_a_single_value_beside_those_that_are_tried_holds_for_the_scored_runs(tmp_path: Path) -> None:
-    (tmp_path / "plain.toml").write_text(RECIPE)
-    (tmp_path / "protocol.toml").write_text(
-        'title = "One value"\nmethods = ["fedgh"]\nseeds = [0]\ntuning_seeds = [7]\n'
-        "[tuning.fedgh]\nheader_epochs = [3]\nheader_lr = [0.0, 1.0]\n"
-        '[settings.only]\nrecipe = "plain.toml"\n'
-    )
-    (found,) = benchmark(tmp_path, tmp_path / "out").settings
-    row = found.row("fedgh")
-    assert row is not None
-    assert row.hyperparameters["header_epochs"] == found.tuning["fedgh"].chosen["header_epochs"] == 3

@@ -13,7 +13,6 @@ import polyfed as pf
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.loggers.console import Console
 from tests.helpers.hospitals import hospitals
 
 ROWS = "".join(f"{x},{(x * 7) % 5},{'ab'[(x // 3) % 2]}\n" for x in range(20))
@@ -41,13 +40,6 @@ def test_names_stand_in_result_and_messages(tmp_path: Path) -> None:
         assert "0 ('north')" in html.unescape(shown._repr_html_())
     held_out = build_federation(clinics(tmp_path, "north", evaluation={"held_out": ["north"]}))
     assert held_out.remarks()[0] == "held out of training: clients 0 ('north')"
-
-
-@pytest.mark.parametrize("numbers", [["0", "1"], ["10", "7"]])
-def test_names_that_are_the_numbers_say_nothing(tmp_path: Path, numbers: list[str]) -> None:
-    recipe = clinics(tmp_path, *numbers)
-    titles = [client.title for client in build_federation(recipe).clients]
-    assert titles == (["client 0", "client 1"] if numbers == ["0", "1"] else ["client 0 ('7')", "client 1 ('10')"])
 
 
 def test_clients_of_a_federation_in_python_have_names_if_given(tmp_path: Path) -> None:
@@ -81,26 +73,3 @@ def test_a_run_goes_on_with_its_own_clients_only(tmp_path: Path, names: tuple[st
         RunFolder(tmp_path / "run").check_clients(names)
     assert files == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*")}
     assert before.result["clients"] == 2
-
-
-def test_a_client_that_has_gone_is_named(tmp_path: Path) -> None:
-    pf.run(clinics(tmp_path, "north", "south"), out=tmp_path / "run")
-    (tmp_path / "clinics" / "north").rename(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="'north' has gone"):
-        pf.run(clinics(tmp_path), out=tmp_path / "run", resume=True)
-
-
-def test_a_comparison_goes_on_with_the_clients_of_its_runs_only(tmp_path: Path) -> None:
-    """Also where all of its runs are finished, and where a folder has another name with the same rows."""
-    compared = {"methods": ["local"], "out": tmp_path / "runs"}
-    pf.compare(clinics(tmp_path, "north", "south"), **compared)
-    (tmp_path / "clinics" / "south").rename(tmp_path / "clinics" / "west")
-    with pytest.raises(ConfigError, match=r"local/seed-0 holds a run of other clients .*: 'west' has come"):
-        pf.compare(clinics(tmp_path), **compared)
-
-
-def test_progress_names_whose_work_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console()
-    console.start({"client_names": ["north", "south"], "rounds": 2, "method": "fedavg"})
-    console.round({"round": 1, "refused": [{"client": 1, "reason": "the model is not finite"}]}, 0.0)
-    assert "round 1: client 1 ('south') refused: the model is not finite" in capsys.readouterr().err

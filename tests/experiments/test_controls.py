@@ -89,10 +89,6 @@ def test_a_control_of_a_method_is_not_run_alone() -> None:
     assert not runs_alone(asked.choose("flat"))
 
 
-def test_another_method_is_not_alone_because_the_recipes_own_is() -> None:
-    assert not recipe(method={"name": "fedgh", "alone": True}).choose("fedproto").chosen_method.card.alone
-
-
 # Local, longer ----------------------------------------------------------------------------------------------------
 
 
@@ -255,13 +251,3 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert capsys.readouterr().err.count("already done") == 5
     assert Path("all/comparison.csv").read_text() == before
     assert "--controls" in json.loads(Path("all/compare.json").read_text())["command"]
-
-
-def test_check_shows_no_bytes_for_a_client_that_is_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.toml").write_text(recipe().dumps())
-    assert cli.status(["check", "tiny.toml", "--set", "method.alone=true", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["bytes_up"] == told["bytes_down"] == 0

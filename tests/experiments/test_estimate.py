@@ -18,11 +18,9 @@ import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
-from polyfed.engine.compatibility import IncompatibleError
 from polyfed.experiments.cost_estimate import CostEstimate
 from polyfed.experiments.estimate import check, count_scored_rows, estimate_costs
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
 from tests.helpers.checked_recipe import CHECKED
 from tests.helpers.hospitals import hospitals
@@ -88,11 +86,6 @@ def test_nobody_is_missing_in_a_check() -> None:
     assert NOTED == [("plan", 2), ("aggregate", 2)] * 2
 
 
-def test_operations_and_parameters_of_each_network() -> None:
-    small, large = checked().architectures
-    assert (small.flops, large.flops) == (2 * (10 * 40 + 40 * 3), 2 * (10 * 80 + 80 * 3))
-
-
 def test_memory_follows_the_batch_and_the_optimizer() -> None:
     plain, heavy = checked().architectures[1], checked(optimizer="adam").architectures[1]
     weights = 4 * plain.parameters
@@ -102,18 +95,6 @@ def test_memory_follows_the_batch_and_the_optimizer() -> None:
     found = checked()
     assert found.peak == found.nbytes + found.data_nbytes + max(kind.peak for kind in found.architectures)
     assert found.data_nbytes == 12 * (10 * 4 + 8), "rows that several look into count once"
-
-
-def test_memory_of_clients_that_train_as_one() -> None:
-    alone = checked()
-    made = federation(Local())
-    together = pf.Federation(made.clients, made.method, made.training, executor=pf.Execution("vectorized", workers=2))
-    found = estimate_costs(together)
-    assert (alone.stack, found.stack) == (1, 2)
-    assert found.device_nbytes is None
-    assert found.peak_at_work > 1.5 * alone.peak_at_work
-    assert found.peak_at_work == max(kind.peak * min(2, kind.clients) for kind in found.architectures)
-    assert "on the GPU" not in str(found)
 
 
 def test_rows_that_are_scored() -> None:
@@ -137,19 +118,6 @@ def test_the_estimate_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -
     assert found.seconds_round == found.seconds / 4
     longer = estimate_costs(federation(FedAvg(aggregation="same-shape"), rounds=400))
     assert longer.seconds > 20 * found.seconds
-
-
-def test_all_that_does_not_fit_is_told_at_once() -> None:
-    x, y = torch.randn(4, 10), torch.arange(4) % 2
-    plain = [nn.Linear(10, 2), nn.Sequential(nn.Linear(10, 2))]
-    with pytest.raises(IncompatibleError) as caught:
-        pf.Federation([pf.Client(net, train=(x, y)) for net in plain], FedIN())
-    assert len(caught.value.problems) == 2
-    assert [line[:44] for line in caught.value.problems] == [
-        "fedin needs split models; client 0 ('Linear'",
-        "fedin needs split models; client 1 ('Sequent",
-    ]
-    assert str(caught.value) == f"{caught.value.problems[0]} (and 1 more; `polyfed check` lists them)"
 
 
 def test_check_lists_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,34 +158,6 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert len(found["clients"]) == 4
 
 
-def test_the_page_tells_how_much_of_the_texts_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.csv").write_text("text,label\n" + "so good,1\nso bad a day,0\n" * 4)
-    (tmp_path / "test.csv").write_text("text,label\n今天,1\nso good,0\n")
-    (tmp_path / "texts.toml").write_text(
-        f"""
-        data = {{dataset = "csv:{tmp_path}", text_column = "text", max_length = 3, num_clients = 2, split = "official"}}
-        models = {{architectures = ["fedhenn-lstm1"]}}
-        method = {{name = "local"}}
-        """
-    )
-    assert status(["check", str(tmp_path / "texts.toml"), "--set", "training.batch_size=2"]) == 0
-    page = " ".join(capsys.readouterr().out.split())
-    assert "texts without a known word (data.tokens = 'words'): 1 of 2 on the test side" in page
-    assert "texts longer than data.max_length, 3, and cut: 4 of 8 on the training side" in page
-
-
-def test_a_line_for_each_method(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["check", str(recipe), "--methods", "local,fedgh,fedin,local"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[-2:] == ["a", "round"]
-    assert [line.split()[:2] for line in lines] == [["local", "yes"], ["fedgh", "yes"], ["fedin", "no"]]
-    assert lines[1].endswith((" ms", " s"))
-    assert status(["check", str(recipe), "--methods", "fedgh", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["seconds"] > 0
-    assert row["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -250,20 +190,6 @@ def test_what_the_page_shows(recipe: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert status(shlex.split(shown[0])) == 2
     said = capsys.readouterr()
     assert said.out + said.err == shown[1]
-
-
-def test_where_numbers_are_predicted_nothing_is_said_of_classes() -> None:
-    clients = [
-        pf.Client(
-            torch.nn.Linear(3, 1),
-            train=(torch.randn(rows, 3), torch.randn(rows)),
-            test=(torch.randn(4, 3), torch.randn(4)),
-        )
-        for rows in (8, 12)
-    ]
-    page = str(estimate_costs(pf.Federation(clients, Local(), pf.Training(rounds=1))))
-    assert "a client has: training rows 8 to 12, median 8; test rows 4 to 4, median 4\n" in page
-    assert "class" not in page
 
 
 def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import pytest
 import polyfed as pf
 from polyfed.cli.app import main
 from polyfed.config.recipe import Recipe
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.held_out import group_folders
-from polyfed.loggers.console import Console
 from tests.helpers.hospitals import GROUPS, hospitals
 
 EACH = {"held_out": "each group", "held_out_epochs": 1}
@@ -68,35 +66,6 @@ def test_there_is_a_table_for_every_group_and_one_over_all(compared: Path) -> No
     assert [row["held_out_group"] for row in rows] == [group for group in GROUPS for _ in range(2)]
     tables = json.loads((compared / "comparison.json").read_text())["tables"]
     assert [table["held_out_group"] for table in tables] == list(GROUPS)
-
-
-class Stopper(Console):
-    """Presses Ctrl-C after so many runs."""
-
-    left = 0
-
-    def end(self, result: Mapping[str, Any] | None) -> None:
-        type(self).left -= 1
-        if not type(self).left:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_what_is_done_is_not_run_again(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.experiments.compare.Console", Stopper)
-    monkeypatch.setattr(Stopper, "left", 3)
-    out = tmp_path / "runs"
-    with pytest.raises((RunInterrupted, KeyboardInterrupt)):
-        pf.compare(recipe(tmp_path), ["fedavg"], seeds=(0, 1, 2), out=out, progress=True)
-    before = times(out)
-    assert 2 <= len(before) <= 3
-    pf.compare(recipe(tmp_path), ["fedavg"], seeds=(0, 1, 2), out=out)
-    after = times(out)
-    assert {path: after[path] for path in before} == before
-    assert len(after) == len(times(compared)) == 18
-    for path in after:
-        mine, theirs = (json.loads((root / path.relative_to(out)).read_text()) for root in (out, compared))
-        assert mine["held_out"] == theirs["held_out"]
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -96,12 +96,6 @@ def test_comments_are_found_where_they_stand():
     }
 
 
-def test_a_class_without_source_is_listed_all_the_same():
-    space: dict = {}
-    exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
-    assert method_table.list_hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
-
-
 # ---- which of them fit ----
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,58 +97,12 @@ def test_every_form_of_texts_is_read_by_the_runs_words(
         assert found.y is None
 
 
-def test_labels_are_names_or_numbers(model: prediction.ClientModel, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("liked,said\nyes,good\nno,bad\n1,so\n")
-    found = read(tmp_path / "a.csv", model.form)
-    assert found.y is not None
-    assert found.y.tolist() == [1, 0, 1]
-    pq.write_table(pa.table({"said": NEW, "kind": ["no", "yes", "no"]}), tmp_path / "a.parquet")
-    found = read(tmp_path / "a.parquet", model.form, label_column="kind")
-    assert found.y is not None
-    assert found.y.tolist() == [0, 1, 0]
-
-
 def test_the_command(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text("liked,note\nyes,good\nno,bad\n")
     words = ["predict", str(folder(done)), str(tmp_path / "a.csv"), "--client", "0", "--text-column", "note", "--json"]
     assert cli.status(words) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["inputs"], said["accuracy"] is not None) == (2, True)
-
-
-def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_becomes(
-    done: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = folder(done)
-    entry = index(run)["client-000.safetensors"]
-    assert (entry["vocabulary"], entry["texts"]["column"]) == (5000, "said")
-    assert "words=5002" in (run / "models" / "README.md").read_text()
-    before = prediction.predict(run, 0, by_hand(NEW, run)).scores
-    monkeypatch.setattr(text.TextConfig, "vocab_size", property(lambda words: words.vocabulary or 7))
-    monkeypatch.setattr("polyfed.models.texts.fedhenn_lstm1.__defaults__", (9,))
-    assert torch.equal(prediction.predict(run, 0, by_hand(NEW, run)).scores, before)
-
-
-def test_texts_are_cut_as_the_run_cut_them(done: Run, tmp_path: Path) -> None:
-    """Also those of folders of earlier versions, which do not say how."""
-    entries = index(folder(done))
-    assert {entry["texts"]["tokens"] for entry in entries.values()} == {"words"}
-    (tmp_path / "a.txt").write_text("good : day\n")
-    known = (folder(done) / "models" / "words.txt").read_text().split()
-    good, day = (known.index(word) + 2 for word in ("good", "day"))
-    assert read(tmp_path / "a.txt", prediction.load_model(folder(done), 0).form).x.tolist() == [[good, 1, day, 0, 0, 0]]
-    old = tmp_path / "old"
-    shutil.copytree(folder(done), old)
-    (old / "models" / "index.json.sha256").unlink()
-    for entry in entries.values():
-        entry["texts"]["tokens"] = "letters"
-    (old / "models" / "index.json").write_text(json.dumps(entries))
-    with pytest.raises(ConfigError, match="expected one of words, characters, fedrep, got 'letters'"):
-        prediction.load_model(old, 0)
-    for entry in entries.values():
-        del entry["texts"]["tokens"]
-    (old / "models" / "index.json").write_text(json.dumps(entries))
-    assert read(tmp_path / "a.txt", prediction.load_model(old, 0).form).x.tolist() == [[good, day, 0, 0, 0, 0]]
 
 
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
@@ -178,35 +131,6 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
         read(tmp_path / "none.csv", model.form)
 
 
-def test_words_that_were_changed_or_never_kept(done: Run, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(folder(done), run)
-    words = run / "models" / "words.txt"
-    words.write_text("other\n" + words.read_text())
-    with pytest.raises(ConfigError, match=r"words\.txt is damaged"):
-        prediction.load_model(run, 0)
-    kept = {name: {k: v for k, v in entry.items() if k != "texts"} for name, entry in index(run).items()}
-    (run / "models" / "index.json").write_text(json.dumps(kept))
-    (run / "models" / "index.json.sha256").unlink()  # as of a run before there was one
-    (tmp_path / "a.txt").write_text("good")
-    form = prediction.load_model(run, 0).form
-    with pytest.raises(ConfigError, match=r"a \.npy file"):
-        read(tmp_path / "a.txt", form)
-    with pytest.raises(ConfigError, match="text_column is of texts in Parquet or CSV files, got 'said'"):
-        read(tmp_path / "a.txt", form, text_column="said")
-
-
-def test_blank_lines_do_not_count(model: prediction.ClientModel, tmp_path: Path) -> None:
-    (tmp_path / "plain.txt").write_text("good\nso bad\n")
-    (tmp_path / "gaps.txt").write_text("\ngood\n  \n\nso bad\n\n\n")
-    (tmp_path / "plain.csv").write_text("said,liked\ngood,yes\nso bad,no\n")
-    (tmp_path / "gaps.csv").write_text("said,liked\n\ngood,yes\n   \n\t\nso bad,no\n\n")
-    for kind in ("txt", "csv"):
-        plain, gaps = (read(tmp_path / f"{name}.{kind}", model.form) for name in ("plain", "gaps"))
-        assert torch.equal(plain.x, gaps.x)
-        assert gaps.names == ("0", "1")
-
-
 def test_texts_without_a_known_word_are_told(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = ["zebra zebra", "good", "   ...zebra", "so", "?", "zebra zebra zebra zebra zebra zebra good"]
     (tmp_path / "a.txt").write_text("\n".join(strange))
@@ -227,14 +151,3 @@ def test_texts_without_a_known_word_are_told(done: Run, tmp_path: Path, capsys: 
         capsys.readouterr().err
     )
     assert prediction.predict(folder(done), 0, torch.ones(2, 6, dtype=torch.int64)).unknown == ()
-
-
-def test_the_runs_own_label_column_scores_parquet_files_too(model: prediction.ClientModel, tmp_path: Path) -> None:
-    table = {"said": NEW, "liked": ["no", "yes", "no"], "label": [1, 1, 1]}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    found = read(tmp_path / "a.parquet", model.form)
-    assert found.y is not None
-    assert found.y.tolist() == [0, 1, 0]
-    other = read(tmp_path / "a.parquet", model.form, label_column="label")
-    assert other.y is not None
-    assert other.y.tolist() == [1, 1, 1]

@@ -63,11 +63,6 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
         pf.federate(pf.load_dataset("digits"), seed="x")  # type: ignore[arg-type]
 
 
-def test_only_a_source_is_dealt() -> None:
-    with pytest.raises(ConfigError, match=r"polyfed.from_tensors\(\(x, y\)\) gives, got a tuple"):
-        pf.federate((torch.zeros(4, 3), torch.arange(4) % 2), 2)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [
@@ -85,10 +80,3 @@ def test_wrong_kinds_of_arguments_are_one_line(given: dict[str, Any], line: str)
     if "method" not in given:
         with pytest.raises(ConfigError, match=line):
             pf.compare(**{"recipe": QUICKSTART, **given})
-
-
-def test_a_comparison_takes_lists() -> None:
-    with pytest.raises(ConfigError, match=r"methods: expected a list, got 'fedgh'; put it into \[ \]"):
-        pf.compare(QUICKSTART, methods="fedgh")
-    with pytest.raises(ConfigError, match=r"seeds: expected a list, got 3; put it into \[ \]"):
-        pf.compare(QUICKSTART, seeds=3)  # type: ignore[arg-type]

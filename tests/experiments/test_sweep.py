@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import re
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sweep_figures import draw, tell_apart
+from polyfed.report.sweep_figures import draw
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
 from polyfed.results.schema import RoundRecord, RunResult
 
@@ -92,11 +90,6 @@ def test_commas_at_the_top_level_separate_values(text: str, key: str, values: li
     assert parse([text]) == {key: values}
 
 
-def test_the_last_of_two_settings_of_one_key_holds() -> None:
-    found = parse(["a.b=1,2", "a.c=3", "a.b=4,5,6"])
-    assert found == {"a.c": [3], "a.b": [4, 5, 6]}
-
-
 @pytest.mark.parametrize("text", ["a.b=1,,2", "a.b=,1", "a.b=1,"])
 def test_nothing_between_commas_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"expected values with commas between .*, got '{text}'"):
@@ -139,29 +132,6 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
     assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.json"}
 
 
-def test_a_variant_of_the_recipe_and_methods_own_tables(tiny: Path) -> None:
-    settings = {"methods.fedgh-round.header_lr": [0.1, 1.0], "training.rounds": 1}
-    done = sweep(tiny, settings, method="fedgh-round", seeds=[3, 0], out="grid")
-    wanted = [f"{name}/seed-{seed}" for name in ("header_lr=0.1", "header_lr=1", "local") for seed in (0, 3)]
-    assert made("grid") == wanted
-    stored = tomllib.loads(Path("grid/header_lr=1/seed-0/recipe.toml").read_text())
-    assert (stored["method"]["header_batch"], stored["method"]["header_lr"]) == ("round", 1.0)
-    assert done.table is not None
-    assert done.table.chosen_options.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
-    for row in done.table.rows:
-        runs = [run_of(run.path) for run in row.runs]
-        assert [run["seed"] for run in runs] == [0, 3] == list(row.seeds)
-        assert row.validation == pytest.approx((runs[0]["validation"] + runs[1]["validation"]) / 2)
-
-
-def test_local_itself_can_be_swept_and_has_nothing_beside_it(tiny: Path) -> None:
-    done = sweep(tiny, {"training.lr": [0.01, 0.2]}, method="local", out="grid")
-    assert made("grid") == ["lr=0.01/seed-0", "lr=0.2/seed-0"]
-    assert done.table is not None
-    assert [row.difference for row in done.table.rows] == [None, None]
-    assert "vs Local" not in str(done)
-
-
 def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
     settings = {"data.split": ["6:2:2", "8:1:1"], "method.header_batch": ["lar", 3], "training.rounds": 1}
     done = sweep(tiny, settings, out="grid")
@@ -173,15 +143,6 @@ def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
     run = run_of(done.chosen.runs[0].path)
     assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
     assert f"chosen by validation: {done.table.chosen_options}" in str(done)
-
-
-def test_values_that_are_no_folder_names(tiny: Path) -> None:
-    nets = [["digits-cnn1"], ["digits-cnn1", "digits-cnn2"]]
-    settings = {"models.architectures": nets, "data.split": ["6:2:2", "6:3:1"], "training.rounds": 1}
-    sweep(tiny, settings, out="grid")
-    slugs = {Path(name).parts[0] for name in made("grid")}
-    assert len(slugs) == 8  # Local four times too
-    assert all(set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789_=+-.") for slug in slugs)
 
 
 # ---- the choice ----
@@ -234,13 +195,6 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
     assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "test": 0.4}]
 
 
-def test_of_equals_the_first_is_chosen() -> None:
-    table = build_table(["method.header_lr"], cells({0.3: (0.7, 0.1), 0.1: (0.7, 0.9), 0.2: (0.7, 0.9)}))
-    assert table is not None
-    assert table.chosen is not None
-    assert table.chosen.settings == {"method.header_lr": 0.3}
-
-
 def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() -> None:
     found = cells({1: (0.4, 0.9), 2: (0.3, 0.9), 3: (None, 0.9)})
     incomplete = SweepCell({"method.header_lr": 4}, [record("4", 0.99, 0.99)], complete=False, words=("--set", "x"))
@@ -256,18 +210,6 @@ def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() 
     assert build_table(["method.header_lr"], [SweepCell({}, []), SweepCell({}, [])]) is None
 
 
-def test_means_deviations_and_differences_are_over_seeds() -> None:
-    runs = [record("a", 0.6, 0.70, 0), record("b", 0.8, 0.60, 1)]
-    beside = [record("c", 0.1, 0.65, 1, "local"), record("d", 0.1, 0.50, 0, "local")]
-    table = build_table(["training.lr"], [SweepCell({"training.lr": 1}, runs, beside=beside, words=("x",))])
-    assert table is not None
-    (row,) = table.rows
-    assert (row.validation, row.test) == (pytest.approx(0.7), pytest.approx(0.65))
-    assert (row.validation_std, row.test_std) == (pytest.approx(0.02**0.5), pytest.approx(0.005**0.5))
-    assert (row.difference, row.difference_std) == (pytest.approx(0.075), pytest.approx(0.03125**0.5))
-    assert row.local == pytest.approx(0.575)
-
-
 # ---- the figure ----
 
 
@@ -276,63 +218,6 @@ def shapes(table: Any, folder: Path) -> str:
     png, svg = draw(table, folder)
     assert png.read_bytes()[:4] == b"\x89PNG"
     return svg.read_text()
-
-
-def test_a_line_against_the_number_with_a_place_for_zero(tmp_path: Path) -> None:
-    table = build_table(["method.header_lr"], cells({0.0: (0.6, 0.5), 0.001: (0.8, 0.4), 1.0: (0.7, 0.9)}))
-    text = shapes(table, tmp_path)
-    assert "validation " in text
-    assert "test " in text
-    assert text.count("chosen") >= 1
-
-
-def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -> None:
-    keys = ["method.header_batch", "method.header_lr"]
-    two = [
-        SweepCell({keys[0]: batch, keys[1]: lr}, [record(f"{batch}{lr}", 0.5, 0.5 + lr)], words=("x",))
-        for batch in ("lar", 10)
-        for lr in (0.1, 0.2)
-    ]
-    text = shapes(build_table(keys, two), tmp_path)
-    assert "validation header_batch=lar" in text
-    assert "test header_batch=10" in text
-    assert "local " not in text
-    beside = [replace(cell, beside=[record(f"local{n}", 0.5, 0.4 + n / 100)]) for n, cell in enumerate(two)]
-    text = shapes(build_table(keys, beside), tmp_path)
-    colors = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
-    assert len({color[1] for color in colors if color}) == 2  # each Local in the color of its line
-    words = build_table(["method.weighting"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.weighting"))
-    assert words is not None
-    assert draw(words, tmp_path) == []
-    flags = build_table(["method.share"], cells({True: (0.5, 0.5), False: (0.6, 0.6)}, "method.share"))
-    assert flags is not None
-    assert draw(flags, tmp_path) == []
-
-
-def test_labels_of_ticks_do_not_run_into_each_other() -> None:
-    assert tell_apart([1, 2, 3, 4], [1, 2, 3, 4]) == ["1", "2", "3", "4"]
-    assert tell_apart([0.001, 0.01, 0.1, 1e30], [-3, -2, -1, 30]) == ["0.001", "", "", "1e+30"]
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int) -> None:
-    keys = ["method.header_epochs", "training.batch_size"]
-    grid = [
-        SweepCell(
-            {keys[0]: a, keys[1]: b},
-            [record(f"{a}{b}{seed}", 0.5, 0.5, seed) for seed in (0, 1)],
-            beside=[record(f"local{seed}", 0.5, 0.4, seed) for seed in (0, 1)],
-            words=("x",),
-        )
-        for a in (1, 10)
-        for b in (16, 32)
-    ]
-    text = to_text(build_table(keys, grid), width)
-    assert max(map(len, text.splitlines())) <= width
-    blocks = [block for block in text.split("\n\n") if "---" in block]
-    assert all("header_epochs  batch_size" in block and block.count("fedgh") == 4 for block in blocks)
-    assert sum(block.count("validation") for block in blocks) == 1
-    assert sum(block.count("chosen") for block in blocks) == 1
 
 
 # ---- refused before anything is written ----
@@ -371,23 +256,7 @@ def test_one_clear_line_before_anything_is_written(
     assert [path.name for path in Path().iterdir()] == ["tiny.toml"]
 
 
-def test_a_folder_with_other_settings_runs_is_refused(tiny: Path) -> None:
-    sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 2}, out="grid")
-    with pytest.raises(ConfigError, match=r"training.rounds was 2, now 1"):
-        sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 1}, out="grid")
-    with pytest.raises(ConfigError, match=r"expected a folder for many runs, got grid.*, which holds a single one"):
-        sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid/local/seed-0")
-
-
 # ---- going on ----
-
-
-def test_more_rounds_go_on(tiny: Path) -> None:
-    for rounds in (1, 2):
-        done = sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": rounds}, out="grid")
-        assert done.failures == {}
-    results = [json.loads(path.read_text()) for path in Path("grid").glob("*/seed-0/result.json")]
-    assert [result["rounds"] for result in results] == [2, 2, 2]
 
 
 def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:

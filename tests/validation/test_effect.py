@@ -88,27 +88,12 @@ def test_python_says_the_same(section: str, keys: dict[str, Any], said: str) -> 
     assert line(made).startswith(f"{section}: {said}")
 
 
-def test_a_deal_in_python_says_the_same() -> None:
-    source = pf.from_tensors((torch.zeros(40, 2), torch.arange(40) % 4))
-    said = line(lambda: pf.federate(source, 2, "iid", classes_per_client=3))
-    assert said.startswith("classes_per_client = 3 does nothing beside partition = 'iid'")
-    assert "'a deal of your own'" in line(lambda: pf.federate(source, 2, lambda y, k, rng: [], dirichlet_alpha=0.1))
-    assert len(pf.federate(source, 2, "by_class", classes_per_client=4).clients) == 2
-
-
 @pytest.mark.parametrize(("kind", "hyperparameters", "said"), HYPERPARAMETERS)
 def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str, Any], said: str) -> None:
     table = ".kernel" if said.startswith("width") else ""  # said of the table alone
     assert line(lambda: kind(**hyperparameters)).startswith(f"{kind.card.name}{table}: {said}")
     spelled = {name.rstrip("_"): value for name, value in hyperparameters.items()}
     assert line(lambda: recipe(method={"name": kind.card.name, **spelled})).startswith(f"method{table}: {said}")
-
-
-def test_what_was_not_given_is_not_told() -> None:
-    defaults = {"dirichlet_alpha": 0.5, "classes_per_client": 2}
-    assert recipe(data=defaults, availability={"delay_rounds": 1}).availability.delay_rounds == 1
-    behind_a_deadline = recipe(availability={"delay_rounds": 3}, devices={"profiles": ["laptop"], "round_timeout": 1.0})
-    assert behind_a_deadline.availability.delay_rounds == 3
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
@@ -189,10 +174,3 @@ def test_what_was_itself_laid_over_is_told(path: Path) -> None:
     assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
     path.write_text(TEXT)
     assert line(lambda: Recipe.load(path, preset="wrong")).startswith("data: min_samples = 5 does nothing beside")
-
-
-@pytest.mark.parametrize("value", ["5", "0.5", "[[1], [1]]", "[{a = 1}, {a = 2}]"])
-def test_what_is_no_list_of_names_is_refused_as_such(value: str) -> None:
-    """Whether a setting beside it acts is asked before types are looked at."""
-    with pytest.raises(ConfigError, match=r"models\.architectures"):
-        Recipe.load(Path(__file__).parents[2] / "recipes" / "quickstart.toml", [f"models.architectures={value}"])

@@ -219,7 +219,7 @@ WORDS = [
     (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local,fedavg"], "fedavg needs tensors of one name"),
     (
-        ["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.max_grad_norm=1"],
+        ["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.header_lr=1"],
         "expected --set methods.NAME.KEY=VALUE",
     ),
     (["report", "nowhere"], "nowhere is not there"),

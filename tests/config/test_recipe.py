@@ -26,14 +26,14 @@ architectures = ["digits-cnn1", "digits-cnn2"]
 
 [method]
 name = "fedgh"
-max_grad_norm = 1.0
+header_lr = 1.0
 
 [training]
 rounds = 2
 
 [methods.fedgh]
 header_epochs = 100
-max_grad_norm = 2.0
+header_lr = 2.0
 
 [methods.fedgh-random-header]
 name = "fedgh"
@@ -66,7 +66,7 @@ def test_every_setting_has_a_default_but_data_models_and_method() -> None:
 
 def test_the_recipes_own_method_takes_both_tables_its_own_last(path: Path) -> None:
     recipe = Recipe.load(path)
-    assert recipe.chosen_method == FedGH(header_epochs=100, max_grad_norm=1.0)
+    assert recipe.chosen_method == FedGH(header_epochs=100, header_lr=1.0)
     assert recipe.run.label is None
     assert recipe.variants() == ["fedgh", "fedgh-random-header", "fedavg"]
 
@@ -87,9 +87,7 @@ def test_a_variant_is_labeled_and_leaves_nothing_behind(path: Path) -> None:
 
 
 def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
-    assert Recipe.load(path, ["method.header_lr=0.5"]).chosen_method == FedGH(
-        header_epochs=100, max_grad_norm=1.0, header_lr=0.5
-    )
+    assert Recipe.load(path, ["method.header_lr=0.5"]).chosen_method == FedGH(header_epochs=100, header_lr=0.5)
     chosen = Recipe.load(path, ["method.weighting=uniform"], method="fedavg")
     assert chosen.chosen_method == FedAvg(aggregation="same-shape", weighting="uniform")
     other = Recipe.load(path, ["methods.fedgh-random-header.header_lr=0.25"], method="fedgh-random-header")
@@ -154,11 +152,11 @@ def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
             {"method": {"name": "fedgh", "header_batch": "lr"}},
             "expected 'lar', 'client' or 'round' or a whole number, got 'lr'; did you mean 'lar'?",
         ),
-        ({"methods": {"mine": {"max_grad_norm": 0.0}}}, "methods.mine: unknown method 'mine'"),
+        ({"methods": {"mine": {"header_lr": 0.0}}}, "methods.mine: unknown method 'mine'"),
         ({"methods": {"a/b": {"name": "local"}}}, "methods: expected names of letters"),
         (
-            {"methods": {"fedgh": {"max_grad_nrom": 0.0}}},
-            "unknown key 'methods.fedgh.max_grad_nrom'; did you mean 'max_grad_norm'?",
+            {"methods": {"fedgh": {"heder_lr": 0.0}}},
+            "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?",
         ),
         ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, got 3"),
     ],
@@ -202,7 +200,7 @@ rounds = 4
 lr = 0.5
 
 [presets.small.methods.fedgh-random-header]
-max_grad_norm = 7.0
+header_epochs = 7
 
 [presets.small.methods.fedprox]
 mu = 0.5
@@ -231,7 +229,7 @@ def test_a_preset_is_laid_over_the_recipe_and_set_over_both(with_presets: Path) 
     assert (small.training.rounds, small.training.lr) == (4, 0.5)
     assert small.data == plain.data
     assert small.chosen_method == plain.chosen_method
-    assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, max_grad_norm=7.0)
+    assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, header_epochs=7)
     assert plain.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0)
     assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
     assert Recipe.load(with_presets, ["training.rounds=5"], preset="small").training.rounds == 5
@@ -243,12 +241,12 @@ def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
         "training.rounds=5",
         "training.lr=0.01",
         "data.num_clients=3",
-        "method.max_grad_norm=3.0",
+        "method.header_lr=3.0",
         "run.seed=3",
     ]
     assert Recipe.load(with_presets, ["data.root=x", "data.dataset=svhn"]).run.overrides == ["data.dataset=svhn"]
     recipe = Recipe.load(with_presets, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
-    assert recipe.run.overrides == ["training.rounds=5", "method.max_grad_norm=3.0"], (
+    assert recipe.run.overrides == ["training.rounds=5", "method.header_lr=3.0"], (
         "the default rate, the recipe's clients"
     )
     assert Recipe.load(with_presets, ["training.rounds=4"], preset="small").run.overrides == [], "the preset's own"
@@ -270,8 +268,8 @@ def test_several_presets_are_laid_in_order(with_presets: Path) -> None:
 
 def test_a_preset_may_name_another_method_whose_hyperparameters_are_its_own(with_presets: Path) -> None:
     assert Recipe.load(with_presets, preset="other").chosen_method == FedAvg(aggregation="same-shape")
-    asked = Recipe.load(with_presets, ["method.max_grad_norm=3.0"], method="fedgh", preset="other")
-    assert asked.chosen_method == FedGH(header_epochs=100, max_grad_norm=3.0)
+    asked = Recipe.load(with_presets, ["method.header_lr=3.0"], method="fedgh", preset="other")
+    assert asked.chosen_method == FedGH(header_epochs=100, header_lr=3.0)
 
 
 def test_a_run_keeps_its_preset_and_its_folder_has_the_name(with_presets: Path) -> None:

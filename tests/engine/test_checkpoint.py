@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
-from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.report.run_records import load_runs
@@ -168,21 +166,6 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         pf.run(recipe("best"), out=tmp_path / "run", resume=True)
 
 
-def test_nodes_do_not_keep_it(tmp_path: Path) -> None:
-    from tests.helpers.nearby import Nearby, recipe_of
-
-    asked = recipe_of(run={"keep": "best"})
-    with pytest.raises(ConfigError, match=r"run.keep: expected 'last', as nodes keep their last two states"):
-        serve(asked, Nearby(asked, tmp_path), out=tmp_path / "out", deadline=5)
-
-
-def test_the_command_line_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.toml").write_text(recipe().dumps())
-    assert cli.status(["run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "run"), "-q"]) == 0
-    number = json.loads((tmp_path / "run/result.json").read_text())["models_of_round"]
-    assert f"the models are those of round {number}, the best by validation: accuracy " in capsys.readouterr().out
-
-
 SLIM: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "split": "6:2:2"},
     "models": {"architectures": ["digits-cnn1"]},
@@ -254,14 +237,6 @@ def test_what_needs_weights_is_refused_in_one_line(tmp_path: Path, slim: Path) -
         load_model(slim, 0)
     with pytest.raises(ConfigError, match=r"another recipe's run: run.keep was 'nothing', now None"):
         pf.run(recipe_nothing("last"), out=slim, resume=True)
-
-
-def test_nodes_keep_their_states(tmp_path: Path) -> None:
-    from tests.helpers.nearby import Nearby, recipe_of
-
-    asked = recipe_of(run={"keep": "nothing"})
-    with pytest.raises(ConfigError, match=r"run.keep: expected 'last', .* no more, got 'nothing'"):
-        serve(asked, Nearby(asked, tmp_path), out=tmp_path / "out", deadline=5)
 
 
 def test_models_of_a_run_in_python_are_at_hand_until_it_is_gone(tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message
-from polyfed.core.method import Method, TrainingResult
-from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.core.method import Method
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
@@ -68,30 +66,6 @@ def test_the_others_train_as_if_there_were_no_such_client(method: Method) -> Non
         assert one["accuracy_per_client"] == [*other["accuracy_per_client"], None]
         assert (one["bytes_up"], one["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
         assert one["samples"] == other["samples"]
-
-
-class Watched(FedAvg):
-    """FedAvg that notes who uploads."""
-
-    uploaded: list[int] = []  # noqa: RUF012 - of the test
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        self.uploaded.append(client.id)
-        return super().upload(client, trained)
-
-
-def test_held_out_clients_upload_nothing_and_release_nothing() -> None:
-    Watched.uploaded.clear()
-    privacy = Privacy(upload_clip_norm=1.0, upload_noise_multiplier=1.0)
-    held = run(Watched(), privacy=privacy)
-    assert set(Watched.uploaded) == set(range(LAST))
-    released = {client for record in held.history for entry in record["releases"] for client in entry["clients"]}
-    assert released == set(range(LAST))
-    world = usual(FedAvg())
-    plain = dataclasses.replace(world, clients=world.clients[:LAST]).run(FedAvg(), THREE, privacy=privacy)
-    assert last(held)["epsilon"] == last(plain)["epsilon"]
-    assert held.clients[LAST].weights is None
-    assert held.clients[LAST].state == {}
 
 
 # what they are scored with ------------------------------------------------------------------------------------------
@@ -231,11 +205,3 @@ def test_a_group_goes_by_its_name(tmp_path: Path) -> None:
         build_federation(recipe(evaluation={"held_out": ["north"]}))
     with pytest.raises(ConfigError, match="expected every client once"):
         build_federation(of_hospitals(tmp_path, {"held_out": ["north", 0]}))
-
-
-def test_what_pools_rows_has_no_newcomers(tmp_path: Path) -> None:
-    pooled = recipe(method={"name": "local"}, run={"control": "pooled"}, evaluation={"held_out": 1})
-    with pytest.raises(ConfigError, match=r"got evaluation.held_out"):
-        build_federation(pooled)
-    with pytest.raises(ConfigError, match=r"controls: expected no evaluation\.held_out"):
-        pf.compare(recipe(evaluation={"held_out": 1}), ["fedgh"], out=tmp_path, controls=True)

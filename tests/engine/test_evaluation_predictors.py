@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,6 @@ from polyfed.core.method import Context, Method, MethodCard, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
-from polyfed.methods import Local
-from polyfed.report import comparison_tables
-from polyfed.report.comparison import compare_runs
-from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
 from tests.helpers.flat_options import grouped
 
@@ -103,50 +98,3 @@ def test_each_predictor_is_scored_in_every_stage_and_by_hand() -> None:
     assert last["received"]["shifted"] == pytest.approx(sum(shares) / 2)
     assert last["personal"]["shifted"] == run.history[-1]["accuracy"]["personal"]["mean"]
     assert run.result["accuracy_by_predictor"] == run.history[-1]["accuracy_by_predictor"]
-
-
-def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
-    fed = federation(Shifted(), rounds=4, client_fraction=0.34, evaluation={"every_n_rounds": 1})
-    seen: list[dict[str, int]] = []
-
-    class Count:
-        def round(self, record: Any, remaining_seconds: float) -> None:
-            seen.append({by: CALLS.count(by) for by in ("plain", "least", "shifted")})
-            CALLS.clear()
-
-        def start(self, info: Any) -> None:
-            CALLS.clear()
-
-        def client_done(self, done: int, total: int) -> None: ...
-        def message(self, text: str) -> None: ...
-        def end(self, result: Any) -> None: ...
-
-    fed.loggers.append(Count())
-    history = fed.run().history
-    for number, (record, calls) in enumerate(zip(history, seen, strict=True), 1):
-        (drawn,) = record["clients"]
-        tested = drawn < 2
-        assert calls["least"] == calls["shifted"]
-        if number > 2:  # one client has changed: after_training, personal, received
-            assert calls["least"] == 3 * tested
-    fed.evaluator.forget()
-    again = fed.evaluator.record({})
-    for stage in ("personal", "received"):
-        assert again["accuracy"][stage] == history[-1]["accuracy"][stage]
-        assert again["accuracy_by_predictor"][stage] == history[-1]["accuracy_by_predictor"][stage]
-
-
-def test_tables_have_a_column_for_each_where_there_is_one(tmp_path: Path) -> None:
-    run = federation(Shifted(), out=tmp_path / "shifted").run()
-    shown = compare_runs(load_runs([tmp_path]))
-    row = shown.sections[0].rows[0]
-    assert row.groups["by_predictor"] == means(run.result)["personal"]
-    received = compare_runs(load_runs([tmp_path]), "received")
-    assert received.sections[0].rows[0].groups["by_predictor"] == means(run.result)["received"]
-    assert "by least" in comparison_tables.to_markdown(shown)
-    assert f"{100 * row.groups['by_predictor']['least']:.2f}" in comparison_tables.to_text(shown)
-    assert "by_predictor_least" in comparison_tables.to_csv(shown).splitlines()[0]
-    federation(Local(), out=tmp_path / "alone" / "local").run()
-    alone = comparison_tables.to_markdown(compare_runs(load_runs([tmp_path / "alone"])))
-    assert "by least" not in alone
-    assert ("by ..." in comparison_tables.to_markdown(shown), "by ..." in alone) == (True, False)

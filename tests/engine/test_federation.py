@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, TrainingResult
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    Phase,
+    TrainingResult,
+)
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import scoring
@@ -31,6 +37,7 @@ from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
 from tests.helpers.interrupt import Interrupt
+from tests.helpers.mutants import sound
 from tests.helpers.quick import others_slow
 
 
@@ -280,21 +287,6 @@ def test_who_never_took_part_is_exported_as_it_would_receive(tmp_path: Path) -> 
         assert difference(written, received(made, i)) is None
 
 
-def test_after_local_is_the_model_before_aggregation() -> None:
-    training = Training(rounds=2, batch_size=8, lr=0.1, client_fraction=0.5)
-    evaluation = Evaluation(stage="after_training", extra_stages=["received", "personal"])
-    federation = usual(FedAvg(), training, evaluation=evaluation)
-    federation.run()
-    last = federation.history[-1]
-    assert last["accuracy"]["after_training"]["n"] == 3
-    for number, value in enumerate(last["accuracy_per_client"]):
-        assert (value is not None) == (number in last["clients"])
-        if value is not None:
-            own = federation.clients[number].weights
-            assert own is not None
-            assert value == pytest.approx(direct(federation, number, own))
-
-
 def test_mean_and_spread_over_clients_and_samples() -> None:
     counts = ([[1, 1], [0, 0]], [[9, 0], [1, 0]], [[0, 0], [0, 0]])
     scores = [ClientScore(torch.tensor(each)) for each in counts]
@@ -431,16 +423,6 @@ def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:
 # clients with networks of their own ---------------------------------------------------------------------------------
 
 
-def test_networks_of_ones_own_keep_their_weights_as_a_start() -> None:
-    mine = tiny_model(1, 4, 6)
-    clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
-    federation = Federation(clients, Local(), Training(rounds=1, lr=0.0))
-    federation.run()
-    for client in federation.clients:
-        assert client.weights is not None
-        assert difference(dict(mine.state_dict()), client.weights) is None
-
-
 def test_a_user_s_client_may_join_two_federations() -> None:
     client = Client(tiny_model(1, 4, 6), draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))
     first, second = (Federation([client, client], Local(), SHORT) for _ in range(2))
@@ -458,3 +440,62 @@ def test_no_clients_and_no_such_device_are_refused() -> None:
         usual(Local()).__class__(
             [Client(nn.Linear(6, 1), draw(3, (0,), 0))], Local(), executor=Execution(device="no-such-device")
         )
+
+
+def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **options: Any) -> Federation:
+    """A run among clients of one architecture."""
+    return ConformanceKit(method=method).world(one=True, norm=norm).run(method, training, **options)
+
+
+def test_the_streams_of_two_exchanges_differ() -> None:
+    client = Client("a", draw(4, (0, 1), 0))
+    client.id = 3
+    first = torch.rand(4, generator=client.generator("batches"))
+    client.exchange = "statistics"
+    assert not torch.equal(first, torch.rand(4, generator=client.generator("batches")))
+
+
+def test_a_phase_with_its_own_rate_and_data() -> None:
+    class OnValidation(Local):
+        def phases(self, training: Training) -> Sequence[Phase]:
+            return (Phase(3, data="validation", lr=0.0),)
+
+    federation = one_kind(OnValidation())
+    assert federation.history[0]["samples"] == 6 * 3 * 4
+    assert all(torch.equal(t, federation.server.client_weights(0)[n]) for n, t in federation.clients[0].weights.items())
+
+
+def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
+    mine = tiny_model(1, 4, 6)
+    before = {n: t.clone() for n, t in mine.state_dict().items()}
+    clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
+    run = Federation(clients, sound.FML(), SHORT).run()
+    assert difference(before, dict(mine.state_dict())) is None
+    assert difference(before, dict(run.models[0].state_dict())) is not None
+
+
+def test_build_may_cut_what_it_is_given() -> None:
+    class Cuts(Local):
+        def build(self, model: Any, variant: str) -> nn.Module:
+            model.intermediate = model.intermediate[1:]  # without its first block
+            return model
+
+        def init_server(self, server: Server) -> None:
+            server.store_weights(0, server.client_weights(0))
+
+    mine = tiny_model(1, 4, 6)
+    Federation([Client(mine, draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))], Cuts(), SHORT).run()
+    assert len(mine.intermediate) == 4
+
+
+def test_the_smallest_method() -> None:
+    class Mine(Method):
+        def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+            return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+    samples = draw(20, (0, 1, 2), 0)
+    client = Client(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), (samples.x, samples.y), (samples.x, samples.y))
+    run = Federation([client], Mine(), Training(rounds=5, lr=0.1)).run()
+    assert run.result["accuracy"] > 0.8
+    assert run.result["method"] == "Mine"
+    assert run.result["bytes_up"] == run.result["bytes_down"] == 0

@@ -13,12 +13,8 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.model_factory import ModelFactory
-from polyfed.core.modules import export_state
 from polyfed.engine.federation import Run
-from polyfed.engine.model_export import ModelReadme
 from polyfed.experiments import prediction
-from polyfed.models import build
 from polyfed.models.split import SplitModel
 
 RECIPE: dict[str, Any] = {
@@ -134,41 +130,6 @@ def test_modules_that_came_from_python(tmp_path: Path, monkeypatch: pytest.Monke
     found: dict[str, Any] = {}
     exec(lines.replace("Net(...)", "Net(2)"), found)
     assert torch.equal(found["model"](x), run.models[0](x))
-
-
-class Reader(nn.Module):
-    def __init__(self, words: int) -> None:
-        super().__init__()
-        self.embedding, self.fc = nn.Embedding(words, 4), nn.Linear(4, 2)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.embedding(ids).mean(1))
-
-
-def reader(in_shape: tuple[int, ...], classes: int, words: int = 9) -> nn.Module:
-    return Reader(words)
-
-
-@pytest.mark.parametrize("name", ["fedhenn-lstm1", "our_nets:reader"])
-@pytest.mark.parametrize("vectors", [None, "words.txt"])
-def test_networks_for_texts_get_their_number_of_words(
-    name: str, vectors: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "our_nets", sys.modules[__name__])
-    network = build(name, (5,), 2, words=32)
-    builders = {name: lambda: network}
-    guide = ModelReadme(ModelFactory(builders, lambda model, variant: model, 0, torch.device("cpu")))
-    about = {"architecture": name, "zoo": True, "classes": 2, "feature_dim": None, "class_names": ["a", "b"]}
-    about |= {"input": {"shape": [5], "type": "int64"}, "texts": {"column": "said"}, "prepare": None}
-    guide.add(3, export_state(network), {**about, "vocabulary": 30, "vectors": vectors, "round": 1})
-    lines, inputs = re.findall(r"```python\n(.*?)```", guide.text(), flags=re.DOTALL)
-    assert ("model(x)" in inputs) == (vectors is None)
-    assert ("words=32" in lines) == (vectors is None)
-    assert ("words up in the vectors of 'words.txt'" in guide.text()) == (vectors is not None)
-    if vectors is None:
-        found: dict[str, Any] = {}
-        exec(re.sub("model.load_state.*", "", lines), found)
-        found["model"].load_state_dict(export_state(network))
 
 
 # inputs: the lines make what `polyfed predict` makes

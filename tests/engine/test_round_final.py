@@ -19,7 +19,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.run import best_by_validation
 from polyfed.errors import RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.methods import FedAvg, Local
+from polyfed.methods import FedAvg
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records, weights
@@ -127,19 +127,6 @@ def test_phases_of_an_exchange_stand_in_for_the_methods_own() -> None:
             assert torch.equal(tensor, client.weights[name]) == (not name.startswith("head.")), name
 
 
-def test_phases_of_a_usual_exchange() -> None:
-    class Twice(Local):
-        def exchanges(self, round: int) -> Sequence[Exchange]:
-            own = (Exchange("heads", phases=(HEADS,)), Exchange("none", phases=()))
-            return own[round - 1 :] if round < 3 else (Exchange(),)
-
-    made = ran(Twice(), THREE.model_copy(update={"client_fraction": 1.0}))
-    size = sum(client.n for client in made.clients)
-    assert [record["samples"] for record in made.history] == [2 * size, 0, size]
-    for record, refused in zip(made.history, (6, 6, 0), strict=True):  # an exchange without phases takes no step
-        assert [entry["client"] for entry in record["refused"]] == ALL[:refused]
-
-
 def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> None:
     made = federation(Finish(), evaluation=Evaluation(extra_stages=["received"]), out=tmp_path / "run")
     result = made.run().result
@@ -191,29 +178,6 @@ def test_everybody_present_is_reached_in_time() -> None:
     assert len(weights(made)) > 0
 
 
-def test_what_is_under_way_after_the_last_round_is_lost() -> None:
-    """Also where the final round has an exchange of the same name."""
-
-    class Late(Finish):
-        @property
-        def accepts_stale_uploads(self) -> bool:
-            return True
-
-        def final_exchanges(self) -> Sequence[Exchange]:
-            return (Exchange("train", phases=(HEADS,)),)
-
-    heard: list[set[int]] = []
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        heard.append({int(message["n"]) for message in uploads.values()})  # type: ignore[arg-type]
-        call(server, uploads)
-
-    made = ran(Spy(Late(), aggregate=aggregate), availability=Availability(delay_rate=1.0, delay_rounds=1))
-    assert [len(entry) for entry in heard] == [0, 3, 3, 6]
-    last = made.history[-1]
-    assert [last[key] for key in ("late", "arrived", "discarded")] == [[], [], []]
-
-
 def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_gamma=0.5)
     evaluation = Evaluation(patience=2)
@@ -243,15 +207,3 @@ def test_a_check_knows_its_cost() -> None:
     assert found.bytes_down == pytest.approx(result["bytes_down"])
     assert all(kind.final_round[1] == 8 and kind.final_round[2] > 0 for kind in found.architectures)
     assert all(kind.final_round == (0, 0, 0.0) for kind in estimate_costs(federation(FedAvg(), full)).architectures)
-
-
-# what the halves are given ------------------------------------------------------------------------------------------
-
-
-def test_the_server_knows_what_inputs_look_like() -> None:
-    halve = {number: (lambda x: x / 2) for number in ALL}
-    made = ConformanceKit(method=Local()).world(prepare=halve).federation(Local())
-    assert tuple(made.server.input_example.shape) == (0, 1, 6, 6)
-    assert made.server.input_example.dtype == torch.float32
-    assert made.server.prepare is made.clients[0].prepare
-    assert torch.equal(made.server.prepare(torch.ones(2)), torch.full((2,), 0.5))

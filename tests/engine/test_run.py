@@ -9,26 +9,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import polyfed as pf
-from polyfed.config.recipe import Recipe
-from polyfed.core.client import Client, PublicData
+from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.randomness import numpy_generator, seeded_global_rng
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import Evaluation, Training
-from polyfed.data.datasets import from_tensors
-from polyfed.data.federated_dataset import build_federated_dataset
-from polyfed.data.options import PartitionOptions
 from polyfed.engine.federation import Federation
 from polyfed.engine.run import History
 from polyfed.errors import ConfigError, RunError, RunInterrupted
-from polyfed.experiments.compare import compare
-from polyfed.experiments.predictions import Predictions
-from polyfed.experiments.sweep import sweep
 from polyfed.methods.local import Local
 from tests.helpers.flat_options import grouped
 from tests.helpers.interrupt import Interrupt
@@ -219,13 +211,6 @@ def test_a_figure_that_fails_names_itself() -> None:
 
 
 EVIL = "<script>alert(1)</script>"
-SETTINGS: dict[str, Any] = {
-    "data": {"dataset": "digits", "num_clients": 3, "limit_train": 300, "holdout": 20, "split": "6:1:3"},
-    "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
-    "method": {"name": "fedgh", "header_epochs": 2},
-    "training": {"rounds": 2, "lr": 0.1},
-    "run": {"executor": "serial"},
-}
 
 
 class Words(HTMLParser):
@@ -296,72 +281,3 @@ def test_a_federation_shows_who_takes_part() -> None:
     at = words.texts.index("Linear")
     assert words.texts[at : at + 5] == ["Linear", "15", "20", "0", "40"]  # 4 x 3 weights and 3 biases
     assert repr(made.clients[2]) == "Client(2, Linear, 20 training, 38 test samples)"
-
-
-# comparisons ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_comparison_shows_result_table_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.experiments.compare.curves", lambda *_, **__: [])  # drawn where they are tested
-    recipe = Recipe.from_dict(SETTINGS)
-    done = compare(recipe, ["fedgh", "fedproto"], (0,), tmp_path / "runs")
-    assert done.table is not None
-    finding = done.table.sections[0].finding
-    assert repr(done.table) == f"Table(3 methods: {finding})"
-    assert repr(done) == f"Comparison({done.table!r}, in {tmp_path / 'runs'})"
-    words = Words(done._repr_html_())
-    assert words.texts[0] == finding
-    assert words.tags.count("polyline") == 3
-    assert words.texts.count("fedgh") >= 3
-    headings = words.texts[2 : words.texts.index("local")]
-    assert headings[:4] == ["method", "stage", "accuracy", "vs Local"]
-    assert Words(done.table._repr_html_()).tags.count("polyline") == 0
-
-
-def test_a_sweep(tmp_path: Path) -> None:
-    path = tmp_path / "small.toml"
-    path.write_text(
-        '[data]\ndataset = "digits"\nnum_clients = 3\nlimit_train = 200\nsplit = "6:1:3"\n'
-        '[models]\narchitectures = ["digits-cnn1"]\n[method]\nname = "local"\n'
-        '[training]\nrounds = 1\n[run]\nexecutor = "serial"\n'
-    )
-    done = sweep(path, {"training.lr": [0.01, 0.1]}, out=tmp_path / "runs")
-    assert repr(done).startswith("Sweep(SweepTable(training.lr: ")
-    words = Words(done._repr_html_())
-    assert words.texts[0].startswith("Chosen by validation: --set training.lr=")
-    assert "yes" in words.texts
-
-
-def test_a_check() -> None:
-    found = pf.check(Recipe.from_dict(SETTINGS))
-    assert repr(found).startswith("Check(fedgh on digits, 3 clients: models and data fit; about ")
-    assert "\n" not in repr(found)
-    assert Words(found._repr_html_()).tags == ["pre"]
-
-
-# settings, methods and data -----------------------------------------------------------------------------------------
-
-
-def test_hyperparameters_that_were_set_are_told() -> None:
-    assert repr(pf.methods.FedGH(header_epochs=100)) == "FedGH(header_epochs=100)"
-    assert repr(pf.methods.FedIN(aggregation="same-shape")) == "FedIN(aggregation='same-shape')"
-
-    class Mine(pf.Method):
-        pass
-
-    assert repr(Mine()) == "Mine()"
-
-
-def test_data_are_told_by_their_size() -> None:
-    x, y = torch.zeros(30, 1, 8, 8, dtype=torch.uint8), torch.arange(30) % 3
-    source = from_tensors((x, y), name="mine")
-    assert repr(source) == "Source(mine, 3 classes, training Samples(30 of 1 x 8 x 8, uint8))"
-    options = PartitionOptions(
-        num_clients=2, partition=lambda y, k, rng: np.split(rng.permutation(30), [12]), split="1:0:1"
-    )
-    dealt = build_federated_dataset(source, options, lambda purpose: numpy_generator(0, purpose))
-    assert repr(dealt) == "FederatedDataset(mine, 2 clients with 6 to 9 training samples, 3 classes)"
-    assert repr(PublicData(source.train)) == "PublicData(Samples(30 of 1 x 8 x 8, uint8), holdout)"
-    assert repr(pf.Client("cnn", (x, y))) == "Client(cnn, 30 training samples)"
-    told = Predictions(("a", "b"), torch.eye(2), torch.tensor([0, 0]), ("x", "y"))
-    assert repr(told) == "Predictions(2 inputs, 2 classes, accuracy 0.5000)"

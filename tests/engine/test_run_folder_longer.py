@@ -192,29 +192,6 @@ def killed(function: Any) -> Any:
     return die
 
 
-def test_what_was_made_of_the_shorter_run_goes_when_the_new_result_is_there(tmp_path: Path, finished: Finished) -> None:
-    finished.copy(tmp_path / "run", 3)
-    for name in ("analysis", "attack"):
-        (tmp_path / "run" / name).mkdir()
-        (tmp_path / "run" / name / "labels.png").write_text("")
-        (tmp_path / "run" / name / "mine.txt").write_text("")
-    pf.run(recipe(4), out=tmp_path / "run", resume=True)
-    left = sorted(path.name for path in (tmp_path / "run").glob("a*/*"))
-    assert left == ["mine.txt", "mine.txt"], "files of somebody else stay"
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_comparison_goes_on_with_its_members(tmp_path: Path) -> None:
-    for rounds in (2, 3):
-        done = pf.compare(recipe(rounds), ["fedgh"], out=tmp_path / "all")
-        assert done.failures == {}
-        assert done.table is not None
-    assert len(records(tmp_path / "all" / "fedgh" / "seed-0")) == 3
-    pf.run(recipe(3), out=tmp_path / "straight")
-    assert records(tmp_path / "all" / "fedgh" / "seed-0") == records(tmp_path / "straight")
-    assert json.loads((tmp_path / "all/fedgh/seed-0/result.json").read_text())["rounds"] == 3
-
-
 # what cannot be -----------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {

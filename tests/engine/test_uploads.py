@@ -33,7 +33,6 @@ from polyfed.methods import (
     FedSelect,
     HeteroFL,
     HomogeneousFedHeNN,
-    Local,
 )
 from polyfed.plugins.settings import Compression
 from polyfed.registry import METHODS
@@ -96,18 +95,6 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
     assert plain.settings == off.settings
     assert not {"privacy", "compression"} & (plain.settings.keys() | plain.facts.keys())
     assert "bytes_up_uncompressed" not in plain.history[0]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"compression": BYTES},
-        {"privacy": Privacy(upload_clip_norm=1.0)},
-        *(pytest.param({"compression": other}, marks=pytest.mark.slow) for other in (HALVES, FEW)),
-    ],
-)
-def test_who_sends_nothing_has_nothing_to_treat(settings: dict[str, Any]) -> None:
-    assert difference(all_state(ran(Local())), all_state(ran(Local(), **settings))) is None
 
 
 # bytes --------------------------------------------------------------------------------------------------------------

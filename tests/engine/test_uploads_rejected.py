@@ -74,20 +74,6 @@ def test_the_line() -> None:
     assert "most clients' work was refused, and the others' training loss was beyond 1000 (7 refused" in line
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        [record(1, {}), record(2, {})],  # nobody was there
-        [record(1, EVERY), record(2, {}, samples=40, loss=2.0)],
-        [record(1, EVERY), record(2, MOST, samples=10, loss=2.0)],  # one client has learnt
-        [record(1, dict.fromkeys(range(2), NAN), samples=20, loss=1e9)] * 2,  # others' loss hides in the mean
-    ],
-    ids=["nobody asked", "later", "one", "half"],
-)
-def test_other_runs_are_not_such_runs(records: list[dict[str, Any]]) -> None:
-    assert said(*records) is None
-
-
 def clients() -> list[pf.Client]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
@@ -154,21 +140,3 @@ def test_a_run_and_reading_it_again(place: Path, capsys: pytest.CaptureFixture[s
     assert cli.status(["run", "wild.toml", "--out", "a", "--resume", "--set", "training.rounds=2", "--quiet"]) == 3
     assert "in each of 2 rounds no client's work counted (6 refused" in capsys.readouterr().err
     assert cli.status(["run", "wild.toml", "--out", "a", "--overwrite", "--set", "training.lr=0.05", "--quiet"]) == 0
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "wild.toml", "--methods", "fedavg", "--out", "b", "--quiet"]
-    for _ in ("run", "done already"):
-        assert cli.status(words) == 3
-        shown = capsys.readouterr()
-        assert shown.err.startswith(f"polyfed: local, seed 0; fedavg, seed 0: {LINE}")
-        assert "fedavg (nothing learnt)" in shown.out
-    assert "| fedavg (nothing learnt) |" in (place / "b" / "comparison.md").read_text()
-    (section,) = json.loads((place / "b" / "comparison.json").read_text())["tables"]
-    assert section["finding"] == "Nothing was learnt."
-    assert [row["nothing_learnt"] for row in section["rows"]] == [1, 1]
-    assert sum(LINE in note for note in section["notes"]) == 2
-    assert cli.status(["report", "b"]) == 0
-    assert "(nothing learnt)" in capsys.readouterr().out
-    assert "nothing was learnt" in (place / "b" / "report.html").read_text()

@@ -20,7 +20,7 @@ from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.engine.round_state import Round
-from polyfed.engine.work_in_flight import LateUpload, UploadQueue, WorkInFlight, pack, unpack
+from polyfed.engine.work_in_flight import LateUpload, WorkInFlight, pack, unpack
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
@@ -257,18 +257,6 @@ def test_who_takes_no_late_uploads_never_sees_them() -> None:
     assert difference(received(made, 0), received(ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1), 0)) is None
     assert all(record["bytes_by_client"][str(i)]["up"] > 0 for i in ALL)
     assert not made.transaction.snapshot(1).late
-
-
-def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
-    waiting = [LateUpload(2, 1, "statistics", {}), LateUpload(3, 1, "train", {}), LateUpload(4, 2, "train", {})]
-    queue = UploadQueue(2, waiting, delay_rounds=1, accepts=True)
-    assert list(queue.collect("train", {0: {}, 1: {}}, late=[1])) == [0, 3]
-    assert queue.record() == {
-        "late": [1],
-        "arrived": [{"client": 3, "from": 1}],
-        "discarded": [{"client": 2, "from": 1}],
-    }
-    assert [(upload.client_id, upload.round) for upload in queue.waiting] == [(4, 2), (1, 2)]
 
 
 # keeping and undoing ------------------------------------------------------------------------------------------------

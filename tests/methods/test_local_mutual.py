@@ -11,9 +11,8 @@ import torch
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional.patch_mixing import mixing_map
-from polyfed.methods import LocalMutual
-from polyfed.methods.building_blocks import mutual_learning
-from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
+from polyfed.methods import LocalMutual, local_mutual
+from polyfed.methods.local_mutual import CANDIDATES
 from tests.helpers import toys
 from tests.helpers.image_clients import CLASSES, NETS, image_rounds, kl, members, pair, part
 from tests.helpers.toys import federation
@@ -79,7 +78,7 @@ def numpy_gaps(nets: list[Any], x: torch.Tensor, alpha: float, patches: int, dra
 
 
 def test_the_search_takes_what_the_networks_differ_on_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutual_learning, "SEARCH_EVERY", 2)
+    monkeypatch.setattr(local_mutual, "SEARCH_EVERY", 2)
     people = members()
     first, second, third = image_rounds(LocalMutual(), people, rounds=3)
     chosen = set()

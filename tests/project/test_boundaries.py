@@ -176,7 +176,7 @@ def trespasses(known: dict[str, Path]) -> list[str]:
                 own = (
                     {here, "registry"}
                     if name == "polyfed.methods"
-                    else {"methods.fedavg", "methods.fedproto", "methods.heterofl"}
+                    else {"methods.fedavg", "methods.fedproto", "methods.heterofl", "methods.local_mutual"}
                 )  # lists them all
             if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
                 found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")

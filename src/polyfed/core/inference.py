@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Prepare
+from polyfed.core.client import Client, Prepare, PublicData
 from polyfed.core.message import Group
 from polyfed.core.method import Batch
 from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.core.server import PublicOutputs, PublicPass, Server
 from polyfed.data.samples import LabeledSamples
+from polyfed.errors import RunError
 from polyfed.functional.fisher import fisher_diagonal
 from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.profiling import timed
@@ -132,3 +134,49 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+# passes of clients' networks over public inputs, by the server itself or in the workers of its run -------------------
+
+
+def public_outputs(
+    server: Server, models: Mapping[int, Group], outputs: PublicOutputs, rows: Tensor | None = None
+) -> list[Tensor]:
+    """The outputs of clients' networks on public inputs, on the CPU, in the order of `models`.
+
+    The same bits wherever they are computed. All are in memory at the same time.
+
+    Args:
+        models: client number -> weights. outputs, rows: as in `PublicPass`.
+    """
+    passes = [PublicPass(i, weights, outputs, rows, server.round) for i, weights in models.items()]
+    if server.run_passes is not None:
+        return server.run_passes(passes)
+    return [_run_here(server, each) for each in passes]
+
+
+def _run_here(server: Server, asked: PublicPass) -> Tensor:
+    model = server.model(server.clients[asked.client_id].architecture, asked.weights)
+    return run_pass(asked, model, server.public, server.prepare)
+
+
+def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, prepare: Prepare) -> Tensor:
+    """The outputs of a pass, on the CPU.
+
+    Args:
+        model: holds the weights. prepare: converts the clients' own stored inputs to model inputs.
+    """
+    if public is None:
+        raise RunError("expected data that everybody may see, got none")
+    is_scores = asked.outputs == "scores"
+    function: Callable[[Tensor], Tensor] = model if is_scores else model.represent  # type: ignore[assignment]
+    convert = public.prepare if is_scores else prepare
+    if asked.rows is None:
+        return map_batches(function, model, public.samples, convert).cpu()
+    device = next(iter(model.parameters())).device
+    held = public.samples.at(device).x
+
+    def load(rows: Tensor) -> Tensor:
+        return convert(held[rows.to(held.device)].to(device))
+
+    return map_batches(function, model, asked.rows, load).cpu()

@@ -29,7 +29,7 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class PublicPass:
-    """One network's pass over public inputs, in eval mode and without gradient (`core.public_passes`).
+    """One network's pass over public inputs, in eval mode and without gradient (`core.inference`).
 
     Attributes:
         client_id: number of the client whose network it is. weights: of the network, by name.
@@ -62,7 +62,7 @@ class Server:
         log: numbers for the round's record; emptied after every round.
         cache: recomputable values by purpose and client; never saved.
         upload_weights: by client, see `upload_weight`.
-        run_passes: computes passes over public inputs, in order; None: `core.public_passes` does so by itself.
+        run_passes: computes passes over public inputs, in order; None: `core.inference` does so by itself.
 
     Networks are those of `Method.build`; what `Method.join_models` adds exists on clients only.
     """

@@ -6,7 +6,7 @@ Client k, own network w_k, second network m_k of one architecture for all client
         L_w = CE(w) - sum_c softmax(F_m[y])_c log softmax(f_w)_c + MSE(H_w, Z_m[y]),
         L_m = CE(m) - sum_c softmax(F_w[y])_c log softmax(f_m)_c + MSE(H_m, Z_w[y]): each learns from the other's means.
     Stage 2, E local epochs: w_k and m_k teach each other, on plain and on patch-mixed images
-        (`building_blocks.mutual_learning`). This is LocalMutual.
+        (LocalMutual).
     Then the class means of both networks, over the client's training samples, in eval mode.
 Server:    plain means over those who sent a class; a class that nobody sent keeps its rows.
 Scored:    w_k, stage `personal`. m_k stays with the client.
@@ -51,17 +51,17 @@ from polyfed.functional.class_prototypes import (
     update_rows,
 )
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks.mutual_learning import MutualLearning
+from polyfed.methods.local_mutual import LocalMutual
 
 _MEANS = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")  # Z_w, F_w, Z_m, F_m
 
 
 @hyperparameters
-class FedKWAZ(MutualLearning):
+class FedKWAZ(LocalMutual):
     """Class means of two networks per client, which also teach each other on plain and on patch-mixed images."""
 
     card = replace(
-        MutualLearning.card,
+        LocalMutual.card,
         name="fedkwaz",
         paper="NeurIPS 2025 (Knowledge Weak-Aware Zones)",
         down="2 C D + 2 C C + C",

@@ -29,7 +29,7 @@ from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional import server_prototypes
 from polyfed.functional.class_prototypes import align, most_similar
-from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
+from polyfed.methods.building_blocks.prototypes import TrainedPrototypes
 
 
 @hyperparameters

@@ -31,7 +31,7 @@ from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional import server_prototypes
 from polyfed.functional.class_prototypes import merge
-from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
+from polyfed.methods.building_blocks.prototypes import TrainedPrototypes
 
 
 @hyperparameters

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.core import public_passes
+from polyfed.core import inference
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import base, process_pool
@@ -73,7 +73,7 @@ def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.M
     serial = run(METHODS[name], "serial")
     assert serial.server.run_passes is None
     monkeypatch.setattr(process_pool, "run_public_pass", fail)  # with which the run's own process would make them
-    monkeypatch.setattr(public_passes, "run_pass", fail)
+    monkeypatch.setattr(inference, "run_pass", fail)
     found = run(METHODS[name])
     same(serial, found)
 
@@ -83,10 +83,10 @@ def test_a_single_pass_is_made_here() -> None:
     fed = ConformanceKit(method=FIXED).usual.federation(FIXED, executor="processes", workers=2)
     fed.server.round = 1
     models = {3: fed.server.client_weights(3)}
-    (found,) = public_passes.public_outputs(fed.server, models, "scores")
+    (found,) = inference.public_outputs(fed.server, models, "scores")
     assert fed.executor.running == []  # type: ignore[attr-defined]
     fed.server.run_passes = None
-    (expected,) = public_passes.public_outputs(fed.server, models, "scores")
+    (expected,) = inference.public_outputs(fed.server, models, "scores")
     assert torch.equal(found, expected)
 
 
@@ -111,7 +111,7 @@ def test_a_run_that_was_resumed_ends_alike(method: Method, tmp_path: Path) -> No
 
 def test_an_error_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "run_pass", fail)
-    monkeypatch.setattr(public_passes, "run_pass", fail)
+    monkeypatch.setattr(inference, "run_pass", fail)
     said = []
     for executor in ("serial", "processes"):
         with pytest.raises(RunError) as caught:
@@ -123,7 +123,7 @@ def test_an_error_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("times", others_slow([1, 2], quick=[2]))
 def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By another worker; where that dies, too, by the run's own process."""
-    whole = public_passes.run_pass
+    whole = inference.run_pass
 
     def deadly(asked: Any, *rest: Any) -> Tensor:
         deaths = len(list(tmp_path.iterdir()))
@@ -152,8 +152,8 @@ def test_rows_are_taken_in_their_order() -> None:
     assert server.public is not None
     for (i, weights), z, some in zip(
         models.items(),
-        public_passes.public_outputs(server, models, "representations", rows),
-        public_passes.public_outputs(server, models, "scores"),
+        inference.public_outputs(server, models, "representations", rows),
+        inference.public_outputs(server, models, "scores"),
         strict=True,
     ):
         network = server.model(server.clients[i].architecture, weights)

@@ -13,9 +13,9 @@ from typing import Protocol
 from torch import Tensor
 
 from polyfed.core.client import Client
+from polyfed.core.inference import run_pass
 from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory
-from polyfed.core.public_passes import run_pass
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.client_work import run_job, score_parts
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
@@ -38,7 +38,7 @@ class WorkerContext:
 
 
 def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:
-    """What the server's own pass would give (`core.public_passes.public_outputs`)."""
+    """What the server's own pass would give (`core.inference.public_outputs`)."""
     architecture = context.clients[asked.client_id].architecture
     model = context.model_factory.load(architecture, "", asked.weights, alone=True).eval()
     first = context.clients[0]  # whose preparation is the server's

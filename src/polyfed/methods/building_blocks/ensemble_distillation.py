@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from polyfed.core.client import PublicData
+from polyfed.core.inference import public_outputs
 from polyfed.core.message import Group
-from polyfed.core.public_passes import public_outputs
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
+from polyfed.core.inference import public_outputs
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.modules import as_split_model
-from polyfed.core.public_passes import public_outputs
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext
 from polyfed.errors import RunError

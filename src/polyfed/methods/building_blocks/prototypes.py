@@ -1,7 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
 `PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `PrototypeMethod` is a whole method but for how
-the server makes its prototypes (FedProto; `trained_prototypes` for FedTGP and FedORGP):
+the server makes its prototypes (FedProto); `TrainedPrototypes` trains them (FedTGP, FedORGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -35,6 +35,7 @@ from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, rows_of
+from polyfed.functional import server_prototypes
 from polyfed.functional.class_prototypes import class_means, nearest_prototype_scores, prototype_distance, to_dense
 from polyfed.functional.losses import cross_entropy
 from polyfed.profiling import timed
@@ -203,3 +204,54 @@ class PrototypeMethod(PrototypeUploads):
     def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""
         return nbytes({"prototypes": message["prototypes"]}) if "prototypes" in message else 0
+
+
+@hyperparameters
+class TrainedPrototypes(PrototypeMethod):
+    """A method whose server trains a network that makes the prototypes (FedTGP, FedORGP).
+
+    A method gives the loss of the fit (`server_loss`).
+    """
+
+    card = dataclasses.replace(PrototypeMethod.card, states="client: last P received; server: prototype network, P")
+
+    server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
+
+    def init_server(self, server: Server) -> None:
+        """Draw the network; its hidden layer is as wide as the representations."""
+        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
+        draws = server.generator("prototypes")
+        server.state["network"] = server_prototypes.init_network(server.classes, features, features, draws)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """The "labels" and "prototypes" of all classes that ever came; nothing before there are any."""
+        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Fit the network to the class means that came."""
+        sent = collect(server, uploads, "prototypes")
+        if sent is None:
+            return
+        network, server.log["prototype_loss"] = server_prototypes.train_network(
+            get_group(server.state, "network"),
+            sent.rows,
+            sent.labels,
+            self.server_loss(server, sent.rows, sent.labels),
+            self.server_epochs,
+            server.training.batch_size,
+            self.server_lr,
+            server.generator("means"),
+        )
+        before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
+        labels = torch.cat([*before, sent.labels]).unique()
+        rows = server_prototypes.prototypes(network)[labels.long()]
+        server.state |= {"network": network, "labels": labels, "prototypes": rows}
+
+    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
+        """The loss that the prototype network is fitted with.
+
+        Args:
+            server: of this round. means: (M, D) class means that came. labels: (M,) their classes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no server_loss")

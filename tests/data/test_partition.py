@@ -101,16 +101,6 @@ def test_dirichlet_uses_every_row_and_keeps_the_minimum(alpha: float, clients: i
     assert min(len(rows) for rows in partition.rows) >= 10
 
 
-def test_dirichlet_is_balanced_as_the_paper_says() -> None:
-    """Recomputed from the law: a client gets rows of a class only while it held fewer than N / K before that class."""
-    y = labels(500)
-    for seed in range(5):
-        counts = table(dirichlet(y, 10, generator(seed), 0.5), y)
-        before = np.cumsum(counts, axis=1) - counts
-        # a closed client's share is 0: its piece is empty
-        assert (counts[before >= len(y) / 10] == 0).all()
-
-
 def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
     y, clients, alpha = labels(400, 4), 6, 0.7
     rng, total = generator(3), 1600

@@ -122,14 +122,6 @@ def test_arrays_and_data_sets(given: object) -> None:
         pf.from_tensors(given)
 
 
-def test_files_of_arrays(tmp_path: Path) -> None:
-    """As PFLlib keeps them."""
-    (tmp_path / "train").mkdir()
-    np.savez(tmp_path / "train" / "0.npz", x=X.numpy(), y=Y.numpy())
-    with pytest.raises(ConfigError, match=SAID):
-        load_dataset(f"npz:{tmp_path}")
-
-
 @pytest.mark.parametrize("column", ["img", "text"])
 def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
     """Of images and of texts."""
@@ -141,10 +133,3 @@ def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
     words = TextConfig(column="text" if column == "text" else None)
     with pytest.raises(ConfigError, match=SAID):
         load_dataset("mine", tmp_path, label_column="label", words=words)
-
-
-def test_several_columns_in_a_recipe() -> None:
-    """One column of labels."""
-    data = {"dataset": "csv:a.csv", "label_column": ["ill", "old"]}
-    with pytest.raises(ConfigError, match=r"expected one column, got \['ill', 'old'\]; an input has one label"):
-        pf.Recipe.from_dict({"data": data, "models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}})

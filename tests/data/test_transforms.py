@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import (
     AUGMENTATIONS,
-    FeatureShift,
     Prepare,
     add_noise,
     augment,
@@ -29,7 +27,6 @@ from polyfed.data.transforms import (
     tint,
 )
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import build_federation
 from tests.helpers.small_data import federate, purposes, some_images, write_parquet
 
 
@@ -49,15 +46,6 @@ def test_prepare_normalizes_each_channel() -> None:
     assert ready.dtype == torch.float32
     assert np.allclose(ready, by_hand, atol=1e-6)
     assert torch.equal(Prepare(mean, std)(x.reshape(4, 16, 3, 12, 10)).reshape(x.shape), ready)
-
-
-def test_prepare_passes_floats_and_keeps_empty_batches() -> None:
-    prepare = Prepare((0.5,), (0.5,))
-    for shape in ((2, 7), (2, 1, 3, 3)):
-        x = torch.rand(shape)
-        assert prepare(x) is x
-    assert Prepare((), ())(torch.ones(2, 3)).shape == (2, 3)
-    assert prepare(pictures(0, 1)).shape == (0, 1, 12, 10)
 
 
 def test_prepare_refuses() -> None:
@@ -205,21 +193,6 @@ def test_tints_by_hand(angle: float) -> None:
 # clients -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["rotation", "noise", "color"])
-def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -> None:
-    x = squares(1200, channels, 8, 8)  # more than are changed at a time
-    samples = LabeledSamples(x, torch.zeros(1200, dtype=torch.int64))
-    skew = FeatureShift(kind, 0.3, 6, purposes(0))
-    views = [skew(samples, client, "train") for client in range(6)]
-    assert all(view.x.dtype == torch.uint8 and view.x.shape == x.shape for view in views)
-    assert all(view.y is samples.y for view in views)
-    for one, two in itertools.combinations(views, 2):
-        assert not torch.equal(one.x[1000:], two.x[1000:])
-    assert sorted(skew.place(client) for client in range(6)) == list(range(6))
-    assert torch.equal(samples.x, squares(1200, channels, 8, 8))  # the source itself is not written into
-
-
 def test_own_rows_are_skewed_alike_and_common_ones_never() -> None:
     plain, turned = (
         deal(source(), holdout=20, feature_shift=kind, feature_shift_strength=1.0) for kind in ("none", "rotation")
@@ -352,12 +325,3 @@ def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
             "run": {"seed": seed},
         }
     )
-
-
-def test_the_task_itself_is_no_other_set(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rows of the same one that no client gets are data\.holdout"):
-        recipe(root, public_dataset="digits")
-    with pytest.raises(ConfigError, match="another data set than dataset"):
-        recipe(root, dataset="cifar100", public_dataset="cifar100-coarse")
-    with pytest.raises(ConfigError, match="did you mean 'plants'"):
-        build_federation(recipe(root, public_dataset="plant"))

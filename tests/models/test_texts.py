@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import polyfed
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import RunInterrupted
 from polyfed.models import build
 from polyfed.models.split import SplitModel
 from polyfed.models.texts import TextEncoder
@@ -72,13 +72,6 @@ def test_given_vectors_are_looked_up_and_stay() -> None:
     model(x).sum().backward()
     assert not model.extractor.vectors.requires_grad
     torch.testing.assert_close(model.extractor.vectors, vectors)
-
-
-def test_images_and_texts_are_not_mixed_up() -> None:
-    with pytest.raises(ConfigError, match=r"fedhenn-lstm1 needs texts \(length,\), got the shape \(3, 32, 32\)"):
-        build("fedhenn-lstm1", (3, 32, 32), 10)
-    with pytest.raises(ConfigError, match=r"needs images .* got the shape \(25,\)"):
-        build("fedgh-cnn1", (25,), 2, words=9)
 
 
 # runs ----------------------------------------------------------------------------------------------------------------

@@ -169,19 +169,6 @@ def test_a_network_of_timm_gets_channels_classes_and_size(fake: list[dict[str, A
     names["model"].load_state_dict(with_projection(model, 6).export())
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("timm:net1O", "unknown model 'timm:net1O'; did you mean 'timm:net10'?"),
-        ("timm:something", r"unknown model 'timm:something'; timm.list_models\(\) lists"),
-        ("timm:net10@layer3", "no submodule 'layer3' to be its extractor"),
-    ],
-)
-def test_unknown_names(fake: list[dict[str, Any]], name: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        build(name, IMAGE, 3)
-
-
 @pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18", "hf:owner/name"])
 @pytest.mark.parametrize("error", [ImportError("No module\nhere"), RuntimeError("operator nms does not exist")])
 def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,6 @@ def test_they_are_nested_by_name_and_shape(names: list[str]) -> None:
     assert found["intermediate.block"][2].keys() == found["extractor.block"][1].keys()
 
 
-@pytest.mark.parametrize("name", ["tiny", "one block", "vit-s8-half"])
-def test_parts_make_the_whole(name: str) -> None:
-    depth = {"tiny": 3, "one block": 1}.get(name)
-    model, x = tiny(depth) if depth else build(name, TINY, CLASSES), torch.rand(3, *TINY)
-    assert torch.equal(model(x), model.head(model.transform(model.extract(x))))
-    assert model(x).shape == (3, CLASSES)
-
-
 # what is computed --------------------------------------------------------------------------------------------------
 
 
@@ -188,9 +180,3 @@ def test_tokens_that_are_not_there_change_nothing():
     assert torch.allclose(seen[:1, :3], block(tokens[:1, :3]), atol=1e-6)
     assert torch.allclose(seen[1:], block(tokens[1:]), atol=1e-6)
     assert not torch.allclose(seen[:1, :3], block(tokens)[:1, :3], atol=1e-3)
-
-
-def test_the_smallest_has_patches_of_eight_pixels():
-    model = on_meta("vit-xs", (3, 32, 32))
-    assert model.get_parameter("extractor.tokens.patches.weight").shape == (96, 3, 8, 8)
-    assert count(model) == 468_778

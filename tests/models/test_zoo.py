@@ -158,12 +158,6 @@ def test_parts_make_the_whole(name: str) -> None:
     assert model.export().keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 9, 12)])
-@pytest.mark.parametrize("name", ["digits-cnn1", "digits-cnn4", "digits-cnn5", "resnet10", "resnet10-cifar"])
-def test_other_image_sizes(name: str, shape: tuple[int, int, int]) -> None:
-    assert build(name, shape, 4).eval()(torch.rand(2, *shape)).shape == (2, 4)
-
-
 # build: names, builders of one's own, errors ------------------------------------------------------------------------
 
 
@@ -234,14 +228,6 @@ def test_build_errors_are_one_line(here: str, name: str, says: str | None) -> No
 def test_data_that_do_not_fit(name: str, in_shape: tuple[int, ...], classes: int, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} needs.*{says}"):
         build(name, in_shape, classes)
-
-
-def test_parts_of_every_name() -> None:
-    model = build("resnet10", DIGIT, 10)
-    for part in ("extractor", "intermediate", "head"):
-        assert all(name.startswith(f"{part}.") for name in model.names(part))
-    assert all(model.part_of(name) == name.partition(".")[0] for name, _ in model.named_parameters())
-    assert sum(len(model.names(part)) for part in ("extractor", "intermediate", "head")) == len(model.state_dict())
 
 
 def test_unknown_names_and_parts() -> None:

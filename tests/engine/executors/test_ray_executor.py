@@ -30,7 +30,8 @@ from polyfed.experiments import run as experiment
 from polyfed.experiments.build import build_federation
 from polyfed.methods import Local
 from polyfed.registry import METHODS
-from tests.deploy.test_server import KERNELS, ONE, SMALL, comparable as told
+from tests.deploy.test_server import KERNELS, ONE, SMALL
+from tests.deploy.test_server import comparable as told
 from tests.helpers.nearby import DATA, own_recipe, recipe_of
 from tests.helpers.other_users import needs_root, open_to_nobody, shared_folder
 from tests.helpers.ray_stub import ActorDiedError, RayStub

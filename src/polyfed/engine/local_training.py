@@ -73,6 +73,7 @@ def train(
         ):
             if not parameters:
                 continue
+            named = dict(zip(names, parameters, strict=True))
             optimizer = Optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             if keeps and kept in client.state:
                 optimizer.remember(names, get_group(client.state, kept))
@@ -80,11 +81,11 @@ def train(
                 with_inputs = {**context, **bounded, **method.step_inputs(client, steps, draws)}
                 with step():
                     grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
-                before = {} if mask is None else _copies(names, parameters, mask)
+                before = {} if mask is None else {n: p.detach().clone() for n, p in named.items() if n in mask}
                 optimizer.step([grads.get(name) for name in names])
                 del grads  # at once: the next step's gradients then lie where these did, in the caches
                 if mask is not None:
-                    _restore(dict(zip(names, parameters, strict=True)), before, mask)
+                    _restore(named, before, mask)
                 steps += 1
                 samples += len(batch.y)
                 losses.append((loss.detach(), len(batch.y)))
@@ -145,9 +146,9 @@ def _batches(
         if client.privacy.poisson
         else shuffled_batches(client, phase, held, rows, order)
     )
-    draw = _no_draws if augment is None else augment.draw
+    nothing = torch.empty(0, dtype=torch.int64)
     by_class = class_weights(client, phase)
-    planned = ((rows, draw(len(rows), noise)) for rows in batches_of_rows)
+    planned = ((rows, nothing if augment is None else augment.draw(len(rows), noise)) for rows in batches_of_rows)
     for chosen, places, drawn in _placed(planned, device, there.x.device):
         x = there.x[chosen if there.x.is_cpu else places]
         if augment is not None:
@@ -156,11 +157,6 @@ def _batches(
         y = there.y[chosen].to(device) if there.y.is_cpu else there.y[places]
         w = torch.ones(len(chosen), device=device) if by_class is None else by_class.to(device)[y]
         yield Batch(x, y, w, places)
-
-
-def _no_draws(count: int, noise: torch.Generator) -> Tensor:
-    """What is drawn for `count` samples where nothing is augmented."""
-    return torch.empty(0, dtype=torch.int64)
 
 
 def _placed(
@@ -234,10 +230,6 @@ def train_only(model: nn.Module, phase: Phase) -> Iterator[None]:
         for _, parameter in still:
             parameter.requires_grad_(True)
         model.train()
-
-
-def _copies(names: Sequence[str], parameters: Sequence[nn.Parameter], mask: Group) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in zip(names, parameters, strict=True) if name in mask}
 
 
 def _restore(parameters: dict[str, nn.Parameter], before: dict[str, Tensor], mask: Group) -> None:

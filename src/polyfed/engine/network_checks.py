@@ -41,8 +41,8 @@ def check_memory(client: Client, network: nn.Module) -> None:
         end, other = ends.get(memory, (0, ""))
         if begin and begin < end:
             raise ConfigError(
-                f"{_who(client)}: the parameters '{other}' and '{name}' of its network share memory without being one, "
-                f"and would part when it is copied; tie them as one, layer.weight = other.weight"
+                f"{client.title_with_network}: the parameters '{other}' and '{name}' of its network share memory "
+                f"without being one, and would part when it is copied; tie them as one, layer.weight = other.weight"
             )
         size = sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)) + 1
         ends[memory] = (begin + size * parameter.element_size(), name)
@@ -57,8 +57,8 @@ def check_parts(client: Client, model: SplitModel) -> None:
     for name, first in first_names(model).items():
         if name != first and model.part_of(name) != model.part_of(first):
             raise ConfigError(
-                f"{_who(client)}: '{first}' and '{name}' are one tensor, of the {model.part_of(first)} and the "
-                f"{model.part_of(name)}; give each part tensors of its own"
+                f"{client.title_with_network}: '{first}' and '{name}' are one tensor, of the "
+                f"{model.part_of(first)} and the {model.part_of(name)}; give each part tensors of its own"
             )
 
 
@@ -90,14 +90,10 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
         changed = _changed(_new(build, device), network)
         attribute = changed[0][1] if changed else "state"
         raise ConfigError(
-            f"{_who(client)}: its network's forward keeps {_described(changed, network)} from batch to batch, outside "
-            f"state_dict(), so that no client would own or save it; make it a buffer: "
+            f"{client.title_with_network}: its network's forward keeps {_described(changed, network)} from batch "
+            f"to batch, outside state_dict(), so that no client would own or save it; make it a buffer: "
             f"self.register_buffer('{attribute}', torch.zeros(...))"
         )
-
-
-def _who(client: Client) -> str:
-    return f"client {client.id} ('{client.architecture}')"
 
 
 def _is_stateless(layer: nn.Module) -> bool:

@@ -33,14 +33,6 @@ from polyfed.functional.modes import eval_mode, has_batchnorm
 Step = Callable[[], AbstractContextManager[Any]]
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(q.shape, k.shape, v.shape))
-
-
-def _attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
-
-
 def _lstm(x: Tensor, of_input: Tensor, of_state: Tensor, *_: Any, **__: Any) -> int:
     """One direction of one layer; x is (T, B, D), the weights (4 H, D) and (4 H, H)."""
     return int(2 * x.shape[0] * x.shape[1] * (of_input.numel() + of_state.numel()))
@@ -64,8 +56,10 @@ def _encoder_layer(x: Tensor, width: int, heads: int, of_inputs: Tensor, *others
 
 _aten = torch.ops.aten
 _OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does not know: a CPU's
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu: lambda *qkv, **_: sdpa_flop_count(*(t.shape for t in qkv[:3])),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *given, **_: sdpa_backward_flop_count(
+        *(tensor.shape for tensor in given[:4])  # the gradient, q, k and v
+    ),
     _aten._native_multi_head_attention: _heads,
     _aten._transformer_encoder_layer_fwd: _encoder_layer,
     _aten.mkldnn_rnn_layer: _lstm,
@@ -102,7 +96,7 @@ class OperationCounter(TorchDispatchMode):
             return func(*args, **named) if made is NotImplemented else made
         made = func(*args, **named)
         if packet in _OTHERS:
-            self.count += _OTHERS[packet](*args, **named)
+            self.count += int(_OTHERS[packet](*args, **named))
         else:
             self.count += int(flop_registry[packet](*args, **named, out_val=made))
         return made

@@ -227,7 +227,11 @@ class ScoreCache:
             return self._take(client, method, samples, others, own_body)
         model = method.personal_model(client.model)
         inputs = (id(samples), id(client.prepare), id(client.missing))
-        content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
+        content = (
+            client.architecture,
+            inputs,
+            fingerprint({"weights": dict(model.state_dict()), **{f"state {n}": t for n, t in client.state.items()}}),
+        )
         if content not in self._by_content:
             self._by_content[content] = self._take(client, method, samples, others, own_body)
         return self._by_content[content]
@@ -273,13 +277,5 @@ def fingerprint(message: Message) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(flatten(message).items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(_bytes(tensor))
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.digest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _content(weights: Mapping[str, Tensor], state: Message) -> Message:
-    return {"weights": dict(weights), **{f"state {name}": value for name, value in state.items()}}

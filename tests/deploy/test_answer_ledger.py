@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyfed.core.message import flatten, unflatten
-from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_disk import count_answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
 from polyfed.deploy.server import serve
-from polyfed.errors import ConfigError, RunError
+from polyfed.errors import RunError
 from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
 
 _RUNS: dict[str, tuple[Path, list[tuple[int, Envelope]]]] = {}  # arguments of `asked` -> disks, envelopes
@@ -159,23 +155,3 @@ def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
         count_answer(tmp_path / "ledger", "a", "1", 1)
     with pytest.raises(RunError, match=r"expected to note what is answered in .*, got File exists"):
         count_answer(tmp_path / "ledger" / "below", "a", "1", 1)
-
-
-def test_processes_that_share_it_count_together(tmp_path: Path) -> None:
-    """A request that comes while another process counts waits, and then finds what that one wrote."""
-    fcntl = pytest.importorskip("fcntl", reason="this system has no such locks")
-    (tmp_path / "answered").mkdir()
-    other = os.open(tmp_path / "answered", os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(count_answer, tmp_path / "answered" / "ledger", "a", "2", 1)
-        (tmp_path / "answered" / "ledger").write_text('["a", "1"]\n')
-        os.close(other)
-        with pytest.raises(RunError, match="at most 1 different requests for a"):
-            answer.result()
-
-
-def test_how_many_is_a_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected 1 or more as 'answers', got 0"):
-        NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
-    assert dataclasses.asdict(NodeConfig.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3

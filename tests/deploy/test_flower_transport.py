@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,6 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     ("given", "line"),
     [
         ({"methodd": "fedgh"}, "run-config: unknown key 'methodd'; did you mean 'method'?"),
-        ({"seed": "one"}, "run-config: expected int as 'seed', in place of the recipe's, got 'one'"),
         ({"resume": 1}, "run-config: expected bool as 'resume', go on after the run folder's last round, got 1"),
     ],
 )
@@ -159,17 +157,3 @@ def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
     assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
     with pytest.raises(ConfigError, match="expected 'set' and 'preset' with a recipe's file"):
         flower_transport.configure(recipe_of("local"), config)
-
-
-@WITH_FLOWER
-def test_the_pages_lines_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import ServerApp
-
-    root = Path(__file__).parents[2]
-    monkeypatch.chdir(root)
-    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "deployment.md").read_text("utf-8"), flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert isinstance(names["server_app"], ServerApp)
-    assert isinstance(names["client_app"], ClientApp)

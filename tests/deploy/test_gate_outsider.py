@@ -1,4 +1,4 @@
-"""Somebody without a key against Flower's own programs: from elsewhere, and as another user of the machine."""
+"""An outsider without a key against Flower's own programs: from elsewhere, and as another user of the machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 class Caller:
-    """Somebody with the server's address, its certificate, an app and a key pair of their own; and `flwr`.
+    """An outsider with the server's address, its certificate, an app and a key pair of their own; and `flwr`.
 
     Args:
         folder: of theirs. port: of this machine, where they call. recipe: of the app. authority: the certificate.
@@ -76,7 +76,7 @@ class Caller:
         connection = {"address": f"localhost:{port}", "root-certificates": str(folder / "ca.crt")}
         (folder / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "x", "x": connection}}))
 
-    def says(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def runs(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`flwr` with these words."""
         environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(self._folder), "HOME": str(self._folder)}
         return subprocess.run(
@@ -89,22 +89,21 @@ class Caller:
             check=False,
         )
 
-    def nodes(self) -> list[Mapping[str, Any]]:
-        """Which nodes are registered."""
-        said = self.says("supernode", "list", "x", "--format", "json")
-        assert said.returncode == 0, said.stdout + said.stderr
-        return [{key: node[key] for key in ("node-id", "owner-name")} for node in json.loads(said.stdout)["nodes"]]
+    def does(self, *words: str) -> str:
+        """The output of `flwr` with these words, which must succeed."""
+        done = self.runs(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
-    def runs(self) -> list[Mapping[str, Any]]:
-        """Which runs there were."""
-        said = self.says("list", "x", "--format", "json")
-        assert said.returncode == 0, said.stdout + said.stderr
-        return list(json.loads(said.stdout)["runs"])
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """The registered nodes."""
+        found = json.loads(self.does("supernode", "list", "x", "--format", "json"))["nodes"]
+        return [{key: node[key] for key in ("node-id", "owner-name")} for node in found]
 
 
 def check_is_refused(outsider: Caller, keeper: Caller) -> None:
-    """Whatever the outsider asks for fails, and nothing has changed; the keeper's same words do it."""
-    nodes, runs = keeper.nodes(), keeper.runs()
+    """All requests of the outsider fail and change nothing; the keeper's succeed."""
+    nodes, runs = keeper.nodes(), keeper.does("list", "x", "--format", "json")
     assert nodes
     node = str(nodes[0]["node-id"])
     for words in (
@@ -116,11 +115,11 @@ def check_is_refused(outsider: Caller, keeper: Caller) -> None:
         ["log", "1", "x", "--show"],
         ["stop", "1", "x"],
     ):
-        said = outsider.says(*words)
-        assert said.returncode != 0, (words, said.stdout)
-        assert "403" in said.stdout + said.stderr, (words, said.stdout, said.stderr)
+        done = outsider.runs(*words)
+        assert done.returncode != 0, (words, done.stdout)
+        assert "403" in done.stdout + done.stderr, (words, done.stdout, done.stderr)
     assert keeper.nodes() == nodes
-    assert keeper.runs() == runs
+    assert keeper.does("list", "x", "--format", "json") == runs
 
 
 def status(url: str, authority: Path, method: str = "POST") -> int:
@@ -175,18 +174,9 @@ class Generated:
         for number, port in enumerate(self._own):
             key = self.app / "keys" / f"node-{number}"
             make_node_key(key)
-            said = self.keeper.says("supernode", "register", f"{key}.pub", "x")
-            assert said.returncode == 0, said.stdout + said.stderr
-            words = [
-                "--recipe",
-                "recipe.toml",
-                "--server",
-                f"localhost:{self.outer}",
-                "--key",
-                str(key),
-                "--port",
-                str(port),
-            ]
+            self.keeper.does("supernode", "register", f"{key}.pub", "x")
+            words = ["--recipe", "recipe.toml", "--server", f"localhost:{self.outer}", "--key", str(key)]
+            words += ["--port", str(port)]
             own = f'client-id={number} state-dir="{self.app.parent}/state-{number}"'
             command = [sys.executable, "-m", "polyfed", "deploy", "node", *words, "--node-config", own]
             self._processes.start(f"node-{number}", command, self.app)
@@ -201,27 +191,17 @@ def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Pat
         outsider = Caller(tmp_path / "outsider", made.outer, recipe, made.authority)
         check_is_refused(outsider, made.keeper)
         url = f"https://localhost:{made.outer}"
-        for path in (
-            "/v1/control/list-nodes",
-            "//v1/control/list-nodes",
-            "/v1/fleet/../control/list-nodes",
-            "/v1/fleet/%2e%2e/control/list-nodes",
-            "/v1/fleet/..%2fcontrol/list-nodes",
-            "/v1/control/list-nodes?/v1/fleet/",
-            "/v1/runtime/acquire-task",
-            "/docs",
-            "/openapi.json",
-            "/",
-        ):
+        paths = ["/v1/control/list-nodes", "//v1/control/list-nodes", "/v1/fleet/../control/list-nodes", "/docs", "/"]
+        paths += ["/v1/fleet/%2e%2e/control/list-nodes", "/v1/fleet/..%2fcontrol/list-nodes"]
+        paths += ["/v1/control/list-nodes?/v1/fleet/", "/v1/runtime/acquire-task"]
+        for path in paths:
             assert status(url + path, made.authority) in (400, 403, 404), path
             assert status(url + path, made.authority, "GET") in (400, 403, 404, 405), path
         assert status(f"{url}/v1/fleet/pull-messages", made.authority) == 401, "without a key"
         assert status(f"{url}/v1/fleet/pull-messages", made.authority, "GET") == 403
-        said = made.keeper.says("run", str(made.app), "x", "--stream", "-c", f'out="{tmp_path}/run"')
-        assert said.returncode == 0, said.stdout + said.stderr
-        assert (tmp_path / "run" / "result.json").exists(), said.stdout + said.stderr
-        said = made.keeper.says("supernode", "unregister", str(made.keeper.nodes()[0]["node-id"]), "x")
-        assert said.returncode == 0, "the keeper's own words do it"
+        output = made.keeper.does("run", str(made.app), "x", "--stream", "-c", f'out="{tmp_path}/run"')
+        assert (tmp_path / "run" / "result.json").exists(), output
+        made.keeper.does("supernode", "unregister", str(made.keeper.nodes()[0]["node-id"]), "x")
 
 
 # on the machine -----------------------------------------------------------------------------------------------------

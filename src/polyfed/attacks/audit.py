@@ -51,7 +51,7 @@ from polyfed.attacks.replay import (
     replay,
 )
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group
+from polyfed.core.message import Message, get_group
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
@@ -385,34 +385,43 @@ def from_weight_updates(
 ) -> list[ReconstructionResult]:
     """Gradient matching on one step with one image, on one step with `images` of them, and on the round as it was.
 
-    One step is what the client would have sent with these rows alone, one epoch and one batch, `[privacy]` and all. The
-    classes are known to the attacker; of the round they are those whose bias in the head has grown most.
+    One step is the client's upload with these rows alone, one epoch and one batch, `[privacy]` and all. The classes are
+    known to the attacker; of the round they are those whose bias in the head has grown most.
     """
     client = transcript.job.client
     train = client.data.train
-    rows = _spread(train.y, images)
     base = get_group(transcript.down, network.group)
-    single = has_batchnorm(network.load(replay, transcript.down))  # which takes no single row
+    black_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, train.x.shape[1], 1, 1)
     found = []
-    if not single:
+
+    def matched(message: Message, y: Tensor, seed: int) -> Tensor:
+        """Images (N, C, H, W) as the network takes them, on the CPU."""
+        module = network.load(replay, transcript.down)
+        place = next(module.parameters()).device
+        sent = get_group(message, network.group)
+        change = {name: sent[name].float().cpu() - t.float().cpu() for name, t in base.items() if name in sent}
+        low, high = client.prepare(black_white).to(place)
+        draw = torch.randn((len(y), *train.x.shape[1:]), generator=generator(seed, "match", client.id)).to(place)
+        options = {"steps": steps, "lr": LR, "tv": _TV_CHANGES, "low": low, "high": high}
+        return invert_gradients(module, change, y.to(place), draw.clamp(low, high), **options)[0].cpu()
+
+    def one_step(what: str, purpose: str, batches: Sequence[LabeledSamples]) -> None:
         made = []
         behind = []
-        for number, row in enumerate(rows.tolist()):
-            one = train.select(torch.tensor([row]))
-            message = replay.rerun_with(transcript, one, "one image", number, local_epochs=1, batch_size=1)
+        for number, batch in enumerate(batches):
+            message = replay.rerun_with(transcript, batch, purpose, number, local_epochs=1, batch_size=len(batch))
             if message is not None:
-                made.append(_matched(replay, transcript, network, base, message, one.y, steps, seed + number))
-                behind.append(_pictures(one))
+                made.append(matched(message, batch.y, seed + number))
+                behind += [_pictures(batch)] * len(batch)
         if made:
-            found.append(_scored("weights after one step, one image", client, torch.cat(made), behind))
+            found.append(_scored(what, client, torch.cat(made), behind))
+
+    rows = _spread(train.y, images)
+    if not has_batchnorm(network.load(replay, transcript.down)):  # which takes no single row
+        one_step("weights after one step, one image", "one image", [train.select(row) for row in rows.split(1)])
     if images > 1:
-        some = train.select(rows)
-        message = replay.rerun_with(transcript, some, "some images", 0, local_epochs=1, batch_size=images)
-        if message is not None:
-            x = _matched(replay, transcript, network, base, message, some.y, steps, seed)
-            what = f"weights after one step, {images} images"
-            found.append(_scored(what, client, x, [_pictures(some)] * images))
-    x = _matched(replay, transcript, network, base, transcript.up, _likely(transcript, network, images), steps, seed)
+        one_step(f"weights after one step, {images} images", "some images", [train.select(rows)])
+    x = matched(transcript.up, _likely(transcript, network, images), seed)
     found.append(_scored(f"weights after the round, {client.n} images", client, x, [_pictures(train)] * images))
     return found
 
@@ -437,31 +446,6 @@ def _likely(transcript: Transcript, network: ExposedModel, count: int) -> Tensor
     order = growth.argsort(descending=True)
     likely = order[: max(1, int((growth > 0).sum()))]
     return likely.repeat(math.ceil(count / len(likely)))[:count]
-
-
-def _matched(
-    replay: Replay,
-    transcript: Transcript,
-    network: ExposedModel,
-    base: Group,
-    message: Message,
-    y: Tensor,
-    steps: int,
-    seed: int,
-) -> Tensor:
-    """Images (N, C, H, W) as the network takes them, on the CPU."""
-    client = transcript.job.client
-    module = network.load(replay, transcript.down)
-    place = next(module.parameters()).device
-    sent = get_group(message, network.group)
-    change = {name: sent[name].float().cpu() - t.float().cpu() for name, t in base.items() if name in sent}
-    shape = (len(y), *client.data.train.x.shape[1:])
-    black_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, shape[1], 1, 1)
-    low, high = client.prepare(black_white).to(place)
-    draw = torch.randn(shape, generator=generator(seed, "match", client.id)).to(place)
-    start = draw.clamp(low, high)
-    x, _ = invert_gradients(module, change, y.to(place), start, steps=steps, lr=LR, tv=_TV_CHANGES, low=low, high=high)
-    return x.cpu()
 
 
 def _pictures(samples: LabeledSamples) -> Tensor:

@@ -8,7 +8,7 @@ shares ask for. The attacker has these rows with their classes, as in the papers
 * LiRA (Carlini et al., S&P 2022): shadow models do the client's last round from the client's broadcast, on other rows.
   Offline these are rows that the attacker has (`--shadow-data`), as many of each class as the client has where they
   are there twice; online random halves of the tested rows, so that each is in half of the shadow models. Only the last
-  round can be attacked so: what earlier rounds left of a row came down to shadow models, too.
+  round can be attacked so: what earlier rounds left of a row is in the shadow models' start, too.
 
 **Classes.** Where they are not stated, a score per client and class, the higher the likelier that the client has
 training samples of it:
@@ -144,7 +144,7 @@ def _of_class(y: Tensor, label: int, count: int, draws: torch.Generator) -> Tens
 
 
 def client_model_loss_attack(model: ClientModel, rows: MembershipSamples) -> MembershipScores:
-    """The loss threshold of whoever gets hold of the client's own network as the run left it, in any way."""
+    """The loss threshold of an attacker with the client's own network as the run left it."""
     return MembershipScores(HOLDER, "loss", loss_scores(model.scores(rows.samples.x), rows.samples.y), rows.member)
 
 
@@ -165,7 +165,7 @@ def lira(
     data: ShadowData,
     seed: int,
 ) -> list[MembershipScores]:
-    """The server's LiRA, offline (where there are rows for it) and online; [] where too few shadow models came out."""
+    """The server's LiRA, offline (where there are rows for it) and online; [] where a shadow model was refused."""
     client = transcript.job.client
     samples = rows.samples
     target = logit_of_true_class(network.logits(replay, transcript.up, samples.x, client), samples.y)

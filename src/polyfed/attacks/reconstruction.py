@@ -277,7 +277,7 @@ def _features(
 def _as_read(client: Client, method: Method) -> Message:
     """The client's upload as the server reads it: after `[privacy]` and `[compression]`, where the run has them.
 
-    What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
+    The change of weights since the broadcast is not known here, and taken for nothing; of the stream that gives
     `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
     """
     message: Message = clone(method.upload(client, TrainingResult()))

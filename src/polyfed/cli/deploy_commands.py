@@ -56,7 +56,7 @@ def certify(
 ) -> None:
     """Write the server's certificate, and its authority.
 
-    An authority that the folder holds already is kept, and signs the new certificate: nodes need not be told.
+    An authority that the folder holds already is kept, and signs the new certificate: nodes need no change.
 
     \b
     polyfed deploy certify keys --host fl.example.org --host 10.0.0.5
@@ -72,7 +72,7 @@ def key(
 ) -> None:
     """Write a node's key pair.
 
-    FILE stays on the node; FILE.pub is what the server is told.
+    FILE stays on the node; FILE.pub is registered with the server.
 
     \b
     polyfed deploy key keys/node
@@ -86,9 +86,9 @@ def release(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, at the server.", show_default=False)],
     client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
 ) -> None:
-    """Give a client's number to the next node that comes with it.
+    """Free a client's number for the next node that has it.
 
-    A number belongs to the node that came with it first, also after restarts. This is for a node that is replaced.
+    A number belongs to its first node, also after restarts. This is for a node that is replaced.
 
     \b
     polyfed deploy release runs/ours 2
@@ -111,10 +111,10 @@ def server(
         "superlink.db"
     ),
 ) -> None:
-    """Run Flower's server, for nodes and its keeper alone.
+    """Run Flower's server, for nodes and its operator alone.
 
-    Whoever has a registered key is let through to what nodes ask for; the rest (apps, keys, runs) is for programs of
-    the user who starts this, on this machine.
+    Nodes with a registered key have their routes; the rest (apps, keys, runs) is for programs of the user who starts
+    this, on this machine.
 
     \b
     polyfed deploy server keys
@@ -128,7 +128,7 @@ def node(
     recipe: RecipeOption,
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default=False)],
     config: Annotated[
-        str, typer.Option("--node-config", metavar="TEXT", help="What is this node's own.", show_default=False)
+        str, typer.Option("--node-config", metavar="TEXT", help="This node's own settings.", show_default=False)
     ],
     authority: Annotated[
         Path, typer.Option("--authority", metavar="FILE", help="Certificate by which the server is known.")

@@ -128,7 +128,7 @@ class PartitionOptions:
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
             and test rows of other classes are left out. Needs ``test="local"``.
         feature_shift: "rotation", "noise" or "color": every client's own rows, its test rows too, are changed as
-            `polyfed.data.feature_shift` says; the hold-out and a common test set are not.
+            `polyfed.data.transforms.FeatureShift` says; the hold-out and a common test set are not.
         feature_shift_strength: 0..1; 0 is off.
     """
 

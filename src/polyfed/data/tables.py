@@ -74,11 +74,13 @@ def from_frame(
     for side, given in sides.items():
         if not isinstance(given, pd.DataFrame):
             raise ConfigError(f"expected a pandas DataFrame as {side} side of '{name}', got {described(given)}")
-        sides[side] = given.astype(dict.fromkeys(given.select_dtypes("bool"), int))
+        named = given.rename(columns=str)
+        _check_names([*named], f"'{name}'")
+        sides[side] = named.astype(dict.fromkeys(named.select_dtypes("bool"), int))
     if category_columns is None:
-        columns = [*frame.select_dtypes("category")] if feature_columns is None else feature_columns
-        kinds = frame.dtypes.astype(str)
-        category_columns = [c for c in columns if c not in (label, client) and kinds.get(c) == "category"]
+        found = [*sides["train"].select_dtypes("category")]
+        wanted = found if feature_columns is None else feature_columns
+        category_columns = [column for column in found if column in wanted and column not in (label, client)]
     options = SourceOptions(
         label_column=label,
         feature_columns=feature_columns,
@@ -97,13 +99,11 @@ def as_cells(frame: Any, name: str) -> Frame:
     """A frame's values as text, missing ones as ""."""
     import pandas as pd
 
-    columns = list(map(str, frame.columns))
-    _check_names(columns, f"'{name}'")
     if frame.empty:
         raise ConfigError(f"expected at least one row in '{name}', got none")
-    values = frame.astype(object).where(frame.notna(), "").to_numpy().tolist()
+    values = frame.astype(object).where(frame.notna(), "")
     rows = pd.MultiIndex.from_product([[name], range(len(frame))], names=["file", "row"])
-    return pd.DataFrame([[str(cell).strip() for cell in row] for row in values], index=rows, columns=columns, dtype=str)
+    return values.map(lambda cell: str(cell).strip()).set_axis(rows, axis=0)
 
 
 def read_csv(path: Path) -> Frame:

@@ -8,7 +8,6 @@ Client k:  w_k <- w[depth];  E epochs of SGD on
 Server:    every tensor of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
            stays bit for bit.
 Predicted is by the mean of the logits of all m classifiers.
-Sent per round, P(d) floats of weights and float buffers of the client's network: 4 P(d) bytes each way.
 Deviations from the paper: (1) Clients take plain SGD steps from the mean, its "DepthFL (FedAvg)"; its main rows add
 FedDyn's dynamic regularization. (2) Classifiers are one linear layer on the means over pixels; the authors' have
 convolutions before it. (3) Scored is every client's own network; the paper scores the whole network on one test set.

@@ -5,8 +5,6 @@ Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(
            z_k[c] = mean of s(f_k(x)) over its n_kc samples of class c, in eval mode, after training.
 Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
            N_c Z[c] = (N_c - n_kc) Z_k[c] + n_kc z_k[c], Z[c] the mean over all, N_c = sum_j n_jc.
-Sent per round, C classes, S classes at the client: up 4 (S C + 2 S); down 4 (S C + S), less for classes that nobody
-else has. FedGH's Table 3 counts 4 S C each way, labels and counts not: `nbytes_in_paper`.
 Deviations from the paper: (1) its mean over devices counts each once (`weighting = "uniform"`, no counts sent); by
 default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
 (3) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no target, and the

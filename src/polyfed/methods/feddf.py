@@ -7,8 +7,6 @@ Server:    w_u <- sum_i p_i w_i over the clients of u, p_i = n_i / sum n_i;
            s(x) = mean over all clients i of s_i(x)  (the paper's AVGLOGITS);
            `server_steps` of Adam in each w_u on  KL(softmax s(x) || softmax f_u(x; w_u)),  the learning rate falling
            from `server_lr` to 0 along a cosine.
-Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
-the server.
 Deviations from the paper: (1) Scored are the architectures' networks as received, on each client's test rows. (2) The
 paper takes up to 10 000 steps and ends them when the accuracy on validation rows of the server has not risen for 1000;
 here it is 128 steps, so that two cores can carry them, and no labels are looked at: the server has no validation rows

@@ -7,7 +7,6 @@ Client k:  F = mean_n (d log p(y_n | x_n; w_k) / d w_k)^2, brought to [0, 1] in 
            epochs of SGD on CE + (lambda2 / 2) (||w_k - w|| - C)^2, the others alone;
            u = w_k - w, without the personal entries.
 Server:    w <- w + sum_k p_k u_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P floats of weights and float buffers: 4 P bytes each way.
 Deviations from the paper: (1) where architectures differ, updates are averaged layer-wise or within each architecture.
 (2) Sent is w + u, the same to the server, which knows w. (3) Clipping u to C and noise are `[privacy]`'s, for all
 methods; personal entries of u are 0. (4) Norms are squared, over all entries; in the authors' code it

@@ -7,8 +7,6 @@ Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i
            s_div = the same sum over those i whose highest score is not y(x);
            `server_steps` of SGD in w on  CE(f(x; w), y(x)) + lambda KL(softmax s_div(x) || softmax f(x; w)), where all
            agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
-Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
-the server.
 Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
 the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too; descriptions differ. Where
 all v_i(x) are 0, they count alike. (3) An architecture of which nobody answered keeps its w_u and gets the head. (4)

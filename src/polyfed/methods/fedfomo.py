@@ -6,8 +6,6 @@ Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross ent
            All start from one model: what has grown from unlike weights cannot be mixed.
 Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
            each replaced by a random other with probability epsilon_t = max(0, epsilon - 0.05 (t - 1)).
-Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P, and 4 P more until the server has heard
-of the client; in round 1 just these, and up 4 P.
 Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
 counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
 sent. (2) w_old is the model from before the last local training (the code's "first_model"), so that what the client

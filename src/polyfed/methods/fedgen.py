@@ -7,8 +7,6 @@ Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
            least 1e-4.
 Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
-Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
-counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
 Deviations from the paper (arXiv:2105.10056): (1) the KL term and the decay are the authors' code's, where alpha and
 beta are 10 on MNIST; the paper has the first term alone, of weight 1. So is the sum of the clients' losses; the paper
 has the loss of their mean logits. (2) Noise is normal, in that code uniform. (3) Classes are drawn as often

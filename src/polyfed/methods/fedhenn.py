@@ -4,8 +4,6 @@ Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k 
 Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
 FedHeNN (Algorithm 2):             target K_bar = mean of K_j over the clients' latest weights; none are averaged.
 HomogeneousFedHeNN (Algorithm 1):  target is the kernel of the weights received; these are averaged as in FedAvg.
-Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
-    heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
 Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
 the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
 Nystroem rows. (4) None of the RAD: rows that the server has besides, held out or of another data set, as in the

@@ -8,8 +8,6 @@ Client k, mentor w_k, mentee m, projector W_k; p: softmax of scores, H: represen
 Server:  d = decode(encode(sum_k p_k decode(update_k))), m <- m + d, over those who answered, p_k = n_k / sum n_k.
 encode: a matrix (m, n), of a convolution (O, I h w), becomes its K largest singular triples, K the smallest number with
 sum_K s^2 >= T sum s^2, T = energy_start + (energy_end - energy_start) (t - 1) / rounds in round t; or stays as it is.
-Sent per round, bytes: up 4 sum K (m + n + 1), plus 4 for each other number, + 8 (n_k, int64); down the same form, but m
-itself, 4 P_m, to a client whose last update the server does not have from the round before.
 Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradient on. (2) One optimizer takes both
 steps, at one learning rate. (3) Matched is what enters the heads, no attention maps; the authors' code matches those
 and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; Algorithm 1 and that code

@@ -10,7 +10,6 @@ Client k, own network w_k, second network m_k of one architecture for all client
     Then the class means of both networks, over the client's training samples, in eval mode.
 Server:    plain means over those who sent a class; a class that nobody sent keeps its rows.
 Scored:    w_k, stage `personal`. m_k stays with the client.
-Sent per round, D features, C classes, S classes at the client: up 4 (2 S D + 2 S C + S), down 4 (2 C D + 2 C C + C).
 T = 4, the search's candidates, 30 rounds between searches and an epoch for each stage are the paper's (appendix D.3).
 Deviations from the paper ("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), of which Algorithm 1 and
 the text were compared, its other formulas not; where they differ from the authors' code (ysml666/FedKWAZ) we follow the

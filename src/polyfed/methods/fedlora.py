@@ -12,8 +12,6 @@ server:    head <- sum_k p_k head_k, and the adapters by `aggregation`; A has R 
   select-and-fold  client k gets all R components, trains r_k of them, drawn anew each round, and adds the others to W
                    for the round; each is averaged as in slices over the clients that trained it (Fed-PLoRA)
   stack            W <- W + sum_k p_k s_k B_k A_k everywhere; A_k is drawn anew, B_k = 0 (FLoRA)
-Sent per round, H the head's floats, per adapted layer: down and up 4 r_k (I + O) + 4 H bytes. Down in select-and-fold
-4 R (I + O); in stack 4 sum_k r_k (I + O) of the last round, and 8; up 8 more.
 Deviations from the papers: (1) All rules sum s_k B_k A_k with s_k = alpha / r_k; FLoRA's code sets alpha = 2 r_k, one
 s for all ranks. (2) Heads are trained and averaged under every rule. (3) HETLoRA also prunes ranks and weighs clients
 by the norms of their updates; here by p_k. (4) raFLoRA's slices are averaged factor by factor, so that with equal ranks

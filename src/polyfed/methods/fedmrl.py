@@ -5,7 +5,6 @@ Client k, private network (phi_k, h_k) of D features, common network (phi_s, h_s
     E local epochs of SGD on  CE(h_k(r), y) + CE(h_s(the first D_s entries of r), y)  over all of these weights.
 Server:    (phi_s, h_s) <- sum_k p_k (phi_s, h_s)_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
 Scored:    h_k(r), so what a client exports is its own network under its own names, with the common one and P_k beside.
-Sent per round, P_m floats of weights and float buffers of the common network: down 4 P_m bytes; up 4 P_m + 8 (n_k).
 Deviations from the paper (arXiv:2406.00488): (1) the common network is any that the federation can build, of
 `feature_dim` features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2)
 Averaged by samples; `weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is

@@ -4,7 +4,6 @@ Client k:  w <- w^t, received;  tau_k steps on CE(f(x; w), y) + (mu/2) ||w - w^t
 Server:    w <- w^t - tau_eff sum_k p_k d_k,  d_k = (w^t - w_k) / a_k,  tau_eff = sum_k p_k a_k (eq. 6).
 a_k = ||a_k||_1, the length of its steps under a constant gradient: for SGD tau_k; with momentum rho the sum over
 s = 1 ... tau_k of (1 - rho^s) / (1 - rho); proximal, b = lr mu, [1 - (1 - b)^tau_k] / b; with both, their recursion.
-Sent per round, P floats of weights and buffers: down 4 P bytes; up 4 P + 8 (n_k, int64) + 4 (a_k).
 Deviations from the paper: (1) where architectures differ, p_k and tau_eff are those of the clients that have a tensor,
 or within each architecture. (2) Adam has no such a_k; it counts steps, a_k = tau_k. (3) Clients send w_k, of which the
 server takes d_k. (4) BatchNorm's statistics are averaged by p_k, as their way is no gradient's. (5) Weight decay is not

@@ -6,8 +6,6 @@ Server:    P = a network of a trained embedding of the classes: linear, ReLU, li
            1 - s + gamma d, over batches of the pairs (k, c) that came (equations 3 to 5):
            s = mean of cos(C_k[c], P[c]); d = mean of |cos(C_k[c], P[c'])| over the pairs and the C - 1 others c'.
 Predicted: by the head (figure 3). `predictor = "prototype"`: the class of the P[c] of largest cosine.
-Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels:
-`nbytes_in_paper`.
 The paper is the PDF in its authors' repository (March 2025; arXiv:2502.16119). Table 6 finds lambda_c = 100, lambda_s =
 1, gamma = 10 best on CIFAR-100; the runs recorded there have lambda_c = 10, the default here.
 Deviations from the paper: (1) lambda_s is 1: the server's SGD has no momentum, so another one is another `server_lr`

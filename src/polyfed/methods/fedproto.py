@@ -5,8 +5,6 @@ Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(
            C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training.
 Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
-Sent per round, D features, C classes, S classes at the client: up 4 (S D + 2 S); down 4 (C D + C), or 4 (S D + S) with
-candidates = "own". The paper counts 4 S D each way, labels and counts not: `nbytes_in_paper`.
 Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the number of senders, too, so that
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent

@@ -2,7 +2,6 @@
 
 Client k:  w <- w^t, received;  E local epochs of SGD on CE(f(x; w), y) + (mu/2) ||w - w^t||^2 (eq. 2).
 Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
 Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
 them, or within each architecture; w^t is what the client received of them. (2) Clients are drawn uniformly and weighted
 by samples, not drawn by samples and weighted alike. (3) Everybody trains E epochs; slow devices may do fewer in the

@@ -7,7 +7,6 @@ client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over
            r_k = sum_s a_s Rbar_k^s;  q_k = sum_s a_s onehot(s)
 server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c), in shuffled batches of clients
 Scored: the client's extractor under the newest header, stage `received`.
-Sent per round, D features, C classes: up 4 (D + C); down 4 (C D + C), the header.
 
 arXiv:2511.22265. What follows is from the abstract and the authors' code; the paper's equations were not at hand.
 Deviations from the paper: (1) The abstract mixes a client's local representations; here, as in that code, these are the

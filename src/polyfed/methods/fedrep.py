@@ -4,7 +4,6 @@ w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it.
 Client k:  phi_k <- phi;  `head_epochs` epochs of SGD on CE(h_k(phi_k(x)), y) in h_k alone, then `extractor_epochs` in
            phi_k alone.
 Server:    phi <- sum_k p_k phi_k over those who answered, p_k = 1 / their number (or n_k / sum n_k).
-Sent per round, P floats of weights and float buffers, P_h of them the head's: 4 (P - P_h) bytes each way.
 Scored: the newest phi under the client's own head, the stage `received`, also for clients that were not drawn.
 The first h_k is the same for all clients whose heads have the same layers: a function of the seed, and never sent.
 Deviations from the paper: (1) where architectures differ, phi is averaged layer-wise or within each architecture; the

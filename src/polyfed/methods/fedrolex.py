@@ -6,9 +6,6 @@ Client i:  w_i <- w[window];  E epochs on CE of the logits, those of absent clas
            normalizes by the batch.
 Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples; a class's row over
            those that have the class.
-Sent per round, P floats of weights of the sub-model, S of its BatchNorm's statistics (from the second round on), C
-classes: down 4 (P + S), up 4 P + C (which classes, one byte each); where there is BatchNorm, for the statistics of the
-new sub-model down 4 P, up 4 S + 8 (and how many batches, int64).
 Deviations from the paper: (1) ceil(r K) channels, not floor, so that round 0 is HeteroFL's and none is left without.
 (2) Rates are drawn anew in every round, as in the authors' code and FedIN's comparison; the paper's client n has one
 capacity ("fix_..."). (3) All tensors of a residual stream roll together. (4) Masks and BatchNorm's statistics are

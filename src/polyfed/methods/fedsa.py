@@ -11,8 +11,6 @@ Server:    A is drawn before round 1 (`functional.semantic_anchors`);
            A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c], over those who sent one.
 Scored: the client's own head, stage `personal`; with `predictor = "prototype"` the class of the nearest mean over k of
            the newest C_k[c], stage `received`, and the head besides.
-Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 C D, with "prototype" also
-4 (C D + C).
 
 arXiv:2501.05496. What follows is from the abstract and the authors' code, whose defaults are used (lambda is 1, the
 default of its `-lam`); the paper's equations were not at hand.

@@ -7,7 +7,6 @@ Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda gap(M, P), ove
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
 Server:    P[c] <- mean over k of C_k[c], over those who sent one; a class that nobody sent keeps its P[c].
 Scored: the client's own head, stage `personal`.
-Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 (C D + C).
 
 A batch with fewer than two common classes counts in the cross entropy alone.
 

@@ -7,8 +7,6 @@ Client k:  w_k <- what came, where m_k = 0;
            epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
 Server:    per entry, w <- mean of w_k over those who answered with m_k = 0, all alike or by their samples; what nobody
            shares keeps its value.
-Sent per round, P floats of weights and float buffers, M_k of them personal: 4 (P - M_k) bytes each way. In the round in
-which m_k has grown it still comes down by the old mask; up go a bit for every entry of the tensors that have a mask.
 Deviations from the paper: (1) where architectures differ, the mean is layer-wise or within each architecture. (2)
 Weight tensors are those of two dimensions or more; biases and BatchNorm are shared, its statistics averaged. (3) Of
 entries that moved alike the first are taken, never more than p. (4) What has become personal starts from the newest

@@ -7,8 +7,6 @@ Server:    P = a network of a trained embedding of the classes: linear, ReLU, li
            delta = max over c of the distance from Q[c] to the nearest Q[c'], at most `margin`, Q the clients'
            mean means: own prototypes must be nearer than others by delta.
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
-Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels, which
-the paper does not count: `nbytes_in_paper`.
 Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
 in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
 round; its optimizer has no momentum and so nothing to keep. As in the authors' code: (4) delta is of the nearest other

@@ -9,8 +9,6 @@ Client k:  w_k <- w where M_k, else 0;  E epochs of SGD on CE(f(x; w_k * [|w_k| 
            a weight that falls below the threshold is out, and those near it are driven apart.
 Server:    every entry of w <- mean of w_k over the clients with the entry in M_k, all alike or by their samples;  what
            nobody holds stays bit for bit.
-Sent per round, P floats of weights and float buffers, K_k of them in M_k or in no mask: down 4 K_k bytes, and a bit for
-every entry of the masked tensors, up 4 K_k. A client with all of the network gets no mask: 4 P each way.
 Deviations from the paper (arXiv:2407.19389): (1) Where r_k = 1 there is no threshold, so that the client trains as in
 FedAvg; the authors' code takes the smallest magnitude. (2) An entry counts for all clients that were sent it; in the
 authors' code for those where it has changed. (3) BatchNorm's running statistics are averaged like weights; the authors'

@@ -4,7 +4,6 @@ Client k:  m <- received;  E local epochs on the same batches, p_w and p_m being
                L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)   for w_k, of any architecture,
                L_m = beta CE(m)    + (1 - beta) KL(p_w || p_m)    for m; neither passes a gradient to its teacher.
 Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
 Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimizer
 over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
 counts clients alike. (3) Where numbers are predicted, which the paper does not do, the squared error takes the place of

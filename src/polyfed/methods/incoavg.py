@@ -4,7 +4,6 @@ Client k:  w <- received;  E local epochs of SGD on CE(f(x; w), y).
 Server:    g = mean of w_k - w, tensor by tensor over the clients that have it;  w <- w + g', where for convolutions of
            all blocks of a stage but the first, with g_0 the update of the stage's first block (its last convolution of
            that shape),  g_k' = (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  else g' = g.
-Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
 theta = min(|<g_0, g_k>| / (||g_0||^2 + 1e-7), 5), for every kernel by itself, and entries of g' are at most 0.1 in
 size: so the authors' code ("code"), which made the published figures. The paper's theorem ("paper") has
 g_k' = g_k + theta g_0, theta = max(0, -<g_0, g_k> / ||g_0||^2), the nearest to g_k that does not point against g_0.

@@ -4,7 +4,6 @@ z = R(x; w) is the representation, sim the cosine; w^t what the client received,
 Client k:  w <- w^t;  E local epochs of SGD on CE(f(x; w), y) + mu l_con,
            l_con = -log[e(z, R(x; w^t)) / (e(z, R(x; w^t)) + e(z, R(x; w')))],  e(a, b) = exp(sim(a, b) / T) (eq. 3).
 Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
 Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
 them, or within each architecture. (2) z is what enters the network's head; the paper puts two layers before it, for
 which `models.feature_dim` adds one. (3) In a client's first round w' = w^t: l_con is log 2, without gradient; the paper

@@ -5,8 +5,6 @@ Client k:  w <- w^t, c received;  tau_k steps along g(w) - c_k + c, with g the g
                   c_k - c + (w^t - w_k) / (tau_k lr) ("II"; under plain SGD the same as "mean").
 Server:    w <- w^t + server_lr mean_k (w_k - w^t);   c <- c + (1/N) sum_k (c_k+ - c_k).
 N counts all clients present, c and c_k start at zero; who is not drawn keeps c_k.
-Sent per round, P floats of weights and buffers, Q of them parameters: down 4 (P + Q) bytes + 8 (the round of which the
-server last heard from the client); up 4 (P + Q) + 8 (n_k).
 Deviations from the paper: (1) where architectures differ, all means are per tensor, N those of the clients present that
 have it, or within each architecture. (2) "mean" is the default: "II" is no gradient under momentum, weight decay or
 Adam, where the correction enters before the optimizer. (3) Clients send w_k, of which the server takes the difference.

@@ -8,9 +8,6 @@ Client i:  w_i <- w[l];  E epochs on  sum_j j L_j / (m (m + 1) / 2),  L_m = CE(o
 Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
            stays bit for bit. Then clients report BatchNorm's statistics of the new sub-models, as in HeteroFL.
 Clients are dealt to the levels in equal shares, once, in an order that the seed draws.
-Sent per round, P floats of weights of the sub-model, S of its BatchNorm's statistics (from the second round on): down
-4 (P + S), up 4 P; where there is BatchNorm, for the statistics of the new sub-model down 4 P, up 4 S + 8 (and how many
-batches, int64).
 Deviations from the paper: (1) `levels` are found by the mean size that FedIN states, 20.65 M numbers for ResNet152 with
 a head of 1000 rows; it states no widths and no exits. (2) Exits are one linear layer on the means over pixels. (3) The
 distillation is on; in the authors' code gamma is 0 unless given, so that their commands for images run without.

@@ -212,19 +212,10 @@ class Factor(NamedTuple):
     rank: int
 
 
-class MeanKernelFactor:
-    """F with F F^T ~ sum_j w_j H K_j H up to scale, from one representation after the other.
-
-    With G_j = sqrt(w_j) Ac_j: F = [G_1, ..., G_N], exact, while the sum of the widths is at most ``exact_rank``. Beyond
-    that columns are gathered, and what is too wide gives way to its leading part, half as wide: U S of G = U S V^T, by
-    the eigenvectors V of the small G^T G. From the first A_j with as many columns as rows on, of at most 1024 rows, the
-    kernel itself is added up instead, which takes less time, and nothing more gives way. In the end ``rank`` columns
-    are left. Memory is at most L x 2 (rank + 16), L x L, or the kept A_j while it is exact, and a few copies of one
-    A_j, however many there are.
+class ExactMeanKernel:
+    """F with F F^T = sum_j w_j H K_j H up to scale, exactly: F = [G_1, ..., G_N], G_j = sqrt(w_j) Ac_j.
 
     Args:
-        rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
-        exact_rank: largest sum of widths for which F is exact.
         norm: "none" (the paper), or "fro": w_j / ||Ac_j^T Ac_j||_F instead of w_j, so that a wide network's large
             kernel does not drown the others. Representations with equal rows then count 0.
 
@@ -234,22 +225,14 @@ class MeanKernelFactor:
     Source: K_bar of FedHeNN, eq. 6.
     """
 
-    def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
+    def __init__(self, norm: str = "none") -> None:
         if norm not in ("none", "fro"):
             raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")
-        if rank < 1:
-            raise ValueError(f"expected rank of at least 1, got {rank}")
-        self._rank = rank
-        self._exact_rank = exact_rank
         self._fro = norm == "fro"
         self._weights: list[float] = []
-        self._width = 0  # sum of the widths
         self._first: Tensor | None = None  # column of the first
         self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
-        self._parts: list[_Part] = []  # all of them, while they are exact
-        self._columns: Tensor | None = None  # G, once they were not
-        self._kernel: Tensor | None = None  # G G^T in place of G, once an A_j was wide
-        self._left_out = 0.0  # sum of the norms of what gave way
+        self._parts: list[_Part] = []
 
     @property
     def total(self) -> float:
@@ -274,42 +257,22 @@ class MeanKernelFactor:
             size = _gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
             self._weights.append(float(weight))
-            self._width += a_LD.shape[1]
             self._parts.append(_Part(a_LD, mean_D, size.double().cpu(), peak, float(weight)))
-            self._raise_peak(peak)
-            if self._width > self._exact_rank:
-                for part in self._parts:
-                    self._gather(self._scaled(part, part.weight))
-                self._parts = []
+            self._peak = torch.maximum(self._peak, peak)
 
     @torch.no_grad()
     def result(self) -> Factor:
         """The factor of what was added so far.
-
-        Its tail is an upper bound, and close to tau where tau is not tiny. What gave way is positive semidefinite, so
-        that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
 
         Raises:
             ValueError: nothing was added, or the weights are unusable.
         """
         shares = normalize(self._weights)
         with torch.autocast(self._like.device.type, enabled=False):
-            if self._columns is None and self._kernel is None:
-                scaled = [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)]
-                f_Lr = torch.cat(scaled, dim=1)
-                tail = 0.0
-            else:
-                f_Lr, norm, rest = self._leading_columns()
-                rest += self._left_out
-                tail = rest / math.hypot(norm, rest) if rest else 0.0
-            return Factor(f_Lr / nonzero(max_abs(f_Lr)), tail, f_Lr.shape[1])
-
-    def _leading_columns(self) -> tuple[Tensor, float, float]:
-        if self._kernel is None:
-            assert self._columns is not None
-            return _leading(self._columns, self._rank)
-        values_r, vectors_Lr, norm, rest = _leading_eigenvectors(self._kernel, self._rank)
-        return center((vectors_Lr * values_r.sqrt()).to(self._kernel)), norm, rest
+            f_Lr = torch.cat(
+                [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)], dim=1
+            )
+            return Factor(f_Lr / nonzero(max_abs(f_Lr)), 0.0, f_Lr.shape[1])
 
     @property
     def _like(self) -> Tensor:
@@ -323,14 +286,72 @@ class MeanKernelFactor:
         square = torch.where(part.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
         return (part.a_LD.to(dtype) - part.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
 
-    def _raise_peak(self, peak: Tensor) -> None:
+
+class MeanKernelFactor(ExactMeanKernel):
+    """The same while the sum of the widths is at most ``exact_rank``; beyond that compressed to ``rank`` columns.
+
+    Columns are gathered, and what is too wide gives way to its leading part, half as wide: U S of G = U S V^T, by the
+    eigenvectors V of the small G^T G. From the first A_j with as many columns as rows on, of at most 1024 rows, the
+    kernel itself is added up instead, which takes less time, and nothing more gives way. Memory is at most
+    L x 2 (rank + 16), L x L, or the kept A_j while it is exact, and a few copies of one A_j, however many there are.
+
+    Args:
+        rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
+        exact_rank: largest sum of widths for which F is exact. norm: see `ExactMeanKernel`.
+    """
+
+    def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
+        super().__init__(norm)
+        if rank < 1:
+            raise ValueError(f"expected rank of at least 1, got {rank}")
+        self._rank = rank
+        self._exact_rank = exact_rank
+        self._width = 0  # sum of the widths
+        self._columns: Tensor | None = None  # G, once it was too wide
+        self._kernel: Tensor | None = None  # G G^T in place of G, once an A_j was wide
+        self._left_out = 0.0  # sum of the norms of what gave way
+
+    @torch.no_grad()
+    def add(self, a_LD: Tensor, weight: float = 1.0) -> None:
         before = self._peak
-        self._peak = torch.maximum(self._peak, peak)
-        if not self._fro and self._peak > before:
-            shrunk = float(nonzero(before) / self._peak)
-            self._columns = None if self._columns is None else self._columns * shrunk
-            self._kernel = None if self._kernel is None else self._kernel * shrunk**2
-            self._left_out = self._left_out * shrunk**2
+        super().add(a_LD, weight)
+        self._width += a_LD.shape[1]
+        with torch.autocast(a_LD.device.type, enabled=False):
+            if not self._fro and self._peak > before:
+                self._shrink(float(nonzero(before) / self._peak))
+            if self._width > self._exact_rank:
+                for part in self._parts:
+                    self._gather(self._scaled(part, part.weight))
+                self._parts = []
+
+    @torch.no_grad()
+    def result(self) -> Factor:
+        """The factor of what was added so far.
+
+        Its tail is an upper bound, and close to tau where tau is not tiny. What gave way is positive semidefinite, so
+        that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
+        """
+        if self._columns is None and self._kernel is None:
+            return super().result()
+        normalize(self._weights)  # whether they are usable
+        with torch.autocast(self._like.device.type, enabled=False):
+            f_Lr, norm, rest = self._leading_columns()
+            rest += self._left_out
+            tail = rest / math.hypot(norm, rest) if rest else 0.0
+            return Factor(f_Lr / nonzero(max_abs(f_Lr)), tail, f_Lr.shape[1])
+
+    def _leading_columns(self) -> tuple[Tensor, float, float]:
+        if self._kernel is None:
+            assert self._columns is not None
+            return _leading(self._columns, self._rank)
+        values_r, vectors_Lr, norm, rest = _leading_eigenvectors(self._kernel, self._rank)
+        return center((vectors_Lr * values_r.sqrt()).to(self._kernel)), norm, rest
+
+    def _shrink(self, factor: float) -> None:
+        """Express what is gathered in a unit that has become larger."""
+        self._columns = None if self._columns is None else self._columns * factor
+        self._kernel = None if self._kernel is None else self._kernel * factor**2
+        self._left_out = self._left_out * factor**2
 
     def _gather(self, g_LD: Tensor) -> None:
         if self._kernel is None and len(g_LD) <= min(g_LD.shape[1], KERNEL_ROWS):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,27 +17,23 @@ import pytest
 import torch
 from torch import Tensor
 
-import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Phase, TrainingResult
-from polyfed.core.server import Server
+from polyfed.core.method import Batch, Context, Exchange, Method, TrainingResult
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import process_pool
 from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
-from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
-from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
-from polyfed.plugins.settings import Availability
-from polyfed.registry import METHODS
+from polyfed.methods import FedAvg, Local
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import TIMES, all_state, difference, records
+from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
+from tests.helpers.told import Told
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
@@ -52,141 +48,12 @@ def said(told: Told) -> list[str]:
     return [text for text in told.messages if not text.startswith("averaged: ")]
 
 
-class Told:
-    """A logger that keeps what it is told; `each` is called after every round."""
-
-    def __init__(self, each: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
-        self.messages: list[str] = []
-        self._each = each
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        self._each(record)
-
-    def start(self, info: Any) -> None: ...
-    def client_done(self, done: int, total: int) -> None: ...
-    def end(self, result: Any) -> None: ...
-
-
 def run(method: Method, training: Training = TRAINING, **options: Any) -> Federation:
     """A run of the conformance kit's six clients."""
     return ConformanceKit(method=method).usual.run(method, training, **{"evaluation": ALL_STAGES, **options})
 
 
-def same(method: Method, counts: Sequence[int], **options: Any) -> None:
-    """So many workers give what `serial` gives."""
-    serial = run(method, **options)
-    for count in counts:
-        found = run(method, executor="processes", workers=count, **options)
-        assert isinstance(found.executor, process_pool.ProcessPool)
-        assert difference(all_state(serial), all_state(found)) is None
-        assert records(serial) == records(found)
-
-
-# the same result --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "counts"),
-    [
-        (FedAvg(), (1, 3)),
-        *(
-            pytest.param(method(), (2,), marks=pytest.mark.slow)
-            for method in (FML, SCAFFOLD, FedGH, FedIN, HeteroFL, FedDPA)  # FML: two networks at each client
-        ),
-    ],
-    ids=lambda given: getattr(given, "name", None),
-)
-def test_workers_give_the_serial_result(method: Method, counts: Sequence[int]) -> None:
-    same(method, counts)
-
-
-def test_other_predictors_are_scored_by_workers_too() -> None:
-    method = FedProto()
-    serial, found = run(method), run(method, executor="processes", workers=2)
-    assert difference(all_state(serial), all_state(found)) is None
-    assert records(serial) == records(found)
-    by = found.history[-1]["accuracy_by_predictor"]
-    assert list(by) == found.stages
-    assert all(list(others) == ["head"] for others in by.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_one_result(name: str) -> None:
-    same(METHODS[name](), (1, 2, 3))
-    unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
-    same(METHODS[name](), (2,), availability=unreliable)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"uploads": "kernels", "alignment_data": {"refresh": 0}},
-        {"alignment_data": {"refresh": 2}},
-        {"kernel": {"control": "own"}},
-        {"kernel": {"control": "permuted"}},
-    ],
-    ids=str,
-)
-def test_fedhenn_in_its_forms_has_one_result(form: dict[str, Any]) -> None:
-    data = {"size": 20, "batch": 10, **form.get("alignment_data", {})}
-    same(FedHeNN(**{**form, "alignment_data": data}), (1, 2, 3))
-
-
-def test_dropout_batchnorm_and_a_shared_test_set() -> None:
-    def outcome(executor: str) -> tuple[Federation, Any]:
-        kinds = ["dropout", "bn", "dropout", "dropout"]
-        fed = Federation(
-            toys.clients(kinds, sizes=[12, 7, 9, 30]),
-            FedAvg(aggregation="same-shape"),
-            TRAINING,
-            ALL_STAGES,
-            task=Task(classes=toys.CLASSES, test=toys.samples(20, 77)),
-            executor=executor,
-            builders=toys.NETS,
-        )
-        return fed, fed.run()
-
-    (serial, a), (pooled, b) = outcome("serial"), outcome("processes")
-    assert difference(all_state(serial), all_state(pooled)) is None
-    assert records(serial) == records(pooled)
-    assert all(torch.equal(t, b.models[3].state_dict()[n]) for n, t in a.models[3].state_dict().items())
-
-
-class Passages(FedAvg):
-    """Two exchanges in a round and a final one, with phases that no message could carry."""
-
-    card = replace(FedAvg.card, name="exchanges", form=None)
-
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        heads = Phase(1, trains=lambda name: name.startswith("head"), name="heads")
-        return Exchange(), Exchange("heads", who="all", phases=[heads]), Exchange("asked", trains=False)
-
-    def final_exchanges(self) -> Sequence[Exchange]:
-        return (Exchange("last", phases=[Phase(2, trains=lambda name: "bias" in name)]),)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {**super().upload(client, trained), "steps": torch.tensor(float(trained.steps))}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        steps = sum(float(get_tensor(m, "steps")) for m in uploads.values())
-        server.log[f"steps {server.exchange}"] = steps
-        if server.exchange == "train":
-            super().aggregate(server, {i: {"model": m["model"], "n": m["n"]} for i, m in uploads.items()})
-
-
-def test_exchanges_phases_and_the_final_round() -> None:
-    method = Passages()
-    kit = ConformanceKit(method=method)
-    a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "processes"))
-    assert difference(all_state(a), all_state(b)) is None
-    assert records(a) == records(b)
-    assert b.history[0]["server"]["steps asked"] == 0 < b.history[0]["server"]["steps heads"]
-    assert b.history[-1]["final_round"]
+# states ------------------------------------------------------------------------------------------------------------
 
 
 class Remembers(Local):
@@ -349,25 +216,6 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
 def test_where_all_die_the_run_ends() -> None:
     with pytest.raises(RunError, match="the worker of every client died, twice, in round 1; try fewer workers"):
         run(deadly(lambda _: True), executor="processes", workers=2)
-
-
-def test_workers_that_die_between_rounds_are_replaced() -> None:
-    fed: list[Federation] = []
-
-    def kill(_: Any) -> None:
-        for each in fed[0].executor.running:  # type: ignore[attr-defined]
-            os.kill(each.process, signal.SIGKILL)
-
-    told = Told(kill)
-    fed.append(
-        ConformanceKit(method=FedGH()).usual.federation(
-            FedGH(), TRAINING, executor="processes", workers=2, loggers=[told]
-        )
-    )
-    fed[0].run()
-    serial = run(FedGH(), evaluation=None)
-    assert difference(all_state(serial), all_state(fed[0])) is None
-    assert records(serial) == records(fed[0])
 
 
 def test_who_cannot_be_scored_has_no_score() -> None:
@@ -602,22 +450,3 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
     assert HERE not in {int(get_tensor(o.message, "process")) for o in outcomes}
     assert [o.client_id for o in outcomes] == list(range(6))
     assert capfd.readouterr().out.count("from a worker\n") == 6
-
-
-def test_a_recipe_and_the_command_line_take_workers(tmp_path: Path) -> None:
-    recipe = {
-        "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 20, "max_test_per_client": 20},
-        "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
-        "method": {"name": "local"},
-        "training": {"rounds": 2},
-    }
-    a = pf.run(pf.Recipe.from_dict(recipe), workers=2, out=tmp_path / "two")
-    b = pf.run(pf.Recipe.from_dict({**recipe, "run": {"executor": "serial"}}), out=tmp_path / "one")
-    assert [one.result["workers"] for one in (a, b)] == [2, 1]
-    told = [{k: v for k, v in record.items() if k not in TIMES} for one in (a, b) for record in one.history]
-    assert told[:2] == told[2:]
-    again = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "two", resume=True)  # another executor, the same run
-    assert again.result == a.result
-    check = pf.check(pf.Recipe.from_dict(recipe), workers=2)
-    assert check.workers == 2
-    assert "with 2 workers" in str(check)

@@ -24,6 +24,7 @@ from polyfed.methods.building_blocks.mean_kernel import MeanKernel
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers.quick import others_slow
+from tests.helpers.told import Told
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
@@ -40,17 +41,6 @@ METHODS = {
     "feddf": FedDF(server_steps=2, server_batch=8),
     "fedet": FedET(server_steps=2, server_batch=8),
 }
-
-
-class Messages:
-    """A logger that keeps the messages about workers."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        if "worker" in text:
-            self.texts.append(text)
 
 
 def run(method: Method, executor: str = "processes", training: Training = TRAINING, **options: Any) -> Federation:
@@ -90,25 +80,6 @@ def test_a_single_pass_is_made_here() -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(METHODS["fedhenn"], marks=pytest.mark.slow), FIXED], ids=["drawn anew", "fixed"]
-)
-def test_a_run_that_was_resumed_ends_alike(method: Method, tmp_path: Path) -> None:
-    whole = run(method, "serial", TRAINING.model_copy(update={"rounds": 4}))
-    run(method, training=TRAINING.model_copy(update={"rounds": 2}), out=tmp_path)
-    usual = ConformanceKit(method=method).usual
-    second = usual.federation(
-        method,
-        TRAINING.model_copy(update={"rounds": 4}),
-        executor="processes",
-        workers=2,
-        evaluation=QUIET,
-        out=tmp_path,
-    )
-    second.run(resume=True)
-    assert difference(all_state(whole), all_state(second)) is None
-
-
 def test_an_error_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "run_pass", fail)
     monkeypatch.setattr(inference, "run_pass", fail)
@@ -134,13 +105,15 @@ def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytes
 
     serial = run(METHODS["fedhenn"], "serial")
     monkeypatch.setattr(base, "run_pass", deadly)
-    told = Messages()
+    told = Told()
     found = run(METHODS["fedhenn"], loggers=[told])
     same(serial, found)
     assert found.history[1]["dropped"] == serial.history[1]["dropped"]
     who = "round 2: the worker of client 2 died"
     again = [f"{who} again; the run's own process does its work"] * (times - 1)
-    assert [text.partition(" (")[0] for text in told.texts] == [who] * times + again
+    assert [text.partition(" (")[0] for text in [text for text in told.messages if "worker" in text]] == [
+        who
+    ] * times + again
 
 
 def test_rows_are_taken_in_their_order() -> None:

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,10 @@ from polyfed.experiments import build
 from polyfed.experiments import run as experiment
 from polyfed.experiments.build import build_federation
 from polyfed.methods import Local
-from polyfed.registry import METHODS
-from tests.deploy.test_server import KERNELS, ONE, SMALL
-from tests.deploy.test_server import comparable as told
+from tests.deploy.test_server import KERNELS, ONE, SMALL, comparable
 from tests.helpers.nearby import DATA, own_recipe, recipe_of
-from tests.helpers.other_users import needs_root, open_to_nobody, shared_folder
 from tests.helpers.ray_stub import ActorDiedError, RayStub
+from tests.helpers.told import Told
 
 if sys.platform != "linux":
     pytest.skip("the executor 'ray' needs Linux", allow_module_level=True)
@@ -57,20 +54,6 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayStub]:
     assert stub.ended >= stub.actors, "actors were left running"
 
 
-class Told:
-    """A logger that keeps the messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.progress: list[tuple[int, int]] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def client_done(self, done: int, total: int) -> None:
-        self.progress.append((done, total))
-
-
 def on_ray(recipe: Recipe, **changes: Any) -> Recipe:
     return recipe.with_run(executor="ray", **{"workers": 2, **changes})
 
@@ -81,7 +64,7 @@ def run(recipe: Recipe, **options: Any) -> Run:
 
 def same(found: Run, expected: Run) -> None:
     """Records and models, bit for bit."""
-    assert told(found.history) == told(expected.history)
+    assert comparable(found.history) == comparable(expected.history)
     for number, network in expected.models.items():
         theirs, ours = export_state(network), export_state(found.models[number])
         assert ours.keys() == theirs.keys()
@@ -116,22 +99,6 @@ def slow(*values: Any) -> Any:
 def test_the_result_is_that_of_one_process(method: str, options: Mapping[str, Any]) -> None:
     recipe = recipe_of(method, **options)
     same(run(on_ray(recipe)), run(recipe))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_one_result(method: str) -> None:
-    hyperparameters = SMALL.get(method, {})
-    federation_of = functools.partial(
-        recipe_of, method, hyperparameters=hyperparameters, data={"holdout": 20}, evaluation=STAGES
-    )
-    try:
-        recipe = federation_of()
-        expected = run(recipe)
-    except ConfigError:  # it wants one network for all
-        recipe = federation_of(**ONE)
-        expected = run(recipe)
-    same(run(on_ray(recipe)), expected)
 
 
 @pytest.mark.parametrize("kind", ["label_flip", "sign_flip"])
@@ -174,7 +141,7 @@ def test_what_crosses_is_bytes(ray: RayStub) -> None:
     assert all(type(each) is bytes for each in ray.sent)
 
 
-def test_progress_and_timings_are_told(ray: RayStub) -> None:
+def test_progress_and_timings_are_comparable(ray: RayStub) -> None:
     watch = Told()
     found = run(on_ray(recipe_of("fedgh"), workers=1), loggers=[watch], profile=True)
     assert watch.progress[:3] == [(1, 3), (2, 3), (3, 3)]
@@ -286,7 +253,7 @@ def rebuild() -> Federation:
 
 def test_a_federation_made_in_python_says_how_it_is_made() -> None:
     found, expected = toy(executor="ray", workers=2, rebuild=rebuild).run(), toy(executor="serial").run()
-    assert told(found.history) == told(expected.history)
+    assert comparable(found.history) == comparable(expected.history)
     with pytest.raises(ConfigError, match="whose processes make the federation anew, got a federation made in"):
         toy(executor="ray")
     with pytest.raises(ConfigError, match="expected no rebuild with the executor 'processes'"):
@@ -323,30 +290,6 @@ def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
     with pytest.raises(ConfigError, match="expected RAY_ADDRESS as host:port of a cluster that this machine is of"):
         build_federation(recipe, data=DATA)
-
-
-@needs_root
-def test_what_ray_leaves_open_lies_in_a_folder_that_others_do_not_enter(
-    ray: RayStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray gives everybody all rights to its folder, its sockets and its logs."""
-    seen = []
-    with shared_folder() as shared:
-        monkeypatch.setattr(tempfile, "tempdir", str(shared))
-        start = ray.init
-
-        def init(**settings: Any) -> None:
-            folder = Path(settings["_temp_dir"])
-            folder.mkdir()
-            folder.chmod(0o777)
-            (folder / "socket").touch()
-            seen.append(open_to_nobody(folder, folder / "socket", *shared.glob("polyfed-ray-*")))
-            start(**settings)
-
-        monkeypatch.setattr(ray, "init", init)
-        run(on_ray(recipe_of("local")))
-        assert seen == [[]]
-        assert list(shared.glob("polyfed-ray-*")) == []
 
 
 def test_a_ray_that_is_there_already_is_left(ray: RayStub) -> None:

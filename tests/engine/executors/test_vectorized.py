@@ -7,7 +7,7 @@ import gc
 import random
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult, TrainingResult
+from polyfed.core.method import Batch, Context, Method, NotVectorizable, StepResult, TrainingResult
 from polyfed.core.modules import freeze_copy
-from polyfed.core.settings import Evaluation, Training
+from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import process_pool, stacked_clients
 from polyfed.engine.executors.base import Serial, WorkerContext
@@ -32,7 +32,6 @@ from polyfed.engine.executors.stacked_loss import (
     PartialContext,
     RecordingContext,
     StackedContext,
-    structure,
     unpacked,
 )
 from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor, clients_per_batch
@@ -42,52 +41,27 @@ from polyfed.engine.scoring import ClientScore
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import (
-    FD,
-    FML,
     MOON,
-    SCAFFOLD,
     FedAvg,
-    FedDPA,
     FedGH,
-    FedHeNN,
     FedIN,
     FedProto,
-    FedProx,
     FedSelect,
-    FjORD,
-    HomogeneousFedHeNN,
     Local,
 )
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
-from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import TIMES, all_state, difference
+from polyfed.testing.fixtures import all_state, difference
+from tests.engine.executors.test_agreement import ALONE, CLOSE, near
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
-from tests.helpers.gentle import gentle
 from tests.helpers.quick import others_slow
+from tests.helpers.told import Told
 
-CLOSE = 1e-5  # of the largest entry
-ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
 TWO_ROUNDS = Training(rounds=2, batch_size=8, lr=0.1)
 HARD = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
 SIZES = [12, 7, 1, 30, 17]
-
-
-class Told:
-    """A logger that keeps the lines it is told."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def start(self, info: Any) -> None: ...
-    def client_done(self, done: int, total: int) -> None: ...
-    def round(self, record: Any, remaining_seconds: float) -> None: ...
-    def end(self, result: Any) -> None: ...
 
 
 @pytest.fixture
@@ -103,15 +77,6 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
     return sizes
-
-
-def near(one: Any, other: Any) -> bool:
-    """Records that agree up to rounding, seconds apart."""
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(near(one[k], other[k]) for k in one if k not in TIMES)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(near, one, other))
-    return one == (pytest.approx(other, rel=1e-4, abs=1e-6) if isinstance(one, float) else other)
 
 
 def same(run: Callable[..., Federation], lines: Sequence[str] = ()) -> Federation:
@@ -157,35 +122,6 @@ def of_toys(
 # the same result ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method",
-    others_slow(
-        [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML()],
-        quick=[SCAFFOLD(), FML()],
-    ),
-    ids=lambda method: method.name,
-)
-def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) -> None:
-    same(of_kit(method, one=True))
-    assert max(stacks) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kinds", [{}, {"one": True}, {"one": True, "norm": True}], ids=str)
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> None:
-    if name == "feddf" and "norm" in kinds:
-        pytest.skip("the server's Adam moves biases in front of BatchNorm, whose gradient is 0, along rounding errors")
-    networks = 1 if kinds else 3
-    lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
-    evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
-    method = gentle(name)
-    same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines)
-    assert bool(stacks) is (name not in ALONE)
-    unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
-    same(of_kit(method, HARD, availability=unreliable, **kinds), lines)
-
-
 def test_the_page_names_those_that_train_alone() -> None:
     page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"Of the methods here all but (.*?) train stacked", " ".join(page.split()))
@@ -213,58 +149,6 @@ def test_small_stacks_are_of_clients_of_like_size(stacks: list[int]) -> None:
     assert difference(all_state(a), all_state(b), CLOSE) is None
     assert stacks == [2] * 4 + [2] + [2] * 4 + [2]  # 30 and 30 in four steps; 7 and 7 in one; the last 7 alone
     assert told.messages == []
-
-
-def test_the_same_bits_again_in_the_same_stacks() -> None:
-    run = of_toys(FedAvg(), toys.NETS["bn"], training=TWO_ROUNDS)
-    one, two, other = (run(executor="vectorized", workers=size) for size in (5, 5, 2))
-    assert difference(all_state(one), all_state(two)) is None
-    assert difference(all_state(one), all_state(other), CLOSE) is None
-
-
-def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
-    stages = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc"])
-    found = same(of_kit(FD(), evaluation=stages, one=True))
-    assert found.history[-1]["sums"]["distillation"] > 0
-    assert found.history[-1]["accuracy"].keys() == {"personal", "received", "after_training"}
-
-
-def test_phases_final_rounds_public_and_other_data() -> None:
-    final = HomogeneousFedHeNN(final_average=True, alignment_data={"size": 8, "batch": 8})
-    assert same(of_kit(final, one=True)).history[-1]["final_round"]
-
-    class Thrice(Local):
-        def phases(self, training: Training) -> Sequence[Phase]:
-            return Phase(1, data="validation", name="v"), Phase(1, lr=0.3, rows="few"), Phase(2, ("head",))
-
-        def receive(self, client: Client, message: Message) -> Context:
-            return {"few": torch.arange(client.id)}
-
-    same(of_kit(Thrice(), one=True))
-
-
-def test_augmented_images_are_the_serial_ones() -> None:
-    def run(**more: Any) -> Federation:
-        x = torch.randint(0, 256, (14, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-        data = [LabeledSamples(x[:n], torch.arange(n) % 3) for n in (14, 9, 3)]
-        members = [Client("net", samples, data[2]) for samples in data]
-        nets = {"net": lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))}
-        training = Training(rounds=2, batch_size=4, augmentation="crop-flip")
-        federation = Federation(members, Local(), training, builders=nets, **grouped(**more))
-        federation.run()
-        return federation
-
-    same(run)
-
-
-def test_bf16_is_a_cohorts_too() -> None:
-    run = of_toys(Local(), training=TWO_ROUNDS)
-    full, alone, half = (
-        run(executor=executor, precision=precision)
-        for executor, precision in (("vectorized", "float32"), ("serial", "bf16"), ("vectorized", "bf16"))
-    )
-    assert difference(all_state(alone), all_state(half), 0.02) is None
-    assert difference(all_state(full), all_state(half), CLOSE) is not None
 
 
 def test_who_is_refused_drops_out_or_fails_does_as_alone() -> None:
@@ -340,11 +224,6 @@ def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: st
         difference(dict(a.weights or {}), dict(b.weights or {}), CLOSE) is None
         for a, b in zip(before, after, strict=True)
     )
-
-
-def test_widths_drawn_by_clients_are_taken_in_groups(stacks: list[int]) -> None:
-    same(of_kit(FjORD(), one=True))
-    assert max(stacks) > 1
 
 
 class Unweighted(Local):
@@ -708,22 +587,6 @@ def test_contexts_are_stacked_or_shared() -> None:
     assert isinstance(one["pair"], tuple)
 
 
-def test_contexts_of_one_outline_go_together() -> None:
-    def both(a: Any, b: Any) -> tuple[bool, bool]:
-        return structure({"x": a}) == structure({"x": b}), structure({"x": a}, True) == structure({"x": b}, True)
-
-    assert both(torch.zeros(3), torch.ones(3)) == (True, True)
-    assert both(torch.zeros(3), torch.zeros(4)) == (True, False)
-    assert both(torch.zeros(3), torch.zeros(3, 1)) == (False, False)
-    assert both(torch.zeros(3), torch.zeros(3, dtype=torch.float64)) == (False, False)
-    assert both(1, 2) == (True, False)
-    assert both(True, False) == (False, False)
-    assert both("a", "a") == (True, True)
-    assert both([torch.zeros(1)], [torch.ones(1)]) == (True, True)
-    assert both({"a": torch.zeros(1)}, {"b": torch.zeros(1)}) == (False, False)
-    assert structure({"x": 1}) != structure({"y": 1})
-
-
 def test_a_context_knows_what_was_read() -> None:
     watched = RecordingContext({"a": 1, "b": 2})
     assert "b" in watched
@@ -774,17 +637,6 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
         choose("cohorts", "cpu")
     with pytest.raises(ConfigError, match=r"expected 2 or more workers, as the executor 'vectorized' .*, got 1"):
         choose("vectorized", "cpu", workers=1)
-
-
-def test_a_recipe_can_ask_for_it() -> None:
-    recipe = {
-        "data": {"dataset": "digits", "num_clients": 2},
-        "models": {"architectures": ["digits-cnn1"]},
-        "method": {"name": "local"},
-    }
-    assert pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized"}}).run.executor == "vectorized"
-    with pytest.raises(ConfigError, match=r"expected workers = 2 or more, .*, got 1"):
-        pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized", "workers": 1}})
 
 
 @pytest.mark.parametrize(("before", "now"), [("auto", "serial"), ("serial", "auto")])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from polyfed.analysis.representations import clients_of
-from polyfed.data import cache
 from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import EventLog
 from polyfed.errors import ConfigError
@@ -41,12 +40,3 @@ def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], 
 
 def test_what_a_parquet_file_says_of_its_columns_is_passed_over() -> None:
     assert stored_features({b"huggingface": NESTED}) == {}
-
-
-def test_remembered_checksums_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
-    (file := tmp_path / "file").write_bytes(b"content")
-    first = cache.file_checksums([file])
-    [notes] = (tmp_path / "cache").rglob("checksums.json")
-    notes.write_bytes(NESTED)
-    assert cache.file_checksums([file]) == first

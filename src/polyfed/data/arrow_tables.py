@@ -203,17 +203,12 @@ def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str 
 
 def _cache_key(sides: Parts, columns: Columns) -> str | None:
     """Of Parquet files; None for the Hub."""
-    files = {side: [part.where for part in parts if isinstance(part.where, Path)] for side, parts in sides.items()}
-    every = [path for paths in files.values() for path in paths]
-    if not every:
+    files = [(side, part.where) for side, parts in sides.items() for part in parts if isinstance(part.where, Path)]
+    if not files:
         return None
-    try:
-        stamps = cache.file_marks(every)
-    except OSError as error:
-        raise ConfigError(f"cannot read the files in {every[0].parent}: {first_line(error)}") from error
-    of_sides = [side for side, paths in files.items() for _ in paths]
-    marks = (f"{side} {stamp}" for side, stamp in zip(of_sides, stamps, strict=True))
-    return cache.cache_key([_VERSION, columns.content, columns.label, *marks])
+    marks = cache.file_marks(path for _, path in files)
+    of_sides = (f"{side} {mark}" for (side, _), mark in zip(files, marks, strict=True))
+    return cache.cache_key([_VERSION, columns.content, columns.label, *of_sides])
 
 
 def _files(sides: Parts) -> dict[str, list[tuple[object, range]]]:

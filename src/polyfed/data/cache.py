@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -42,11 +42,10 @@ def load_entry(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     from safetensors import SafetensorError, safe_open
 
     place = cache_dir()
-    path = place / f"{key}.safetensors" if place else None
+    if place is None:
+        return None
     try:
-        if path is None or not path.is_file():
-            return None
-        with safe_open(str(path), framework="pt") as stored:
+        with safe_open(str(place / f"{key}.safetensors"), framework="pt") as stored:
             facts = dict(stored.metadata() or {})
             # copies: what safetensors gives is mapped from the file, and would follow later changes to it
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  not a dict
@@ -58,7 +57,7 @@ def load_entry(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         TypeError,
         LookupError,
         RuntimeError,
-    ):  # TypeError: a type NumPy lacks
+    ):  # TypeError: NumPy lacks a type
         return None
     return (tensors, facts) if whole else None
 
@@ -73,8 +72,11 @@ def save_entry(key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str]
         return
     kept = dict(tensors)
     metadata = {**facts, "checksum": compute_checksum(kept, facts)}
-    with contextlib.suppress(SafetensorError):
-        _write(place / f"{key}.safetensors", lambda temporary: save_file(kept, temporary, metadata=metadata))
+    with contextlib.suppress(OSError, SafetensorError):
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place, prefix=".", ignore_cleanup_errors=True) as folder:
+            save_file(kept, Path(folder) / "entry", metadata=metadata)
+            os.replace(Path(folder) / "entry", place / f"{key}.safetensors")
 
 
 def compute_checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
@@ -85,23 +87,3 @@ def compute_checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) ->
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         hasher.update(tensor.numpy().data.cast("B") if tensor.numel() else b"")
     return hasher.hexdigest()
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Write through a temporary file, fsync and rename; an unwritable place leaves things as they were."""
-    temporary: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        with temporary.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        pass  # the cache is only a convenience
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()

@@ -140,12 +140,10 @@ def read_folders(
         raise ConfigError(f"expected folders of two or more classes in {where}, got '{names[0]}' alone")
     if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):
         raise ConfigError(f"expected test images in {where} of classes with training images, got '{strange[0]}'")
-    try:
-        stamps = cache.file_marks([path for rows in sides.values() for _, path in rows])
-    except OSError as error:
-        raise ConfigError(f"cannot read the files in {where}: {first_line(error)}") from error
-    marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
-    key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, stamps, strict=True))])
+    rows = [(side, name, path) for side, found in sides.items() for name, path in found]
+    marks = cache.file_marks(path for _, _, path in rows)
+    of_rows = (f"{side} {name} {mark}" for (side, name, _), mark in zip(rows, marks, strict=True))
+    key = cache.cache_key([_VERSION, str(image_size), *of_rows])
     found = from_cache(key) or cache_decoded(key, *_decoded(sides, names, image_size))
     if not of_clients:
         return found

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, nbytes
+from polyfed.core.message import Message, nbytes
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
@@ -25,7 +25,6 @@ from polyfed.core.server import Server
 from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.errors import ConfigError
-from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
@@ -456,23 +455,3 @@ def _check_kinds_of_hooks(kind: type[Method]) -> None:
         if not isinstance(own, property):
             hint = "a hyperparameter or class variable needs another name"
         raise ConfigError(f"{kind.__name__}.{name} is called, not read; {hint}")
-
-
-def uses_default_predict(method: Method) -> bool:
-    """Whether the method uses `Method.predict`, the network's output."""
-    return getattr(method.predict, "__func__", None) is Method.predict
-
-
-def predictors(method: Method, others: bool) -> dict[str, Method]:
-    """The methods whose `predict` scores a client: under "" its own, by name the others, where these are asked for."""
-    return {"": method, **(method.alternative_predictors if others else {})}
-
-
-def scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over the steps as floats, for the record."""
-    return {name: float(value) for name, value in move_group(scalar_sums(sums), "cpu").items()}
-
-
-def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the sums over the steps that are single numbers, by their names in records."""
-    return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, freeze
-from polyfed.core.method import Method, uses_default_predict
+from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model, export_state
 from polyfed.data.samples import checksum_of
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node, renumbered
@@ -46,7 +46,7 @@ from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.scoring import ScoreCache
+from polyfed.engine.scoring import ScoreCache, uses_default_predict
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client, to_float
 from polyfed.core.message import Message, freeze
-from polyfed.core.method import Method, uses_default_predict
+from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import copy_network, export_state
 from polyfed.core.server import Server
@@ -21,6 +21,7 @@ from polyfed.data.text import TextConfig
 from polyfed.data.transforms import Prepare
 from polyfed.engine.executors.client_work import has_weights, working_copy
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.scoring import uses_default_predict
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text, visible

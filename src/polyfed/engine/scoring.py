@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method, predictors, uses_default_predict
+from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.functional import metrics
@@ -29,6 +29,16 @@ FROM_SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
     "auc": metrics.auc,
     "calibration_error": metrics.calibration_error,
 }
+
+
+def uses_default_predict(method: Method) -> bool:
+    """Whether the method uses `Method.predict`, the network's output."""
+    return getattr(method.predict, "__func__", None) is Method.predict
+
+
+def predictors(method: Method, others: bool) -> dict[str, Method]:
+    """The methods whose `predict` scores a client: under "" its own, by name the others, where these are asked for."""
+    return {"": method, **(method.alternative_predictors if others else {})}
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,21 +20,22 @@ from polyfed.core.message import (
     clone,
     contiguous,
     first_nonfinite,
+    flatten,
     freeze,
     shallow_copy,
     tensors_of,
     with_tensors,
 )
-from polyfed.core.method import Method, TrainingResult, scalar_metrics, scalar_sums, uses_default_predict
+from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.jobs import EvalJob, JobResult, TrainJob, placed
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.scoring import Score, ScoreCache, evaluate_model
+from polyfed.engine.scoring import Score, ScoreCache, evaluate_model, uses_default_predict
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow
-from polyfed.functional.device_copies import copy_in_place, copy_once, move_together
+from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
 from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
@@ -173,7 +174,7 @@ class ClientWork:
                     message, refused = self._encoded(clone(self.message))
             is_same = refused is not None or not job.uploads or self._is_unchanged()
             weights = job.client.weights if is_same else fresh().write(self.after)
-            sums = {} if refused else scalar_metrics(self.trained.sums)
+            sums = {} if refused else _scalar_metrics(self.trained.sums)
             state = contiguous(client.state)
         return JobResult(
             client.id,
@@ -206,7 +207,7 @@ class ClientWork:
     def leaving(self) -> list[Tensor]:
         """What goes to main memory beside the weights: message, state, and what the record needs."""
         unchanged = [] if self._unchanged is None else [self._unchanged]
-        sums = scalar_sums(self.trained.sums).values()
+        sums = _scalar_sums(self.trained.sums).values()
         return [*tensors_of(self.message or {}), *tensors_of(self.client.state), *sums, *unchanged]
 
     def _fault(self, nonfinite: Callable[[Mapping[str, Tensor]], str | None]) -> str | None:
@@ -341,3 +342,13 @@ def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Seq
 def counts_others(part: str) -> bool:
     """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
     return part == "test"
+
+
+def _scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sums over the steps as floats, for the record."""
+    return {name: float(value) for name, value in move_group(_scalar_sums(sums), "cpu").items()}
+
+
+def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the sums over the steps that are single numbers, by their names in records."""
+    return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
-from polyfed.core.method import NotVectorizable, Phase, predictors
+from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.base import Serial, WorkerContext
 from polyfed.engine.executors.client_work import (
@@ -37,7 +37,7 @@ from polyfed.engine.executors.stack_parts import (
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_loss import Tensors
 from polyfed.engine.local_training import phase_data
-from polyfed.engine.scoring import CHUNK, evaluate_model, predict_samples
+from polyfed.engine.scoring import CHUNK, evaluate_model, predict_samples, predictors
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, move_together
 from polyfed.functional.modes import dropout_layers

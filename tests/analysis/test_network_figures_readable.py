@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, similarity
+from polyfed.analysis.cka import RunSimilarity, draw_maps, similarity
 from polyfed.analysis.label_distribution import LabelTable, plot_labels
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.analysis.tsne import Embedding, draw_panels
@@ -63,19 +63,6 @@ def alike(name: str, networks: tuple[str, ...], layers: tuple[str, ...]) -> RunS
 def test_maps_of_cka(group: Group, networks: tuple[str, ...], layers: tuple[str, ...]) -> None:
     found = [alike(name, networks, layers) for name in (LONG, f"{LONG}-and-more")]
     assert unreadable(draw_maps(group, found).figure) == []
-
-
-@pytest.mark.slow
-def test_bars_of_cka() -> None:
-    layers = ("extractor", *(f"stage{n}" for n in range(1, 9)), "representation", "logits")
-    names = [f"{LONG}-{n}" for n in range(14)]
-    (group,), _ = group_runs(map(record, names))
-    found = [alike(name, NETWORKS, layers) for name in names]
-    drawing = draw_means(group, found)
-    assert unreadable(drawing.figure) == []
-    drawing.figure.draw_without_rendering()
-    bars = drawing.figure.axes[0].patches
-    assert min(bar.get_window_extent().width for bar in bars) / drawing.figure.dpi > 0.05, "inches"
 
 
 def panel(name: str, clients: int, classes: int) -> Embedding:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import polyfed as pf
 from polyfed import attacks
@@ -19,14 +19,12 @@ from polyfed.attacks.api import REPORT_FILES
 from polyfed.attacks.audit import AuditOptions, audit_run, from_weight_updates
 from polyfed.attacks.inference import (
     MembershipSamples,
-    MembershipScores,
     client_model_loss_attack,
     infer_labels,
     lira,
     loss_attack,
     membership_samples,
     pool,
-    shadow_pool,
 )
 from polyfed.attacks.reconstruction import AttackConfig, collect_target, reconstruction_grid, run_attack, to_text
 from polyfed.attacks.replay import Replay, find_full_model, plaintext_facts, replay
@@ -283,16 +281,6 @@ def test_lira_tells_rows_by_shadow_models(overfitted: tuple[Done, Replay]) -> No
     assert not torch.equal(moved, again)
 
 
-def test_shadow_models_train_on_rows_that_the_attacker_may_have(ran: Ran, overfitted: tuple[Done, Replay]) -> None:
-    _, heard = overfitted
-    holdout = shadow_pool(heard, 0, "holdout")
-    assert torch.equal(holdout.x, heard.federation.server.public.samples.x)
-    others = shadow_pool(heard, 0, "others")
-    assert len(others) == 40
-    own = {x.numpy().tobytes() for x in heard.client(0).data.train.x}
-    assert not own & {x.numpy().tobytes() for x in [*holdout.x, *others.x]}
-
-
 def test_rows_of_a_common_test_set_have_the_clients_class_shares() -> None:
     y = torch.tensor([0] * 3 + [1] * 9)
     pool = torch.arange(5).repeat_interleave(30)
@@ -396,25 +384,15 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "line"), WRONG, ids=lambda value: "=".join(value) if isinstance(value, list) else "")
-def test_words_that_cannot_be(ran: Ran, words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_one_line(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     path = ran().record.path
     before = sorted(path.rglob("*"))
-    assert say("audit", "leakage", path, *(word.replace("RUN", str(path)) for word in words)) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
+    for words, line in WRONG:
+        assert say("audit", "leakage", path, *(word.replace("RUN", str(path)) for word in words)) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert error.count("\n") == 1
     assert sorted(path.rglob("*")) == before
-
-
-def test_roc_curves_in_the_records_are_thin_and_whole() -> None:
-    scores = torch.randn(5000, generator=torch.Generator().manual_seed(0))
-    member: Tensor = torch.arange(5000) < 2500
-    curve = MembershipScores("server", "loss", scores, member).curve()
-    assert len(curve["fpr"]) == len(curve["tpr"]) <= 202
-    assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
-    assert curve["fpr"] == sorted(curve["fpr"])
-    assert sum(rate < 0.01 for rate in curve["fpr"]) > 10, "dense where it matters"
 
 
 def test_a_run_that_predicts_numbers_is_refused(tmp_path: Path) -> None:

@@ -189,15 +189,6 @@ def test_a_wrong_request_writes_nothing(changes: dict[str, object], message: str
     assert not (tmp_path / "app").exists()
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"), [("9-nodes", "federation-9-nodes"), ("...", "federation"), ("a" * 40, "a" * 32)]
-)
-def test_names_are_such_as_flower_takes(folder: str, name: str, tmp_path: Path) -> None:
-    create_app(tmp_path / folder, QUICKSTART)
-    project = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["name"] == name
-
-
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["deploy", "init", str(tmp_path / "app"), "--recipe", str(QUICKSTART)]
     assert cli.status(words) == 0

@@ -98,19 +98,6 @@ def test_both_apps_give_the_run_of_one_process(tmp_path: Path, monkeypatch: pyte
 
 
 @WITH_FLOWER
-@pytest.mark.slow
-def test_run_config_changes_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9, deadline=5)
-    result = RunFolder(tmp_path / "out").read_result()
-    assert result is not None
-    assert (result["method"], result["seed"]) == ("fedgh", 9)
-    with pytest.raises(ConfigError, match="already holds a run"):
-        flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9)
-    flown(recipe_of("local"), tmp_path, monkeypatch, overwrite=True)
-    assert RunFolder(tmp_path / "out").read_result()["method"] == "local"  # type: ignore[index]
-
-
-@WITH_FLOWER
 def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.app import ConfigRecord, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity

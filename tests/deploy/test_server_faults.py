@@ -104,31 +104,6 @@ def test_whose_node_is_dead_is_scored_no_more(tmp_path: Path, dies: str, capsys:
     assert f"local: {line}" in group_runs(load_runs(tmp_path / "out"))[0][0].notes
 
 
-def test_whom_nobody_asks_keeps_its_score_as_long_as_its_node_is_there(tmp_path: Path) -> None:
-    training = {"rounds": 4, "batch_size": 16, "lr": 0.05, "client_fraction": 0.4}  # one client a round
-    recipe = recipe_of("local", training=training, run={"seed": 17})
-    expected = build_federation(recipe, data=DATA).run().history
-    assert [record["clients"] for record in expected] == [[2], [1], [2], [0]]
-    wire = Nearby(recipe, tmp_path)
-    in_round(wire, 2, lambda envelope: NodeError("killed"))  # the only job of client 1
-
-    def leave(record: Mapping[str, Any]) -> None:
-        if record["round"] == 3:
-            wire.away = {FIRST_NODE + 2}
-
-    run = served(recipe, wire, tmp_path, loggers=[leave])
-    assert [[value is None for value in record["accuracy_per_client"]] for record in run.history] == [
-        [False, False, False],
-        [False, True, False],  # it has not answered
-        [False, False, False],  # asked for its score alone, it has
-        [False, False, True],  # off, though nobody wanted anything of it
-    ]
-    for number in (0, 2):
-        known = [record["accuracy_per_client"][number] for record in run.history]
-        in_one_process = [record["accuracy_per_client"][number] for record in expected]
-        assert all(here in (None, there) for here, there in zip(known, in_one_process, strict=True))
-
-
 def test_an_answer_that_never_came_is_undone_at_the_node(tmp_path: Path) -> None:
     """It trained and kept its work; the server goes on from the round before, and so does the node."""
     recipe = three_rounds("local")

@@ -66,10 +66,8 @@ def test_a_node_asks_nobody_elses_program_for_work(theirs: bool, monkeypatch: py
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ("client-id=1 state-dir=", "expected state-dir"),
         ("client-id=[", "--node-config: expected 'key=1 key=\"text\"', got 'client-id=\\['"),
         ('client-id=7 state-dir="state"', "expected a client-id below 3, got 7"),
-        ('client-id=0 state-dir="state" data="csv:none.csv"', "none.csv"),
     ],
 )
 def test_a_wrong_configuration_ends_the_node(

@@ -35,8 +35,8 @@ def attack(
     """Reconstruct a client's images from what it sent.
 
     For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedSA, FedSAF, FedTGP,
-    FedORGP). The attacker knows the client's network. Prints the table, and writes it (json) and the images (png, svg).
-    Needs the run's data, to compare with.
+    FedORGP, ProtoNorm). The attacker knows the client's network. Prints the table, and writes it (json) and the images
+    (png, svg). Needs the run's data, to compare with.
 
     \b
     polyfed audit attack runs/fedin --noise 0,0.4,0.8,1.2

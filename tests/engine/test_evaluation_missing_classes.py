@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,6 @@ from polyfed.engine.scoring import ClientScore
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedProto, Local
-from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import to_csv, to_text
-from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import LABELS, SHORT, difference, draw, records, state
 from tests.helpers.quick import others_slow
@@ -153,20 +149,3 @@ def test_who_trains_on_everybodys_rows_is_scored_on_what_it_would_lack() -> None
         assert other.missing is not None
         assert torch.equal(one.missing.rows, other.missing.rows)
         assert set(one.missing.y.tolist()) == set(range(10)) - set(other.data.train.y.tolist())
-
-
-def test_tables_show_them(tmp_path: Path) -> None:
-    for seed in range(2):
-        for method in ("local", "fedavg"):
-            made = pf.Recipe.from_dict({**RECIPE, "run": {"seed": seed}}).choose(method)
-            pf.run(made, out=tmp_path / "runs" / f"{method}-{seed}")
-    runs = load_runs(tmp_path / "runs")
-    table = compare_runs(runs)
-    (section,) = table.sections
-    row = next(row for row in section.rows if row.method == "fedavg")
-    found = [run.result.accuracy_by_classes["received"]["missing"].mean for run in runs if run.method == "fedavg"]
-    assert row.groups["by_classes"]["missing"] == pytest.approx(sum(value or 0.0 for value in found) / 2)
-    assert "missing classes: on the others, with the test samples of all clients" in " ".join(to_text(table).split())
-    head = to_csv(table).splitlines()[0].split(",")
-    assert {"by_classes_own", "by_classes_missing", "metric_calibration_error"} <= set(head)
-    assert "calibration" in to_text(table, metrics=True)

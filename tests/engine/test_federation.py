@@ -474,20 +474,6 @@ def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
     assert difference(before, dict(run.models[0].state_dict())) is not None
 
 
-def test_build_may_cut_what_it_is_given() -> None:
-    class Cuts(Local):
-        def build(self, model: Any, variant: str) -> nn.Module:
-            model.intermediate = model.intermediate[1:]  # without its first block
-            return model
-
-        def init_server(self, server: Server) -> None:
-            server.store_weights(0, server.client_weights(0))
-
-    mine = tiny_model(1, 4, 6)
-    Federation([Client(mine, draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))], Cuts(), SHORT).run()
-    assert len(mine.intermediate) == 4
-
-
 def test_the_smallest_method() -> None:
     class Mine(Method):
         def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:

@@ -178,7 +178,7 @@ def test_everybody_present_is_reached_in_time() -> None:
     assert len(weights(made)) > 0
 
 
-def test_it_follows_an_early_stop(tmp_path: Path) -> None:
+def test_it_follows_an_early_stop() -> None:
     settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_gamma=0.5)
     evaluation = Evaluation(patience=2)
     whole = federation(Finish(), settings, evaluation=evaluation)
@@ -186,15 +186,6 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     assert [record["final_round"] for record in whole.history] == [False, False, False, True]
     assert (result["stopped_after"], result["rounds"]) == (3, 9)
     assert result["accuracy_before_final_round"] is not None
-    for where in ({"after": 2}, {"within": 4}, {"after": 4}):
-        out = tmp_path / "-".join(f"{key}{value}" for key, value in where.items())
-        with pytest.raises(RunInterrupted):
-            federation(Finish(), settings, evaluation=evaluation, out=out, loggers=[Interrupt(**where)]).run()
-        second = federation(Finish(), settings, evaluation=evaluation, out=out)
-        second.run(resume=True)
-        assert records(second) == records(whole)
-        assert difference(all_state(second), all_state(whole)) is None
-        assert len(federation(Finish(), settings, evaluation=evaluation, out=out).run(resume=True).history) == 4
 
 
 def test_a_check_knows_its_cost() -> None:

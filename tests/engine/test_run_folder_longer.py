@@ -192,6 +192,17 @@ def killed(function: Any) -> Any:
     return die
 
 
+def test_what_was_made_of_the_shorter_run_goes_when_the_new_result_is_there(tmp_path: Path, finished: Finished) -> None:
+    finished.copy(tmp_path / "run", 3)
+    for name in ("analysis", "attack"):
+        (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / name / "labels.png").write_text("")
+        (tmp_path / "run" / name / "mine.txt").write_text("")
+    pf.run(recipe(4), out=tmp_path / "run", resume=True)
+    left = sorted(path.name for path in (tmp_path / "run").glob("a*/*"))
+    assert left == ["mine.txt", "mine.txt"], "files of somebody else stay"
+
+
 # what cannot be -----------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {

@@ -24,25 +24,20 @@ FACTS = {"rounds": 2, "evaluation": {"stage": "personal"}}
 def record(number: int, refused: dict[int, str], samples: int = 0, loss: float | None = None) -> dict[str, Any]:
     """What a round of four clients leaves, as far as it matters here."""
     counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", *TIMES), 0)
-    told = [{"client": client, "reason": reason} for client, reason in refused.items()]
-    more = {
-        "evaluated": False,
-        "accuracy": {},
-        "validation": None,
-        "bytes_by_client": {},
-        "final_round": False,
-        "lr": 0.5,
-    }
     return {
         **counts,
-        "final_round": False,
-        **more,
-        "accuracy_per_client": [],
         "round": number,
+        "final_round": False,
+        "evaluated": False,
         "clients": [0, 1, 2, 3],
-        "refused": told,
+        "refused": [{"client": client, "reason": reason} for client, reason in refused.items()],
         "samples": samples,
         "train_loss": loss,
+        "lr": 0.5,
+        "accuracy": {},
+        "accuracy_per_client": [],
+        "validation": None,
+        "bytes_by_client": {},
     }
 
 

@@ -2,7 +2,7 @@
 
 A rank above what a layer can have, min(inputs, outputs), is that. s = alpha / r, r the layer's rank. The head has no
 adapter and is trained; all else is frozen. Client k has the (k mod L + 1)-th of a list of L ranks, as profiles of
-devices are dealt.
+devices are assigned.
 """
 
 from __future__ import annotations

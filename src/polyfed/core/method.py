@@ -38,7 +38,7 @@ PER_SAMPLE_GRAD = "gradient by row"  # in a context: computes per-sample gradien
 def not_a_hyperparameter(kind: type[Any]) -> str | None:
     """The first field that is no hyperparameter, as its class lacks the decorator `hyperparameters`; else None."""
     for base in reversed(kind.__mro__):
-        fields = [name for name, said in inspect.get_annotations(base).items() if "ClassVar" not in str(said)]
+        fields = [name for name, hint in inspect.get_annotations(base).items() if "ClassVar" not in str(hint)]
         if fields and issubclass(base, Method) and "__pydantic_validator__" not in vars(base):
             return fields[0]
     return None

@@ -31,7 +31,7 @@ class Settings(BaseModel):
     _place: ClassVar[tuple[str, ...] | None] = None  # what a recipe calls it; None: as the class, in small letters
 
     if not TYPE_CHECKING:  # where types are checked, each class has its own
-        __init__ = in_one_line(BaseModel.__init__, lambda kind, complaints: _told(kind, complaints))
+        __init__ = in_one_line(BaseModel.__init__, lambda kind, complaints: _error_line(kind, complaints))
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """What a text of the settings tells: those that are not the default."""
@@ -61,8 +61,8 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _all_act(self) -> Self:
         """What was given does something."""
-        if said := without_effect(type(self).model_fields, vars(self), self.model_fields_set):
-            raise ValueError(said)
+        if idle_keys := without_effect(type(self).model_fields, vars(self), self.model_fields_set):
+            raise ValueError(idle_keys)
         return self
 
 
@@ -80,7 +80,7 @@ class AdapterSettings(Settings):
 
     _place: ClassVar[tuple[str, ...]] = ("method", "adapters")
 
-    ranks: Ranks = Field("4", description="dealt to the clients in turn")
+    ranks: Ranks = Field("4", description="given to the clients in turn")
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(16.0, description="an update counts alpha / rank")
     layers: str = Field("", description="last names of the layers with adapters; '': all linear ones but the head")
 
@@ -219,7 +219,7 @@ class Privacy(Settings):
         0.0, description="epsilon of all planned rounds that noise is made for, in place of noise given; 0: none"
     )
     max_epsilon: Finite = Field(0.0, description="epsilon: the run stops before a round that would exceed it; 0: none")
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="at which epsilon is told")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="at which epsilon is reported")
     accountant: Accountant = Field(
         "rdp", description="bounds epsilon where rows are drawn: 'rdp', or 'pld', which is slower and tells less"
     )
@@ -331,7 +331,7 @@ class Evaluation(Settings):
 _SECTIONS = {kind.__name__.lower(): kind for kind in (Training, Evaluation, Privacy)}
 
 
-def _told(kind: type[Settings], complaints: ValidationError) -> str:
+def _error_line(kind: type[Settings], complaints: ValidationError) -> str:
     """The line that a recipe gives, of settings made in Python."""
     place = (kind.__name__.lower(),) if kind._place is None else kind._place
     return one_line(complaints, kind, place, sections=_SECTIONS)

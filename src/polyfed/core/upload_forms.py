@@ -55,7 +55,7 @@ class UploadContext(NamedTuple):
         return as_split_model(self.network()).feature_dim
 
     def network(self) -> torch.nn.Module:
-        """The client's own network, with anybody's weights."""
+        """The client's own network, with any weights."""
         return self.server.model(self.server.clients[self.client_id].architecture, {})
 
 
@@ -113,7 +113,7 @@ def rows_of(width: Size) -> Entry:
 
 
 def width_of(name: str) -> Callable[[UploadContext], int]:
-    """How wide the tensor of this name is that came down."""
+    """How wide the tensor of this name is that was sent."""
 
     def width(known: UploadContext) -> int:
         down = known.sent.get(name)
@@ -128,7 +128,7 @@ def alike(tensors: Group, whole: bool = True) -> Members:
 
 
 def as_sent(known: UploadContext, name: str) -> Members:
-    """The tensors that came down in the group of this name."""
+    """The tensors that were sent in the group of this name."""
     down = known.sent.get(name, {})
     return alike({} if isinstance(down, Tensor) else down)
 

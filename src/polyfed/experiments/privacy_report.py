@@ -27,7 +27,7 @@ class PrivacyCost:
         unit: "client" (whether it takes part) or "sample" (what one of its rows holds).
         what: which releases it is about. client: whose. releases: how many.
         noise: of one of them, over the most that it can change; the least. drawn: share of the rows that it is about.
-        delta: at which epsilon is told.
+        delta: at which epsilon is reported.
         rdp, pld: epsilon, by two accountants; one exact answer where no rows are drawn.
         classic: epsilon of that one release by the classic formula, which knows of no drawing.
     """

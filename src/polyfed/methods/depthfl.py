@@ -59,7 +59,7 @@ class DepthFL(Method):
         ignores_initial_weights=True,
     )
 
-    depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, dealt to the clients in turn
+    depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, given to the clients in turn
     distillation: Annotated[float, Field(ge=0)] = 1.0  # weight of the mutual distillation at its full; 0: off
     ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
     weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples

@@ -159,7 +159,7 @@ class FedHeNN(KernelAlignment):
     @property
     def fixed_entries(self) -> Mapping[str, str]:
         if self.uploads == "weights":
-            return {"model": "whole weights, of which nothing came down"}
+            return {"model": "whole weights, of which none are sent down"}
         precision = self.kernel.precision
         if precision != "float32":
             return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
@@ -240,7 +240,7 @@ class HomogeneousFedHeNN(KernelAlignment):
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
-        return {"model": "whole weights, of which nothing came down"} if self.final_average else {}
+        return {"model": "whole weights, of which none are sent down"} if self.final_average else {}
 
     @property
     def evaluation_stage(self) -> Stage:

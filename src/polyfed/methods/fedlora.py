@@ -285,7 +285,7 @@ class FedLoRA(Method):
         common_start="all",
     )
 
-    ranks: Ranks = "2 4 8"  # dealt to the clients in turn
+    ranks: Ranks = "2 4 8"  # given to the clients in turn
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update counts alpha / rank
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
     aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"] = "stack"  # the rule

@@ -3,7 +3,7 @@
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda_c mean over the batch of 1 - cos(phi_k(x), P[y]);
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training (equations 8 and 2).
 Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
-           1 - s + gamma d, over batches of the pairs (k, c) that came (equations 3 to 5):
+           1 - s + gamma d, over batches of the received pairs (k, c) (equations 3 to 5):
            s = mean of cos(C_k[c], P[c]); d = mean of |cos(C_k[c], P[c'])| over the pairs and the C - 1 others c'.
 Predicted: by the head (figure 3). `predictor = "prototype"`: the class of the P[c] of largest cosine.
 The paper is the PDF in its authors' repository (March 2025; arXiv:2502.16119). Table 6 finds lambda_c = 100, lambda_s =

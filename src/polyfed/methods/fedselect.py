@@ -1,7 +1,7 @@
 """FedSelect: every client finds, entry by entry, which weights are its own (Tamirisa et al., CVPR 2024).
 
 m_k is 1 where an entry of w_k is personal and 0 where it is shared; all 0 at first.
-Client k:  w_k <- what came, where m_k = 0;
+Client k:  w_k <- what was received, where m_k = 0;
            every q rounds, in each weight tensor of which less than `max_personal_fraction` is personal: the
            share p of the shared entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
            epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.

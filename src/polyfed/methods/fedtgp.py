@@ -3,7 +3,7 @@
 Clients as in FedProto: they are drawn to the server's prototypes P, and send the means C_k[c] of their trained
 networks' representations (arXiv:2401.03230).
 Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
-           CE(-(||C_k[c] - P[c']|| + delta 1[c' = c]) over all c', c) over the pairs that came;
+           CE(-(||C_k[c] - P[c']|| + delta 1[c' = c]) over all c', c) over the pairs received;
            delta = max over c of the distance from Q[c] to the nearest Q[c'], at most `margin`, Q the clients'
            mean means: own prototypes must be nearer than others by delta.
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.

@@ -60,7 +60,7 @@ class FIARSE(Method):
         ignores_initial_weights=True,
     )
 
-    shares: Shares = "1 0.25 0.0625 0.015625"  # of the weights, dealt to the clients in turn
+    shares: Shares = "1 0.25 0.0625 0.015625"  # of the weights, given to the clients in turn
     threshold: Literal["global", "layer"] = "global"  # a share of all weights together; "layer": of each layer's
     weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
 

@@ -107,7 +107,7 @@ class SCAFFOLD(FedAvg):
         own: Group = client.context["own"]
         new = self._new_control(client, trained)
         before = move_group(own, next(client.model.parameters()).device)
-        client.state |= {"before": dict(own), "control": new, "said": torch.tensor(client.round)}
+        client.state |= {"before": dict(own), "control": new, "sent in": torch.tensor(client.round)}
         return {**super().upload(client, trained), "control": {name: new[name] - before[name] for name in new}}
 
     def _task(self, model: Any, batch: Batch) -> Tensor:
@@ -132,7 +132,7 @@ class SCAFFOLD(FedAvg):
 def _own_control(client: Client, message: Message) -> Group:
     """c_k as the server has it: the previous one, if the client's last upload was lost."""
     state = client.state
-    was_heard = "said" in state and torch.equal(get_tensor(state, "said"), get_tensor(message, "heard"))
+    was_heard = "sent in" in state and torch.equal(get_tensor(state, "sent in"), get_tensor(message, "heard"))
     name = "control" if was_heard else "before"
     if name in state:
         return get_group(state, name)

@@ -7,7 +7,7 @@ Client i:  w_i <- w[l];  E epochs on  sum_j j L_j / (m (m + 1) / 2),  L_m = CE(o
            after a quarter of the rounds.
 Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
            stays bit for bit. Then clients report BatchNorm's statistics of the new sub-models, as in HeteroFL.
-Clients are dealt to the levels in equal shares, once, in an order that the seed draws.
+Clients are assigned to the levels in equal shares, once, in an order that the seed draws.
 Deviations from the paper: (1) `levels` are found by the mean size that FedIN states, 20.65 M numbers for ResNet152 with
 a head of 1000 rows; it states no widths and no exits. (2) Exits are one linear layer on the means over pixels. (3) The
 distillation is on; in the authors' code gamma is 0 unless given, so that their commands for images run without.

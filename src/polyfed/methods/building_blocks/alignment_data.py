@@ -91,10 +91,10 @@ class AlignmentData:
     # client ------------------------------------------------------------------------------------------------
 
     def receive(self, client: Client, message: Message) -> Tensor | None:
-        """The RAD (L, ...) as stored inputs, from what came or what the client keeps; None where there is none.
+        """The RAD (L, ...) as stored inputs, as received or as the client keeps it; None where there is none.
 
         Raises:
-            RunError: what came fits neither the client's own inputs nor the data that everybody may see.
+            RunError: what was received fits neither the client's own inputs nor the data that everybody may see.
         """
         sent = {name: get_tensor(message, name).clone() for name in _SENT_AS if name in message}
         if "rad_draw" in message:

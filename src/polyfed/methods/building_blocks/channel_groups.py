@@ -3,7 +3,7 @@
 The forward is recorded with torch.fx. Convolutions and linear layers end one group of channels and begin another;
 BatchNorm, activations and pooling keep the group; what is added together becomes one group, so that a residual stream
 has one; flattening gives every channel as many neighbors as it has pixels. What enters the network and what leaves it
-is never cut. A step that is none of these makes the network one that cannot be cut, which is said before round 1.
+is never cut. A step that is none of these makes the network one that cannot be cut, which is an error before round 1.
 """
 
 from __future__ import annotations
@@ -200,17 +200,17 @@ class _ChannelTracer:
     def _step(self, node: fx.Node, values: Mapping[fx.Node, _Value | None]) -> _Value | None:
         if node.op == "placeholder":
             return _Value(WHOLE)
-        came = [values[one] for one in node.all_input_nodes]
-        if not any(came):
+        inputs = [values[one] for one in node.all_input_nodes]
+        if not any(inputs):
             if node.op == "get_attr":
                 self._refuse(f"'{node.target}' is used outside a layer")
             return None  # numbers and sizes, not channels
-        value = next(one for one in came if one is not None)
+        value = next(one for one in inputs if one is not None)
         if node.op == "call_module":
-            if len(came) != 1:
-                self._refuse(f"'{node.target}' takes {len(came)} tensors")
+            if len(inputs) != 1:
+                self._refuse(f"'{node.target}' takes {len(inputs)} tensors")
             return self._through(str(node.target), value)
-        return self._function(node, [one for one in came if one is not None], value)
+        return self._function(node, [one for one in inputs if one is not None], value)
 
     def _through(self, name: str, value: _Value) -> _Value:
         layer = self._module.get_submodule(name)
@@ -248,15 +248,15 @@ class _ChannelTracer:
             self._note(_join(name, "bias"), (out,))
         return _Value(out.group, "image" if isinstance(layer, _ConvNd) else "dense")
 
-    def _function(self, node: fx.Node, came: list[_Value], value: _Value) -> _Value | None:
+    def _function(self, node: fx.Node, inputs: list[_Value], value: _Value) -> _Value | None:
         target: Any = node.target
         if target in _ADDITIONS or target in _SCALINGS:
-            if len(came) == 1:
+            if len(inputs) == 1:
                 return value  # and a number
-            if target in _ADDITIONS and came[0].layout == came[1].layout:
-                self._unite(came[0].group, came[1].group, node)
+            if target in _ADDITIONS and inputs[0].layout == inputs[1].layout:
+                self._unite(inputs[0].group, inputs[1].group, node)
                 return value
-        elif len(came) == 1:
+        elif len(inputs) == 1:
             if target in _ACTIVATIONS or (target in _POOLS and value.layout == "image"):
                 return value
             if _flattens(node):

@@ -1,7 +1,7 @@
 """Which share of one large network each client has, of a list of shares: client k the (k mod their number)-th.
 
 So all shares have equally many clients, up to one, the first is never without a client, and a client keeps its share
-whoever else is there.
+whichever clients are available.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def collect(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
 
 
 def store(server: Server, uploads: Mapping[int, Message]) -> None:
-    """The server's pool is what came up in this round."""
+    """The server's pool is what was uploaded in this round."""
     server.state.pop("pool", None)
     pool = collect(uploads)
     if pool:

@@ -44,7 +44,7 @@ _OWNED = "classes"
 
 
 class ClassRows(NamedTuple):
-    """All rows that came, owners ascending, then classes: owners (M,) client numbers, labels (M,), rows (M, D).
+    """All rows received, owners ascending, then classes: owners (M,) client numbers, labels (M,), rows (M, D).
 
     counts: (M,) samples behind each row, as float32; ones where no counts were sent. An upload of an earlier round may
     count less (`Server.upload_weight`).
@@ -68,16 +68,16 @@ def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -
 
 
 def collect(server: Server, uploads: Mapping[int, Message], name: str) -> ClassRows | None:
-    """The rows of all uploads, with their counts times `server.upload_weight`; None where nothing came."""
-    came = {i: uploads[i] for i in sorted(uploads) if "labels" in uploads[i]}
-    if not came:
+    """The rows of all uploads, with their counts times `server.upload_weight`; None without any."""
+    sent = {i: uploads[i] for i in sorted(uploads) if "labels" in uploads[i]}
+    if not sent:
         return None
-    labels = [get_tensor(message, "labels") for message in came.values()]
-    ones = [get_tensor(m, "counts").float() if "counts" in m else torch.ones(len(m["labels"])) for m in came.values()]
-    counts = [server.upload_weight(i) * count for i, count in zip(came, ones, strict=True)]
-    owners = torch.cat([torch.full_like(l, i) for i, l in zip(came, labels, strict=True)])
+    labels = [get_tensor(message, "labels") for message in sent.values()]
+    ones = [get_tensor(m, "counts").float() if "counts" in m else torch.ones(len(m["labels"])) for m in sent.values()]
+    counts = [server.upload_weight(i) * count for i, count in zip(sent, ones, strict=True)]
+    owners = torch.cat([torch.full_like(l, i) for i, l in zip(sent, labels, strict=True)])
     return ClassRows(
-        owners, torch.cat(labels), torch.cat([get_tensor(m, name) for m in came.values()]), torch.cat(counts)
+        owners, torch.cat(labels), torch.cat([get_tensor(m, name) for m in sent.values()]), torch.cat(counts)
     )
 
 
@@ -89,7 +89,7 @@ def record_owners(server: Server, sent: ClassRows) -> None:
 
 
 def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:
-    """Which of `labels` a client has training samples of, as far as it has told; of a new client, all. (M,) bool."""
+    """Which of `labels` a client has samples of, as far as the server knows; of a new client, all. (M,) bool."""
     owned: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     own = owned.get(str(client_id), labels)
     return torch.isin(labels, own)
@@ -225,11 +225,11 @@ class TrainedPrototypes(PrototypeMethod):
         server.state["network"] = server_prototypes.init_network(server.classes, features, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """The "labels" and "prototypes" of all classes that ever came; nothing before there are any."""
+        """The "labels" and "prototypes" of all classes ever received; nothing before there are any."""
         return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Fit the network to the class means that came."""
+        """Fit the network to the class means received."""
         sent = collect(server, uploads, "prototypes")
         if sent is None:
             return
@@ -252,6 +252,6 @@ class TrainedPrototypes(PrototypeMethod):
         """The loss that the prototype network is fitted with.
 
         Args:
-            server: of this round. means: (M, D) class means that came. labels: (M,) their classes.
+            server: of this round. means: (M, D) class means received. labels: (M,) their classes.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no server_loss")

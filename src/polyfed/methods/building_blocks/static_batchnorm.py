@@ -1,6 +1,6 @@
 """Running statistics of BatchNorm that are not kept in training, but taken afterwards, in an exchange of their own.
 
-Sub-models of different widths see different activations, so that statistics kept in training would be nobody's
+Sub-models of different widths see different activations, so that statistics kept in training would fit none of them
 (HeteroFL, section 3). Such a layer normalizes by the batch in training and by its buffers in eval mode. After the mean
 of the weights the server sends the new sub-models out; clients report the statistics on their data, and the server
 averages them, weighted by batches, for each variant of the network apart.
@@ -34,12 +34,12 @@ def disable_running_stats(module: nn.Module) -> None:
 
 
 def network(server: Server, variant: str = "") -> nn.Module:
-    """The one architecture's network, whole or a variant, for its names and shapes: its weights are anybody's."""
+    """The one architecture's network, whole or a variant, for its names and shapes: its weights do not count."""
     return server.model(server.architectures[0], {}, variant)
 
 
 def known(server: Server, plan: ChannelPlan, variant: str, kept: Kept) -> Message:
-    """The latest statistics of a variant, cut to some channels, as an entry of a message; none before any came."""
+    """The latest statistics of a variant, cut to some channels, as an entry of a message; none before a report."""
     key = _key(variant)
     return {STATISTICS: slice_channels(plan, get_group(server.state, key), kept)} if key in server.state else {}
 

@@ -1,4 +1,4 @@
-"""Partitioners of flwr-datasets, real ones where the package is installed, and stand-ins for what may go wrong."""
+"""Partitioners of flwr-datasets, where the package is installed."""
 
 from __future__ import annotations
 
@@ -54,9 +54,6 @@ def refusal(*args: Any, **options: Any) -> str:
         deal(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-# the real ones -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -116,14 +113,6 @@ def test_by_a_column_that_is_known(flwr: Any) -> None:
     assert "NaturalIdPartitioner fails" in refusal("flwr:NaturalIdPartitioner", partition_by="age")
 
 
-def test_an_object_deals_and_can_deal_again(flwr: Any) -> None:
-    own = flwr.DirichletPartitioner(num_partitions=5, partition_by="label", alpha=0.5, seed=3)
-    assert rows(deal(own)) == rows(deal(own, seed=1))
-    assert not own.is_dataset_assigned()
-    by_name = federate_with("flwr:DirichletPartitioner", 0, {"alpha": 0.5, "seed": 3})
-    assert rows(deal(own)) == rows(by_name)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
@@ -148,43 +137,3 @@ def test_wrong_names_and_arguments(flwr: Any, name: str, arguments: dict[str, An
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
     assert "pip install 'polyfed[flwr-datasets]'" in refusal("flwr:IidPartitioner")
-
-
-# stand-ins -----------------------------------------------------------------------------------------------------------
-
-
-class Halves:
-    """Deals even and odd rows; the least that a partitioner has."""
-
-    def __init__(self, fault: str = "") -> None:
-        self.fault = fault
-        self.dataset: Any = None
-
-    def is_dataset_assigned(self) -> bool:
-        return self.fault == "assigned"
-
-    @property
-    def num_partitions(self) -> int:
-        return 3 if self.fault == "three" else 2
-
-    def load_partition(self, number: int) -> Any:
-        if self.fault == "fails":
-            raise KeyError("no\nsuch")
-        if self.fault == "columns":
-            return self.dataset.select_columns(["label"])
-        return self.dataset.select(range(0 if self.fault == "twice" else number, len(self.dataset), 2))
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("assigned", "expected a Halves without a dataset"),
-        ("three", "got 3; set data.num_clients"),
-        ("fails", "Halves fails: KeyError"),
-        ("columns", "expected whole rows from Halves"),
-        ("twice", "got row 0 more than once"),
-    ],
-)
-def test_faults_are_one_line(fault: str, said: str) -> None:
-    pytest.importorskip("datasets")
-    assert said in refusal(Halves(fault), num_clients=2)

@@ -316,9 +316,8 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions,
     if str(wanted).startswith(flwr_partitioners.PREFIX):
         name = str(wanted).removeprefix(flwr_partitioners.PREFIX)
         seed = int(generators("partition").integers(2**31))
-        wanted = flwr_partitioners.make_partitioner(name, options.partitioner or {}, clients, seed)
-    if flwr_partitioners.is_flwr_partitioner(wanted):
-        return flwr_partitioners.apply_partitioner(wanted, y, clients, pool.columns(rows), pool.classes)
+        partitioner = flwr_partitioners.make_partitioner(name, options.partitioner or {}, clients, seed)
+        return flwr_partitioners.apply_partitioner(partitioner, y, clients, pool.columns(rows), pool.classes)
     function = wanted if callable(wanted) else PARTITIONS[wanted]
     for own, names in _SETTINGS:
         if function is own:

@@ -1,4 +1,4 @@
-"""Partitioners of flwr-datasets as a way to deal: any that assigns whole rows, by its class's name or as an object.
+"""Partitioners of flwr-datasets as a way to deal: any that assigns whole rows, by its class's name.
 
 A partitioner is handed a table with the row's number, its label (column "label") and whatever further columns are
 known; where it puts the numbers is the partition. Images never pass through it.
@@ -6,7 +6,6 @@ known; where it puts the numbers is the partition. Images never pass through it.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -22,11 +21,6 @@ from polyfed.registry import suggest
 PREFIX = "flwr:"
 _LABEL = "label"
 _NO_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")  # the base class; they deal columns
-
-
-def is_flwr_partitioner(given: object) -> bool:
-    """Whether `given` looks like a partitioner of flwr-datasets, which need not be installed to ask."""
-    return hasattr(given, "load_partition") and hasattr(type(given), "num_partitions")
 
 
 def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
@@ -70,38 +64,21 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
 def apply_partitioner(
     partitioner: Any, y: NDArray[np.int64], clients: int, columns: Mapping[str, NDArray[Any]], class_count: int
 ) -> Partition:
-    """The partition that a partitioner makes of labeled rows; the object itself can be used again.
-
-    Args:
-        partitioner: of flwr-datasets, without a dataset.
-        y: (N,) labels 0..C-1, the column "label".
-        clients: K, which must be its number of partitions.
-        columns: further values by column, (N,) each.
-        class_count: C.
-    """
+    """The partition that a partitioner makes of rows with these labels (N,) and further columns, (N,) each."""
     kind = type(partitioner).__name__
     further = {name: values for name, values in columns.items() if name != _LABEL}
     row = "row" + "_" * sum(name.startswith("row") for name in further)
     try:
         from datasets import Dataset
 
-        own = copy.deepcopy(partitioner)
-        if own.is_dataset_assigned():
-            raise ConfigError(f"expected a {kind} without a dataset, as one is handed to it, got one with its own")
-        own.dataset = Dataset.from_dict({row: np.arange(len(y)), _LABEL: y, **further})
-        count = int(own.num_partitions)
-        parts = [own.load_partition(client) for client in range(clients)] if count == clients else []
-    except ConfigError:
-        raise
+        partitioner.dataset = Dataset.from_dict({row: np.arange(len(y)), _LABEL: y, **further})
+        count = int(partitioner.num_partitions)
+        parts = [partitioner.load_partition(client) for client in range(clients)] if count == clients else []
     except Exception as error:  # theirs raise nearly anything
         raise ConfigError(f"{kind} fails: {kind_and_line(error)}") from error
     if count != clients:
         raise ConfigError(f"expected {clients} partitions of {kind}, one per client, got {count}; set data.num_clients")
-    rows = []
-    for client, part in enumerate(parts):
-        if row not in part.column_names:
-            raise ConfigError(f"expected whole rows from {kind}, client {client} has {part.column_names} only")
-        rows.append(np.sort(np.array(part.select_columns([row])[:][row], dtype=np.int64)))
+    rows = [np.sort(np.array(part.select_columns([row])[:][row], dtype=np.int64)) for part in parts]
     return Partition(tuple(rows), len(y) - sum(map(len, rows)), class_shares(rows, y, class_count))
 
 

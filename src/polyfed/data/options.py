@@ -99,11 +99,11 @@ class PartitionOptions:
 
     Attributes:
         num_clients: K; None with "by_group": one per value.
-        partition: a name in `polyfed.registry.PARTITIONS`, or a function (one of your own is called with labels (N,),
+        partition: a name in `polyfed.registry.PARTITIONS`; or a function (one of your own is called with labels (N,),
             clients and generator, and returns the row numbers of every client, or a `Partition`); "flwr:" and the name
-            of a partitioner of flwr-datasets; such a partitioner itself; or a ready `Partition` of the rows to deal:
-            training rows first, then, where they are pooled, test rows. A ready one needs ``holdout=0``, and with
-            ``test="global"`` an official test side.
+            of a partitioner of flwr-datasets; or a ready `Partition` of the rows to deal: training rows first, then,
+            where they are pooled, test rows. A ready one needs ``holdout=0``, and with ``test="global"`` an official
+            test side.
         dirichlet_alpha: of "dirichlet" and "quantity".
         min_samples: of "dirichlet" and "quantity": smallest number of rows per client, before the split; None: 10.
             Of "by_group": values with fewer assigned rows are left out; None: none is.

@@ -73,7 +73,7 @@ def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int |
     Args:
         y: (N,) labels 0..C-1.
         clients: K.
-        rng: of the one permutation.
+        rng: of all draws.
         class_count: C; default: the largest label plus one.
 
     Raises:
@@ -98,12 +98,9 @@ def dirichlet(
     are accepted, which is the same in law and cheaper.
 
     Args:
-        y: (N,) labels 0..C-1.
-        clients: K.
-        rng: of all draws.
+        y, clients, rng, class_count: as of `iid`.
         alpha: concentration; small means few classes per client, large means equal shares.
         min_samples: smallest number of rows per client that is accepted.
-        class_count: C; default: the largest label plus one.
 
     Raises:
         ConfigError: alpha not above 0, a minimum that cannot be met, or one that 1000 draws did not meet.
@@ -174,12 +171,9 @@ def quantity(
     ICDE 2022, draw until the smallest client is large enough, which at K = 100 and alpha = 0.5 hardly ever ends.)
 
     Args:
-        y: (N,) labels 0..C-1.
-        clients: K.
-        rng: of all draws.
+        y, clients, rng, class_count: as of `iid`.
         alpha: concentration; small means that few clients hold nearly everything, large means equal sizes.
         min_samples: smallest number of rows per client.
-        class_count: C; default: the largest label plus one.
 
     Raises:
         ConfigError: alpha not above 0, or a minimum that cannot be met.
@@ -212,12 +206,9 @@ def by_class(
       A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
 
     Args:
-        y: (N,) labels 0..C-1.
-        clients: K.
-        rng: of all draws.
+        y, clients, rng, class_count: as of `iid`.
         classes_per_client: k, at most C.
         class_assignment: "round_robin", "shards" or "shamsian".
-        class_count: C; default: the largest label plus one.
 
     Raises:
         ConfigError: k not in 1..C, an unknown class_assignment, k K not divisible by C with shards, a client left

@@ -12,13 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import get_group
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation, Training
-from polyfed.deploy.server import DeployedFederation
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
@@ -258,16 +256,3 @@ def test_a_check_tells_what_the_run_then_takes() -> None:
     off = estimate_costs(two(devices=None))
     assert (off.devices, off.simulated_seconds) == ((), None)
     assert "device" not in str(off)
-
-
-def test_a_deployment_refuses_simulated_devices(tmp_path: Path) -> None:
-    recipe = Recipe.from_dict(
-        {
-            "data": {"dataset": "digits"},
-            "models": {"architectures": ["digits-cnn1"]},
-            "method": {"name": "fedgh"},
-            "devices": {"profiles": ["laptop"]},
-        }
-    )
-    with pytest.raises(ConfigError, match=r"\[devices\]: expected none"):
-        DeployedFederation(recipe, None, None, None, None, tmp_path)  # type: ignore[arg-type]

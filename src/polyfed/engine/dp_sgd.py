@@ -76,10 +76,9 @@ def draws_of(client: Client, order: torch.Generator) -> Draws:
     settings = [client.training.model_dump_json(), client.privacy.model_dump_json()]
     place = json.dumps([client.id, client.exchange, client.round, *settings]).encode()
     weights = {"weights": {name: tensor.detach() for name, tensor in client.model.state_dict().items()}}
-    said = [
-        hashlib.sha256(part).digest() for part in (place, to_bytes(weights), to_bytes({"x": train.x, "y": train.y}))
-    ]
-    noise, chance = (hmac.digest(client.secret, what + b"".join(said), "sha256") for what in (b"sgd noise", b"batches"))
+    parts = (place, to_bytes(weights), to_bytes({"x": train.x, "y": train.y}))
+    whole = b"".join(hashlib.sha256(part).digest() for part in parts)
+    noise, chance = (hmac.digest(client.secret, what + whole, "sha256") for what in (b"sgd noise", b"batches"))
     return Draws(KeyedGaussian(noise), KeyedUniforms(chance))
 
 
@@ -221,11 +220,7 @@ def check_dp_sgd(
 
 
 def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Module) -> None:
-    """Rows of the client's data have, together, the gradients that they have alone.
-
-    Raises:
-        ConfigError: they have not, or none at all.
-    """
+    """Rows of the client's data have, together, the gradients that they have alone."""
     if has_batchnorm(module):
         raise ConfigError("BatchNorm mixes them; take a network with GroupNorm or LayerNorm, or without either")
     device, train = next(iter(module.parameters())).device, client.data.train
@@ -246,11 +241,7 @@ def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Modu
 
 
 def _compare_row(method: Method, module: nn.Module, batch: Batch, found: Sequence[Tensor | None], place: int) -> None:
-    """A row's gradients alone are those that it has among others.
-
-    Args:
-        batch: of the row alone. found: of every parameter, the gradients by row, (B, ...). place: of the row there.
-    """
+    """A row's gradients alone are those that it has among others."""
     names, parameters = trainable_parameters(module)
     alone = method.loss(module, batch, {})
     value = alone[0] if isinstance(alone, tuple) else alone

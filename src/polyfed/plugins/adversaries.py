@@ -4,7 +4,7 @@ Four kinds, as `[adversaries]` asks for them, drawn by the seed:
 
 - label_flip: trains on labels C - 1 - y. All else is done as by everybody.
 - sign_flip: of what the method uploads, trained weights w (groups that the method declares as `delta_entries`) become
-  w0 - scale (w - w0), w0 being what came down under the same names; other floats are negated, of packed matrices the
+  w0 - scale (w - w0), w0 being what was sent under the same names; other floats are negated, of packed matrices the
   values. Whole numbers, booleans, single numbers and running statistics go up as they are: they would betray it.
 - inner_product, alie: these know what all honest clients send. With m the mean and s the standard deviation, number by
   number, of the honest ones' parts (`upload_segments`: changes of weights, rows of a class, outputs on common inputs),
@@ -58,8 +58,8 @@ def assign_attacks(settings: Adversaries, count: int, seed: int, held_out: Colle
     count = len(order)
     counts = {kind: math.ceil(getattr(settings, f"{kind}_fraction") * count - 1e-9) for kind in KINDS}
     if count <= sum(counts.values()):
-        told = " and ".join(f"{number} with {kind}" for kind, number in counts.items() if number)
-        raise ConfigError(f"adversaries: expected at least one of the {count} clients to be honest, got {told}")
+        asked = " and ".join(f"{number} with {kind}" for kind, number in counts.items() if number)
+        raise ConfigError(f"adversaries: expected at least one of the {count} clients to be honest, got {asked}")
     found: dict[int, Kind] = {}
     for kind in KINDS:
         taken = order[len(found) : len(found) + counts[kind]]
@@ -82,11 +82,7 @@ class AdversarialClients(Plugin):
         self.kinds: dict[int, Kind] = {}
 
     def validate(self, setup: Setup) -> None:
-        """Draw who is hostile, and flip the labels of those who train on flipped ones.
-
-        Raises:
-            ConfigError: nobody would be honest.
-        """
+        """Draw who is hostile, and flip the labels of those who train on flipped ones."""
         self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed, setup.held_out)
         setup.unscored.update(self.kinds)
         if "label_flip" in self.kinds.values() and not setup.clients[0].classes:
@@ -102,11 +98,7 @@ class AdversarialClients(Plugin):
         return {**super().facts(), "adversarial_clients": {str(number): kind for number, kind in self.kinds.items()}}
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
-        """The opposite of what the method uploads, where the client flips signs.
-
-        Raises:
-            Rejected: that is not finite.
-        """
+        """The opposite of what the method uploads, where the client flips signs."""
         if self.kinds.get(client.id) != "sign_flip":
             return upload
         opposite = flip_labels(upload, client, method, received, self.settings.attack_scale)

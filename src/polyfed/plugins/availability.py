@@ -39,11 +39,7 @@ class ClientAvailability(Plugin):
         self._queue = UploadQueue(0, (), 1, accepts=False)
 
     def validate(self, setup: Setup) -> None:
-        """Draw the joiners.
-
-        Raises:
-            ConfigError: nobody would be there in round 1, or a setting could not act.
-        """
+        """Draw the joiners."""
         if setup.method.card.alone and self.settings.delay_rate:
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no availability.delay_rate, as nothing crosses that could be "
@@ -68,10 +64,10 @@ class ClientAvailability(Plugin):
 
     def facts(self) -> dict[str, Any]:
         """The settings; `delay_rounds` also says how late those are that miss a deadline."""
-        said = self.settings.effective()
+        active = self.settings.effective()
         if self.has_deadline:
-            said["delay_rounds"] = self.settings.delay_rounds
-        return {self.name: said} if said else {}
+            active["delay_rounds"] = self.settings.delay_rounds
+        return {self.name: active} if active else {}
 
     def absent(self, number: int) -> Collection[int]:
         """The joiners, before their first round."""

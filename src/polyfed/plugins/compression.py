@@ -3,8 +3,8 @@
 1. ``top_k_fraction``: of every tensor of a change the entries of largest magnitude; the rest is kept for next time.
 2. ``dtype``: float32 numbers in 16 or 8 bits.
 
-Of groups that the method declares as `delta_entries`, trained weights, this is done to their difference to what came
-down under the same names, which the server adds again. Other floats are taken as they are, and are not thinned out.
+Of groups that the method declares as `delta_entries`, trained weights, this is done to their difference to what was
+sent down under the same names, which the server adds again. Other floats are taken as they are, not thinned out.
 Whole numbers, booleans, single numbers (a count, a learning rate) and running statistics go up unaltered.
 """
 
@@ -48,11 +48,7 @@ class UploadCompression(Plugin):
     settings_class = Compression
 
     def validate(self, setup: Setup) -> None:
-        """A share of changes needs changes.
-
-        Raises:
-            ConfigError: the method sends none.
-        """
+        """A share of changes needs changes."""
         method = setup.method
         if self.settings.top_k_fraction == 1 or not has_upload(method):
             return
@@ -60,24 +56,16 @@ class UploadCompression(Plugin):
         if not any(entry in sent for sent in messages for entry in method.card.delta_entries):
             name = method.name
             raise ConfigError(
-                f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got "
+                f"compression.top_k_fraction: expected a method that sends changes of weights that were sent down, got "
                 f"{name}"
             )
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
-        """The upload, compressed; what is still to be sent stays in the client's state.
-
-        Raises:
-            RunError: a name is one that compression gives.
-        """
+        """The upload, compressed; what is still to be sent stays in the client's state."""
         return compress_upload(self.settings, upload, client, method, received)
 
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
-        """The upload again, up to rounding and what was thinned out.
-
-        Raises:
-            RunError: `upload` is not what `encode` makes.
-        """
+        """The upload again, up to rounding and what was thinned out."""
         return restore_upload(self.settings, upload, job.message)
 
     def after_jobs(self, round: Round, jobs: Any, sent: Any, read: Any) -> None:

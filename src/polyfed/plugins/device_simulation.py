@@ -14,7 +14,8 @@ how rounds are resumed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -100,7 +101,7 @@ class DeviceSimulation(Plugin):
         self.requirements: Sequence[int] = ()
         self.excluded: frozenset[int] = frozenset()
         self._seed = 0
-        self._clock = RoundClock(self, 0, None)
+        self._clock = _Clock()
         self._buffer: UploadBuffer | None = None
 
     @property
@@ -110,12 +111,7 @@ class DeviceSimulation(Plugin):
         return enabled
 
     def validate(self, setup: Setup) -> None:
-        """Deal the devices, and compare what networks need with what devices have.
-
-        Raises:
-            ConfigError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
-                out, or are all there are; or a deadline where every client is alone; or uploads cannot be buffered.
-        """
+        """Deal the devices, and compare what networks need with what devices have."""
         if setup.method.card.alone and self.settings.round_timeout is not None:
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
@@ -155,7 +151,7 @@ class DeviceSimulation(Plugin):
 
     def select(self, round: Round) -> None:
         """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
-        self._clock = RoundClock(self, round.number, None if round.final else self.settings.round_timeout)
+        self._clock = _Clock()
         round.counts_operations = self.enabled
         self._buffer = self._start_buffer(round)
         if round.final or not self.enabled:
@@ -191,13 +187,24 @@ class DeviceSimulation(Plugin):
         """Let an exchange take its time; who misses the deadline is late."""
         if not self.enabled:
             return
-        efforts = {
-            outcome.client_id: Workload(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
-            for job, outcome in zip(jobs, read, strict=True)
-        }
-        answered = {outcome.client_id for outcome in read if not outcome.dropped}
-        waited_for = answered - round.silenced - round.late if self._buffer is None else ()
-        stragglers = self._clock.exchange(efforts, waited_for)
+        clock, timeout = self._clock, self.settings.round_timeout
+        limit = math.inf if round.final or timeout is None else timeout
+        stragglers: set[int] = set()
+        slowest = 0.0
+        for job, outcome in zip(jobs, read, strict=True):
+            i = outcome.client_id
+            effort = Workload(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
+            taken = self._duration(round.number, i, effort)
+            before = clock.spent.get(i, Duration())
+            clock.spent[i] = Duration(*(a + b for a, b in zip(before, taken, strict=True)))
+            clock.operations[i] = clock.operations.get(i, 0) + effort.operations
+            if outcome.dropped or i in round.silenced or i in round.late or self._buffer is not None:
+                continue  # nobody waits for it
+            slowest = max(slowest, taken.seconds)
+            if effort.up and taken.seconds > limit:
+                stragglers.add(i)
+        clock.seconds += limit if stragglers else slowest
+        clock.stragglers |= stragglers
         round.late |= stragglers
         round.busy |= stragglers
 
@@ -205,22 +212,27 @@ class DeviceSimulation(Plugin):
         """Where uploads are buffered, those that fill the buffer; the others' work stays under way."""
         if self._buffer is None:
             return list(outcomes)
-        seconds = {job.client.id: self._clock.spent(job.client.id).seconds for job in jobs}
+        seconds = {job.client.id: self._clock.spent[job.client.id].seconds for job in jobs}
         done, self.work, waited = self._buffer.fill(round, jobs, outcomes, self.work, seconds)
         self._clock.seconds += waited
         return done
 
     def record(self, round: Round) -> dict[str, Any]:
         """The simulated times."""
-        if self._buffer is None:
-            return self._clock.record()
-        return {**self._clock.record(), "aggregated": self._buffer.aggregated}
+        if not self.enabled:
+            return {}
+        clock = self._clock
+        clients = {str(i): {**clock.spent[i]._asdict(), "operations": clock.operations[i]} for i in sorted(clock.spent)}
+        found: dict[str, Any] = {"simulated_seconds": clock.seconds, "simulated_by_client": clients}
+        if self.settings.round_timeout is not None:
+            found["stragglers"] = sorted(clock.stragglers)
+        return found if self._buffer is None else {**found, "aggregated": self._buffer.aggregated}
 
     def about_client(self, client_id: int) -> dict[str, Any]:
         """Its device."""
         return {"device": self.names[client_id]} if self.enabled else {}
 
-    def spent(self, number: int, client_id: int, effort: Workload) -> Duration:
+    def _duration(self, number: int, client_id: int, effort: Workload) -> Duration:
         """The seconds of a client's effort in a round."""
         factor, jitter = 1.0, self.settings.time_jitter
         if jitter:
@@ -229,11 +241,7 @@ class DeviceSimulation(Plugin):
         return estimate_duration(self.profile(client_id), effort, factor)
 
     def _exclude_oversized(self, needs: Sequence[int], networks: Sequence[str]) -> None:
-        """Leave out, or refuse, those whose network does not fit their device.
-
-        Args:
-            needs: bytes of each client (`estimate_memory`). networks: their names, for the refusal.
-        """
+        """Leave out, or refuse, those whose network does not fit their device."""
         self.requirements = needs
         wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
         kinds: dict[str, list[int]] = {}
@@ -241,67 +249,26 @@ class DeviceSimulation(Plugin):
             has = human_bytes(self.profile(number).memory_bytes)
             takes = human_bytes(needs[number])
             kinds.setdefault(f"{self.names[number]}, {has}: {networks[number]} takes {takes}", []).append(number)
-        told = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
+        oversized = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
         if wide and self.settings.on_out_of_memory == "refuse":
             raise ConfigError(
                 f"devices: expected networks that fit the clients' memory, got {len(wide)} that do not: clients "
-                f"{told}; give them smaller networks or batches, or set devices.on_out_of_memory = 'leave out'"
+                f"{oversized}; give them smaller networks or batches, or set devices.on_out_of_memory = 'leave out'"
             )
         if len(wide) == len(needs):
-            raise ConfigError(f"devices: expected a client whose network fits its memory, got none: clients {told}")
+            fault = f"got none: clients {oversized}"
+            raise ConfigError(f"devices: expected a client whose network fits its memory, {fault}")
         self.excluded = frozenset(wide)
 
 
-class RoundClock:
-    """The simulated time of one round; it stands still where devices are off.
+@dataclass
+class _Clock:
+    """The simulated time of one round. seconds: since it began. spent, operations: of each client."""
 
-    Attributes:
-        seconds: since the round began. stragglers: whose upload did not come before the deadline.
-    """
-
-    def __init__(self, simulation: DeviceSimulation, number: int, deadline: float | None) -> None:
-        self._simulation = simulation
-        self._number = number
-        self._deadline = deadline
-        self.on = simulation.enabled
-        self.seconds = 0.0
-        self.stragglers: set[int] = set()
-        self._spent: dict[int, Duration] = {}
-        self._operations: dict[int, int] = {}
-
-    def exchange(self, efforts: Mapping[int, Workload], waited_for: Collection[int]) -> set[int]:
-        """Let an exchange take its time.
-
-        Args:
-            efforts: of all who took part. waited_for: those whose upload the server expects; who drops out, or is late
-                for other reasons, is not waited for.
-
-        Returns:
-            The stragglers among them, who are busy until the round is over.
-        """
-        taken = {i: self._simulation.spent(self._number, i, effort) for i, effort in efforts.items()}
-        for i, spent_now in taken.items():
-            before = self._spent.get(i, Duration())
-            self._spent[i] = Duration(*(a + b for a, b in zip(before, spent_now, strict=True)))
-            self._operations[i] = self._operations.get(i, 0) + efforts[i].operations
-        limit = math.inf if self._deadline is None else self._deadline
-        behind = {i for i in taken if i in waited_for and efforts[i].up and taken[i].seconds > limit}
-        self.stragglers |= behind
-        slowest = max((taken[i].seconds for i in taken if i in waited_for), default=0.0)
-        self.seconds += limit if behind else slowest
-        return behind
-
-    def spent(self, client_id: int) -> Duration:
-        """What a client has spent in the round."""
-        return self._spent[client_id]
-
-    def record(self) -> dict[str, Any]:
-        """The round's part of `rounds.jsonl`."""
-        if not self.on:
-            return {}
-        clients = {str(i): {**self._spent[i]._asdict(), "operations": self._operations[i]} for i in sorted(self._spent)}
-        late = {"stragglers": sorted(self.stragglers)} if self._simulation.settings.round_timeout is not None else {}
-        return {"simulated_seconds": self.seconds, "simulated_by_client": clients, **late}
+    seconds: float = 0.0
+    stragglers: set[int] = field(default_factory=set)
+    spent: dict[int, Duration] = field(default_factory=dict)
+    operations: dict[int, int] = field(default_factory=dict)
 
 
 def estimate_memory(setup: Setup) -> tuple[list[int], list[str], list[str]]:

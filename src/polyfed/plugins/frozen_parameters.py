@@ -1,7 +1,7 @@
 """Frozen parameters are not sent up: those of a network that take no gradient (`requires_grad = False`).
 
-Of groups that the method declares as `delta_entries`, trained weights, a frozen parameter that is bit for bit what came
-down stays with the client, and the server reads what it had sent: the same numbers in fewer bytes. It is left out
+Of groups that the method declares as `delta_entries`, trained weights, a frozen parameter that is bit for bit what was
+sent down stays with the client, and the server reads what it had sent: the same numbers in fewer bytes. It is left out
 before uploads are clipped, noised and compressed. Downloads are whole.
 """
 
@@ -34,7 +34,7 @@ class FrozenParameters(Plugin):
         }
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
-        """The upload without what is frozen and as it came down."""
+        """The upload without what is frozen and as it was sent down."""
         frozen = _frozen(client.model)
         shorter = {}
         for entry in method.card.delta_entries:

@@ -4,9 +4,9 @@
 2. ``upload_noise_multiplier``: plus N(0, (multiplier * norm)^2) on every number of it, from the client's own stream, or
    by its secret.
 
-Of groups that the method declares as `delta_entries`, trained weights, this is done to their difference to what came
-down under the same names. Other floats are taken as they are. Whole numbers, booleans and single numbers (a count, a
-learning rate) go up unaltered. What epsilon that is: `engine.privacy_ledger`.
+Of groups that the method declares as `delta_entries`, trained weights, this is done to their difference to what was
+sent down under the same names. Other floats are taken as they are. Whole numbers, booleans and single numbers (a count,
+a learning rate) go up unaltered. What epsilon that is: `engine.privacy_ledger`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ class UploadPrivacy(Plugin):
     settings_class = Privacy
 
     def validate(self, setup: Setup) -> None:
-        """Clipping fits what the method uploads.
-
-        Raises:
-            ConfigError: it does not; says what the method sends.
-        """
+        """Clipping fits what the method uploads."""
         method = setup.method
         if not self.settings.upload_clip_norm or not has_upload(method):
             return
@@ -71,11 +67,7 @@ class UploadPrivacy(Plugin):
                     raise ConfigError(_no_statistics(name, sent_statistics[0]))
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
-        """The upload, clipped and noised.
-
-        Raises:
-            ConfigError: something in it cannot be clipped.
-        """
+        """The upload, clipped and noised."""
         if not client.privacy.upload_clip_norm:
             return upload
         draws = _noise_of(client, upload, received)
@@ -121,18 +113,14 @@ def _noise_of(client: Client, message: Message, received: Message) -> torch.Gene
     if client.secret is None or not client.privacy.upload_noise_multiplier:
         return client.generator("privacy")
     place = json.dumps([client.id, client.exchange, client.round]).encode()
-    said = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
-    return KeyedGaussian(hmac.digest(client.secret, b"".join(said), "sha256"))
+    digests = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
+    return KeyedGaussian(hmac.digest(client.secret, b"".join(digests), "sha256"))
 
 
 def _clipped_and_noised(
     clip: float, noise: float, draws: torch.Generator | Normals, tensors: Group, base: Group
 ) -> dict[str, Tensor]:
-    """The tensors with what they have changed since `base` clipped and noised, in their own types.
-
-    Args:
-        clip: L2 norm. noise: standard deviation over `clip`.
-    """
+    """The tensors with what they have changed since `base` clipped and noised, in their own types."""
     start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
     update = {name: t.float() - start[name] for name, t in tensors.items()}
     new = clip_and_noise(update, clip, noise * clip, draws)
@@ -140,11 +128,7 @@ def _clipped_and_noised(
 
 
 def _check_bounded(client: Client, method: Method, name: str, floats: Group, base: Group) -> None:
-    """Tensors of the client's network go up as changes, and are parameters; others may be anything.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Tensors of the client's network go up as changes, and are parameters; others may be anything."""
     statistics = batchnorm_buffers(client.model)
     weights = endings(name for name, _ in client.model.named_parameters())
     who = method.name
@@ -153,8 +137,8 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
             raise ConfigError(_no_statistics(who, key))
         if key in weights and key not in base:
             raise ConfigError(
-                f"privacy: expected changes of weights that came down, or figures of the data, from {who}, got whole "
-                f"weights, '{name}/{key}' (see MethodCard.delta_entries)"
+                f"privacy: expected changes of weights that were sent down, or figures of the data, from {who}, got "
+                f"whole weights, '{name}/{key}' (see MethodCard.delta_entries)"
             )
 
 
@@ -177,12 +161,7 @@ class PrivacyBudget(Plugin):
         self.draws_rows = False
 
     def validate(self, setup: Setup) -> None:
-        """Make the noise that a target asks for, and give it to the clients.
-
-        Raises:
-            ConfigError: what is released cannot be accounted for, a budget cannot be kept, or DP-SGD cannot be had of
-                these networks.
-        """
+        """Make the noise that a target asks for, and give it to the clients."""
         self._method, self._training = setup.method, setup.training
         self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
         self._cohort, self._present = setup.cohort, setup.present
@@ -202,8 +181,8 @@ class PrivacyBudget(Plugin):
 
     def facts(self) -> dict[str, Any]:
         """The settings of `[privacy]`, with the noise that was made."""
-        said = self.settings.effective()
-        return {UploadPrivacy.name: said} if said else {}
+        active = self.settings.effective()
+        return {UploadPrivacy.name: active} if active else {}
 
     def select(self, round: Round) -> None:
         """Begin to count."""
@@ -235,11 +214,7 @@ class PrivacyBudget(Plugin):
         return "would exceed privacy.max_epsilon" if self.would_exceed(history, clients) else None
 
     def record(self, round: Round) -> dict[str, Any]:
-        """What has been released, in this round and in all.
-
-        Raises:
-            RoundRefused: that is more than the budget. ConfigError: already in the first round.
-        """
+        """What has been released, in this round and in all."""
         if not self.has_noise:
             return {}
         released = round.notes[self.name]

@@ -77,11 +77,7 @@ class RobustAggregator(Plugin):
     settings_class = RobustAggregation
 
     def validate(self, setup: Setup) -> None:
-        """A rule can be applied to what the method uploads.
-
-        Raises:
-            ConfigError: it cannot; says what the method sends. Or every client is alone.
-        """
+        """A rule can be applied to what the method uploads."""
         if setup.method.card.alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
@@ -90,11 +86,7 @@ class RobustAggregator(Plugin):
         check_rule(setup.method, self.settings.aggregator)
 
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
-        """The upload itself.
-
-        Raises:
-            Rejected: see `rejection_reason`.
-        """
+        """The upload itself."""
         reason = rejection_reason(self.settings, method, job.client.classes, upload, job.message)
         if reason is not None:
             raise Rejected(reason)
@@ -173,7 +165,7 @@ def _magnitude(tensor: Tensor) -> float:
 
 
 def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:
-    """Of an entry of an upload; see `rejection_reason`. base: what came down of it, where it is a change."""
+    """Of an entry of an upload; see `rejection_reason`. base: what was sent down of it, where it is a change."""
     squares = 0.0
     for name, tensor in floats_of({"": value}):
         if name is None or name not in base:
@@ -190,7 +182,7 @@ def apply_rule(
 
     Args:
         server: in the exchange that the uploads are of, before their aggregation: what it would send now is where the
-            clients' changes began. watch: is told what is done.
+            clients' changes began. watch: notes what is done.
     """
     if settings.aggregator == "none" or not uploads:
         return uploads

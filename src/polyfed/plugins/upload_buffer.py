@@ -163,7 +163,7 @@ class UploadBuffer:
 def hold(method: Method, result: JobResult, received: Message) -> JobResult:
     """A result that outlives its round: of weights the change, without what is already in the round's record."""
     if not result.counts:
-        refused = result.refused or "nothing came back"
+        refused = result.refused or "nothing arrived"
         return JobResult(result.client_id, freeze({}), None, {}, TrainingResult(), refused=refused)
     message = result.message
     if method.staleness_weighting == "changes":

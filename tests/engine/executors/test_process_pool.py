@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,30 +50,6 @@ def said(told: Told) -> list[str]:
 def run(method: Method, training: Training = TRAINING, **options: Any) -> Federation:
     """A run of the conformance kit's six clients."""
     return ConformanceKit(method=method).usual.run(method, training, **{"evaluation": ALL_STAGES, **options})
-
-
-# states ------------------------------------------------------------------------------------------------------------
-
-
-class Remembers(Local):
-    """Keeps something for good, and something that changes."""
-
-    card = replace(Local.card, name="remembers", ignores_initial_weights=False)
-
-    def receive(self, client: Client, message: Message) -> Context:
-        client.state.setdefault("kept", {"once": torch.arange(4)})
-        client.state["round"] = torch.tensor(client.round)
-        return {}
-
-
-def test_a_state_that_did_not_change_is_not_sent_again() -> None:
-    kept: list[int] = []
-    fed: list[Federation] = []
-    logger = Told(lambda _: kept.append(id(fed[0].clients[0].state["kept"]["once"])))  # type: ignore[index,call-overload]
-    fed.append(ConformanceKit(method=Remembers()).usual.federation(Remembers(), executor="processes", loggers=[logger]))
-    fed[0].run()
-    assert kept[0] == kept[1]
-    assert int(get_tensor(fed[0].clients[0].state, "round")) == 2
 
 
 # errors -----------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class ClientWork:
 
     Attributes:
         client: the working copy; the template of its network holds its weights.
-        trained: what came of its training. after: the network's tensors after that.
+        trained: the result of its training. after: the network's tensors after that.
         message: what the method uploads; None: nothing. refused: why nothing of the job counts.
     """
 

@@ -1,4 +1,4 @@
-"""What is asked of a client, and what came of it."""
+"""What is asked of a client, and its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyfed.errors import PolyfedError, RunError
 
 @dataclass(frozen=True)
 class TrainJob:
-    """One client's part in an exchange: what it is told, which of its networks it trains."""
+    """One client's part in an exchange: what it is sent, which of its networks it trains."""
 
     client: Client
     message: Message
@@ -62,9 +62,9 @@ Scores = Mapping[str, Score]  # part of the data -> score
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a job. `message` is what left the client, `bytes_up` its size.
+    """The result of a job. `message` is what left the client, `bytes_up` its size.
 
-    `refused` says why nothing of it counts; `dropped`: nothing came back. Weights and state do not matter then.
+    `refused` says why nothing of it counts; `dropped`: nothing arrived. Weights and state do not matter then.
     """
 
     client_id: int

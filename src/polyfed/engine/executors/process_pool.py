@@ -83,8 +83,8 @@ def make_executor(
             "vectorized". Or one of `EXECUTORS`.
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `vectorized.SIZE`.
-        context: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
-            cannot be stacked. rebuild: makes the same federation in another process, for executors that need it.
+        context: what is worked on. training: how much. say: is given a line when a worker had to be replaced, or of
+            clients that cannot be stacked. rebuild: makes the same federation in another process, where that is needed.
 
     Raises:
         ConfigError: no such executor, or it is not possible here.
@@ -119,11 +119,7 @@ def make_executor(
 
 
 def _check_workers(name: str, workers: int | None) -> None:
-    """Whether an executor can have so many.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Whether an executor can have so many."""
     if name == "serial" and (workers or 1) > 1:
         raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
     if name == "vectorized" and workers == 1:
@@ -197,7 +193,7 @@ class ProcessPool:
     out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
 
     Args:
-        context: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
+        context: what is worked on. workers: how many. estimates: how long things take. say: as above.
     """
 
     def __init__(self, context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
@@ -316,11 +312,7 @@ class ProcessPool:
         return found
 
     def _assign_jobs(self, asked: Sequence[Any], order: Sequence[int], keep: Callable[[int, Any], None]) -> list[int]:
-        """Have what stands at these places done by all workers; the places of those whose worker died.
-
-        Raises:
-            PolyfedError: that of the first in the order of what was asked, as if they were done one after the other.
-        """
+        """Have what stands at these places done by all workers; the places of those whose worker died."""
         waiting = deque(order)
         busy = dict[Worker, int]()
         died = list[int]()
@@ -380,7 +372,7 @@ class _SharedMemory:
         self._memory: mmap.mmap | None = None
 
     def room(self, size: int) -> memoryview:
-        """Its first bytes, so many; whoever writes has it grow."""
+        """Its first bytes, so many; the one who writes has it grow."""
         if os.fstat(self._file).st_size < size:
             os.ftruncate(self._file, int(_SPARE * size))
         if self._memory is None or len(self._memory) < size:

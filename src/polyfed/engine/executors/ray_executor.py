@@ -7,7 +7,7 @@ the result is that of `serial` bit for bit, and a run goes on with any executor.
 
 What polyfed hands to Ray are bytes, facts as JSON and tensors as they lie in memory, and nothing of ours is unpickled
 from them. Ray itself pickles what it needs to run them: the actor's class, the name of the function that makes the
-federation, with the recipe's text, and its own errors. So whoever can speak to Ray's processes can run code in them.
+federation, with the recipe's text, and its own errors. So who can speak to Ray's processes can run code in them.
 Those that are started here listen on the loopback interface alone, and to those who know a token that is made for the
 run; a cluster is for its keeper to guard.
 
@@ -80,7 +80,7 @@ class RayExecutor(ProcessPool):
 
     Args:
         context: what is worked on. workers: how many actors; None: the cores of this machine, or its GPUs, where
-            networks compute on them. training: how much. say: told of actors that died. rebuild: makes the same
+            networks compute on them. training: how much. say: is given a line when one died. rebuild: makes the same
             federation in an actor; Ray pickles it.
 
     Raises:
@@ -185,11 +185,7 @@ class RayExecutor(ProcessPool):
 
 
 def _on_gpus(device: torch.device) -> bool:
-    """Whether each worker gets a GPU of its own.
-
-    Raises:
-        ConfigError: Ray's workers cannot compute on this device.
-    """
+    """Whether each worker gets a GPU of its own."""
     if device.type == "cuda" and device.index is not None:
         raise ConfigError(
             f"expected device 'cuda' with the executor 'ray', whose workers have a GPU each, got '{device}'"

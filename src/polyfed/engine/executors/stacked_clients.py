@@ -298,9 +298,9 @@ class StackedClients:
             return grads, losses, sums
 
         def changed(grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]) -> Any:
-            told = function.context(*given)
-            solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), told)
-            made = self._method.gradients(solved, batch, told)
+            context = function.context(*given)
+            solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), context)
+            made = self._method.gradients(solved, batch, context)
             return {name: g for name, g in made.grads.items() if g is not None}, made.loss, summed(made)
 
         found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *function.axes))(
@@ -311,11 +311,7 @@ class StackedClients:
     # trials -----------------------------------------------------------------------------------------------------
 
     def _tried(self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData) -> StepSignature | str:
-        """Take a step of this kind with two clients, one after the other and as one, on copies, and compare.
-
-        Returns:
-            What is known of such steps, or why they cannot be stacked.
-        """
+        """Take a step of this kind with two clients, one after the other and as one, on copies, and compare."""
         count = min(turn.count for turn in turns)
         if not self._normed:  # few enough for other rows to be added with weight 0
             most = max(held.counts[part.walks[turn.row].place] for turn in turns)
@@ -342,11 +338,7 @@ class StackedClients:
     def _compared(
         self, pair: ActiveGroup, turns: Sequence[NextStep], held: PhaseData
     ) -> tuple[StepSignature, Sequence[NextStep], Sequence[_StepAlone]]:
-        """What the steps of a pair read, and what they give one by one, which is what they give as one.
-
-        Raises:
-            NotVectorizable: it is not.
-        """
+        """What the steps of a pair read, and what they give one by one, which is what they give as one."""
         read: set[str] = set()
         expected = []
         before = drawn_of_others()
@@ -446,11 +438,7 @@ class StackedClients:
         return True
 
     def _try_inputs(self) -> None:
-        """Whether `inputs` leaves the network's weights alone, which it is not given here.
-
-        Raises:
-            NotVectorizable: it gives something else when they are others.
-        """
+        """Whether `inputs` leaves the network's weights alone, which it is not given here."""
         for walk in self._walks[:2]:
             seen = []
             for scale in (1.0, 0.5):

@@ -112,7 +112,7 @@ class VectorizedExecutor:
                 yield sorted(places[first : first + self._size])
 
     def _together(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
-        """What came of jobs of one kind."""
+        """The results of jobs of one kind."""
         first = jobs[0]
         kind = (first.client.architecture, first.variant, first.exchange.name)
         if first.client.training.keep_optimizer_state:
@@ -134,11 +134,7 @@ class VectorizedExecutor:
 
     @timed("score")
     def _scored(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """The scores of clients who receive and predict one after the other.
-
-        Raises:
-            RunError: the method failed; says for which client and in which round.
-        """
+        """The scores of clients who receive and predict one after the other."""
         method, model_factory = self._context.method, self._context.model_factory
         before = [client_weights(each.client, each.variant, model_factory) for each in asked]
         clients: list[Client] = []
@@ -180,9 +176,6 @@ class VectorizedExecutor:
         """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.
 
         In an exchange without training the networks are only looked through for NaN as one.
-
-        Raises:
-            NotVectorizable: they cannot train as one.
         """
         method = self._context.method
         model_factory = self._context.model_factory
@@ -230,12 +223,7 @@ class VectorizedExecutor:
         return outcomes
 
     def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:
-        """Train as one, the networks' tensors (K, ...) in place; the first that is not finite, client by client.
-
-        Raises:
-            NotVectorizable: they cannot train as one.
-            RunError: the method failed.
-        """
+        """Train as one, the networks' tensors (K, ...) in place; the first that is not finite, client by client."""
         method, model_factory = self._context.method, self._context.model_factory
         job, clients = works[0].job, [work.client for work in works]
         phases = method.phases(clients[0].training) if job.exchange.phases is None else job.exchange.phases
@@ -264,11 +252,7 @@ def is_about_own_rows(asked: EvalJob) -> bool:
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:
-    """Whether what each phase trains on can lie in one tensor, and is prepared alike.
-
-    Raises:
-        NotVectorizable: it cannot.
-    """
+    """Whether what each phase trains on can lie in one tensor, and is prepared alike."""
     for phase in phases:
         pairs = [pair for pair in (phase_data(client, phase) for client in clients) if len(pair[0])]
         kinds = {(samples.x.shape[1:], samples.x.dtype) for samples, _ in pairs}

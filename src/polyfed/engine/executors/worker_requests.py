@@ -1,4 +1,4 @@
-"""What a run asks of a worker process, and what this answers: one piece of memory each, whoever carries it.
+"""What a run asks of a worker process, and what this answers: one piece of memory each, however it travels.
 
 It is the length of the facts, the facts as JSON, and the tensors as they lie in memory: nothing is unpickled.
 A worker keeps nothing that a result depends on: data, networks and the method it has already, the client's weights and
@@ -207,7 +207,7 @@ def check_reply(reply: Mapping[str, Any]) -> None:
 def _read_answer(
     asked: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], store: WeightStore
 ) -> JobResult | Scores | Tensor:
-    """The result of a request; of a `TrainJob`, what did not change is the client's own again."""
+    """The result of a request; of a `TrainJob`, weights that did not change are the client's own again."""
     if isinstance(asked, EvalJob):
         return {part: _read_score(figures) for part, figures in tensors.items()}
     if isinstance(asked, PassJob):
@@ -224,7 +224,7 @@ def _read_answer(
         own.id,
         freeze(tensors["message"]),
         weights,
-        own.state if tensors["state"] is None else _filled(tensors["state"], own.state),
+        own.state if tensors["state"] is None else tensors["state"],
         TrainingResult(*reply["trained"]),
         reply["bytes_up"],
         reply["sums"],
@@ -235,11 +235,7 @@ def _read_answer(
 
 
 def _check_length(architecture: str, content: Tensor, expected: int) -> None:
-    """Whether a row is as long as the network's rows are here.
-
-    Raises:
-        RunError: it is not.
-    """
+    """Whether a row is as long as the network's rows are here."""
     if content.numel() != expected:
         raise RunError(f"expected {expected} bytes of weights of '{architecture}', got {content.numel()}")
 
@@ -264,29 +260,6 @@ def _read_score(figures: Mapping[str, Any]) -> Score:
     assert missing is None or isinstance(missing, ClientScore)
     auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
     return ClientScore(figures["confusion"], auc, others, calibration_error, missing)
-
-
-def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
-    """The state with the client's own tensors where there is None."""
-    filled = {}
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            filled[name] = _filled(value, own.get(name))
-        else:
-            filled[name] = own[name] if value is None else value
-    return filled
-
-
-def _changed(state: Mapping[str, Any], before: Any) -> dict[str, Any]:
-    """The state with None for the tensors that are the very same as before, under the same name."""
-    known = before if isinstance(before, Mapping) else {}
-    changed: dict[str, Any] = {}
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            changed[name] = _changed(value, known.get(name))
-        else:
-            changed[name] = None if value is known.get(name) else value
-    return changed
 
 
 def _error_class(name: str) -> type[PolyfedError]:
@@ -385,7 +358,7 @@ class WorkerLoop:
         }
         return facts, {
             "message": done.message,
-            "state": _changed(done.state, client.state) if done.counts else None,
+            "state": done.state if done.counts else None,
             "score": None if done.score is None else _figures(done.score),
             "weights": fresh.bytes if done.weights is fresh else None,
         }

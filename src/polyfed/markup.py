@@ -6,7 +6,6 @@ VS Code and in a notebook that was saved; frames and words have the color of the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,14 +13,11 @@ from typing import TypeVar
 from polyfed.escaping import html_text
 from polyfed.palette import COLORS
 
-__all__ = ["Line", "curves", "cut", "details", "notes", "paragraph", "preformatted", "table"]
-
 _WIDTH, _HEIGHT = 520, 220  # pixels of a figure
 _LEFT = 40
 _RIGHT = 10
 _TOP = 10
 _BOTTOM = 36  # of it, around the curves
-_TICKS = 6  # at most, on an axis
 _DASHES = ("", "7 3", "2 2", "7 3 2 3")
 Row = TypeVar("Row")
 
@@ -100,36 +96,32 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str) -> str:
     drawn = [line for line in lines if line.x]
     if not drawn:
         return ""
-    left = min(min(line.x) for line in drawn)
-    right = max(max(line.x) for line in drawn)
-    low = min(min(line.y) for line in drawn)
-    high = max(max(line.y) for line in drawn)
-    down = _ticks(low, high, whole=False)
-    up = _ticks(left, right, whole=True)
-    bottom = min(low, down[0])
-    top = max(high, down[-1])
+    left, right = (bound(value for line in drawn for value in line.x) for bound in (min, max))
+    low, high = (bound(value for line in drawn for value in line.y) for bound in (min, max))
+    wide = _WIDTH - _LEFT - _RIGHT
+    tall = _HEIGHT - _TOP - _BOTTOM
 
-    def across(value: float) -> float:
-        return _LEFT + (value - left) / ((right - left) or 1) * (_WIDTH - _LEFT - _RIGHT)
-
-    def along(value: float) -> float:
-        return _HEIGHT - _BOTTOM - (value - bottom) / ((top - bottom) or 1) * (_HEIGHT - _TOP - _BOTTOM)
+    def place(x: float, y: float) -> tuple[float, float]:
+        """In pixels; the only place there is lies at the left and at the bottom."""
+        across = (x - left) / ((right - left) or 1)
+        return _LEFT + across * wide, _HEIGHT - _BOTTOM - (y - low) / ((high - low) or 1) * tall
 
     parts = []
-    for value in down:
-        y = along(value)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        value = low + share * (high - low)
+        _, y = place(left, value)
         parts.append(f'<path d="M{_LEFT},{y:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" stroke-opacity=".2"/>')
-        parts.append(_text(_LEFT - 6, y + 4, f"{value:g}", "end"))
-    for value in up:
-        parts.append(_text(across(value), _HEIGHT - _BOTTOM + 15, f"{value:g}", "middle"))
-    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, x_label, "middle"))
+        parts.append(_text(_LEFT - 6, y + 4, f"{value:.3g}", "end"))
+    for value in dict.fromkeys((left, round((left + right) / 2), right)):
+        parts.append(_text(place(value, low)[0], _HEIGHT - _BOTTOM + 15, f"{value:g}", "middle"))
+    parts.append(_text(_LEFT + wide / 2, _HEIGHT - 4, x_label, "middle"))
     for number, line in enumerate(drawn):
-        places = " ".join(f"{across(x):.1f},{along(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
-        look = _look(number)
+        points = [place(x, y) for x, y in zip(line.x, line.y, strict=True)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         inner = f"<title>{html_text(line.name)}</title>"
-        parts.append(f'<polyline points="{places}" {look} stroke-width="2" fill="none">{inner}</polyline>')
-        if len(line.x) == 1:
-            dot = f'cx="{across(line.x[0]):.1f}" cy="{along(line.y[0]):.1f}" r="3"'
+        parts.append(f'<polyline points="{path}" {_look(number)} stroke-width="2" fill="none">{inner}</polyline>')
+        if len(points) == 1:
+            dot = f'cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3"'
             parts.append(f'<circle {dot} fill="{COLORS[number % len(COLORS)]}">{inner}</circle>')
     names = "; ".join(line.name for line in drawn)
     label = html_text(f"{y_label} by {x_label}: {names}")
@@ -152,26 +144,3 @@ def _look(number: int) -> str:
 def _entry(number: int, name: str) -> str:
     sample = f'<svg width="26" height="10"><path d="M0,5H26" {_look(number)} stroke-width="2"/></svg>'
     return f'<span style="margin-right:1.2em">{sample} {html_text(name)}</span>'
-
-
-def _ticks(low: float, high: float, whole: bool) -> list[float]:
-    """Round numbers around a range; whole: whole numbers within it.
-
-    >>> _ticks(41.5, 87.1, whole=False), _ticks(1, 20, whole=True)
-    ([40.0, 50.0, 60.0, 70.0, 80.0, 90.0], [5.0, 10.0, 15.0, 20.0])
-    """
-    step = _step(max(high - low, 1e-6), whole)
-    if whole:
-        first = math.ceil(low / step - 1e-9)
-        last = math.floor(high / step + 1e-9)
-    else:
-        first = math.floor(low / step + 1e-9)
-        last = math.ceil(high / step - 1e-9)
-    return [step * number for number in range(first, last + 1)]
-
-
-def _step(span: float, whole: bool) -> float:
-    """1, 2 or 5 times a power of ten, so that a range has few of them."""
-    power = 10.0 ** math.floor(math.log10(span / _TICKS))
-    fitting = next(factor * power for factor in (1, 2, 5, 10) if span <= _TICKS * factor * power)
-    return max(1.0, fitting) if whole else fitting

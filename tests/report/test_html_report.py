@@ -129,14 +129,6 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_another_stage(two_by_two: Path) -> None:
-    (section,) = shown(two_by_two, "received")["sections"]
-    assert section["curves"]["lines"]["fedgh"]["metrics"]["accuracy"]["mean"] == [0.2, 0.3, 0.45]
-    assert section["tables"][0]["columns"][1]["cells"][1] == "45.00 ± 7.07"
-    assert "stage received" in section["caption"]
-    assert "stage personal" in section["clients"]["about"]  # that is what is recorded of every client
-
-
 # what is on it --------------------------------------------------------------------------------------------------
 
 
@@ -223,13 +215,6 @@ def test_clients_seed_by_seed(two_by_two: Path) -> None:
     assert shown(two_by_two)["sections"][0]["clients"]["seeds"][0]["labels"] == [None, None], "one deal is not another"
 
 
-def test_who_was_not_scored_is_not_known(make: Any) -> None:
-    make("a", accuracy_per_client=[None, 0.5])
-    assert shown(make.root)["sections"][0]["clients"]["seeds"][0]["accuracy"] == {"local": [None, 0.5]}
-    make("b", "fedgh", accuracy_per_client=[])
-    assert list(shown(make.root)["sections"][0]["clients"]["seeds"][0]["accuracy"]) == ["local"]
-
-
 def test_counts_of_classes_without_room_are_told(make: Any) -> None:
     labels = {str(label): 1 for label in range(31_000)}
     table = [{"id": n, "architecture": "net", "samples": 31_000, "labels": labels} for n in range(2)]
@@ -299,13 +284,6 @@ def test_names_of_files_are_short_plain_and_unlike(make: Any) -> None:
     assert names == ["a-b.toml", "a-b-2.toml", f"{'x' * 60}.toml", "4.toml", "up.toml"]
 
 
-def test_what_is_scaled_down_says_so(make: Any) -> None:
-    folder = make("a", run={"preset": "small", "preset_note": "scaled down: 2 rounds, not 200"})
-    (section,) = shown(folder)["sections"]
-    assert section["scaled"] is True
-    assert "scaled down: 2 rounds, not 200" in section["caption"]
-
-
 def test_several_comparisons_and_runs_that_are_not_done(make: Any) -> None:
     make("a")
     make("b", "fedgh", data={"dataset": "cifar10"})
@@ -314,14 +292,6 @@ def test_several_comparisons_and_runs_that_are_not_done(make: Any) -> None:
     assert data["title"] == "2 comparisons"
     assert [section["title"].split()[0] for section in data["sections"]] == ["digits", "cifar10"]
     assert [note for note in data["notes"] if "unfinished" in note]
-
-
-def test_runs_without_rounds_still_have_a_table(make: Any) -> None:
-    folder = make("a")
-    (folder / "rounds.jsonl").write_text("")
-    (section,) = shown(folder)["sections"]
-    assert section["curves"] == {"metrics": [], "titles": {}, "factors": {}, "lines": {}, "note": ""}
-    assert section["tables"][0]["columns"][0]["cells"] == ["local"]
 
 
 # heat maps ------------------------------------------------------------------------------------------------------

@@ -180,33 +180,7 @@ def test_other_settings_or_data_have_no_column(make: Any) -> None:
     assert not any("paper" in note or "column" in note for note in none.notes)
 
 
-def test_a_variant_is_not_its_methods_row(make: Any) -> None:
-    make("a", "fedgh", label="fedgh-random-header", run=RUN)
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
-    assert row.published == ()
-
-
-def test_machines_get_it_too(make: Any) -> None:
-    table = compare_runs(load_runs(sixty(make)))
-    found = json.loads(to_json(table))["tables"][0]["rows"][1]["published"][0]
-    assert (found["quantity"], found["ours"], found["theirs"], found["mark"]) == (
-        "accuracy", pytest.approx(62.0), 62.0, "within 3 spreads",
-    )  # fmt: skip
-
-
 # the shipped files ----------------------------------------------------------------------------------------------------
-def test_the_shipped_footnotes_and_units_are_known() -> None:
-    every = paper_tables.entries()
-    assert len(every) > 500
-    for entry in every:
-        assert all(paper_results.footnote(name) for name in entry.footnotes)
-        assert entry.stage in ("", "received", "personal", "after_training")
-        if entry.quantity.startswith("bytes") and entry.unit != "%":
-            assert entry.unit in paper_results.BYTES_PER_UNIT
-        if entry.quantity == "accuracy":
-            assert entry.unit == "%"
-    used = {name for entry in every for name in entry.footnotes}
-    assert used == set(paper_tables.read_footnotes(paper_tables.SOURCE))
 
 
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:

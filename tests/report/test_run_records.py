@@ -44,12 +44,6 @@ def test_names_labels_and_differing_hyperparameters(make: Any) -> None:
     ]
 
 
-def test_one_method_scored_in_two_stages_is_two_rows(make: Any) -> None:
-    make("a", "fedgh", 0)
-    make("b", "fedgh", 1, stage="received")
-    assert [run.name for run in load_runs(make.root)] == ["fedgh (stage=personal)", "fedgh (stage=received)"]
-
-
 def test_unfinished_runs_come_last_and_say_so(make: Any) -> None:
     make("a", "fedgh", finished=False)
     make("b", "local")
@@ -140,11 +134,3 @@ def test_nothing_there(tmp_path: Path) -> None:
         load_runs(tmp_path / "missing")
     with pytest.raises(ConfigError, match="no path"):
         load_runs([])
-
-
-def test_a_run_stopped_in_its_first_round_is_found_beside_its_live_curves(make: Any) -> None:
-    stopped = make.root / "a"
-    (stopped / "tensorboard").mkdir(parents=True)
-    (stopped / "recipe.toml").write_text('[method]\nname = "fedin"\n')
-    (run,) = load_runs(make.root)
-    assert not run.finished

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from polyfed.analysis.representations import clients_of
-from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import EventLog
 from polyfed.errors import ConfigError
 from polyfed.report.heatmaps import read_json
@@ -38,5 +37,3 @@ def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], 
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_parquet_file_says_of_its_columns_is_passed_over() -> None:
-    assert stored_features({b"huggingface": NESTED}) == {}

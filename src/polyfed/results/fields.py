@@ -1,7 +1,7 @@
 """What the values of a run's files may be: the kinds of single values, and the base class of their models.
 
 A file may come from anywhere, so values are taken as JSON has them and never converted: true is no number, 1.5 no
-whole number. A value that does not fit is told in one line with its place: ``'accuracy.personal.mean': expected a
+whole number. A value that does not fit is named in one line with its place: ``'accuracy.personal.mean': expected a
 number, got 'high'``.
 """
 
@@ -17,27 +17,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandle
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from polyfed.results.main_score import RMSE, as_accuracy
-
-__all__ = [
-    "Count",
-    "FieldType",
-    "Figure",
-    "Flag",
-    "IfPresent",
-    "Loss",
-    "NullIsEmptyDict",
-    "NullIsEmptyList",
-    "Number",
-    "Record",
-    "ScoredRecord",
-    "Setting",
-    "Text",
-    "check_present",
-    "count_between",
-    "number_between",
-    "one_of",
-    "validated",
-]
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")
@@ -76,11 +55,7 @@ class FieldType:
 
 def _is_number(value: Any) -> bool:
     """NaN passes, as older runs have some."""
-    return _is_any_number(value) and not abs(value) >= _LARGEST
-
-
-def _is_any_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= _LARGEST
 
 
 def _is_loss(value: Any) -> bool:
@@ -137,19 +112,11 @@ def _refuse_null(value: Any) -> Any:
     return value
 
 
-def _list_for_null(value: Any) -> Any:
-    return [] if value is None else value
-
-
-def _dict_for_null(value: Any) -> Any:
-    return {} if value is None else value
-
-
 # None is what a key that is not there becomes; null in the file is refused
 IfPresent = Annotated[T | None, BeforeValidator(_refuse_null)]
 # null in the file is read as nothing
-NullIsEmptyList = Annotated[list[T], BeforeValidator(_list_for_null)]
-NullIsEmptyDict = Annotated[dict[str, T], BeforeValidator(_dict_for_null)]
+NullIsEmptyList = Annotated[list[T], BeforeValidator(lambda value: [] if value is None else value)]
+NullIsEmptyDict = Annotated[dict[str, T], BeforeValidator(lambda value: {} if value is None else value)]
 
 
 class Record(BaseModel):
@@ -163,11 +130,11 @@ class ScoredRecord(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _under_one_name(cls, said: Any) -> Any:
+    def _under_one_name(cls, value: Any) -> Any:
         """The RMSE as the attributes of the accuracy."""
-        if not isinstance(said, Mapping) or RMSE.name not in said:
-            return said
-        return as_accuracy(said)
+        if not isinstance(value, Mapping) or RMSE.name not in value:
+            return value
+        return as_accuracy(value)
 
 
 def validated(model: type[R], value: Any, place: str = "") -> R:
@@ -179,7 +146,7 @@ def validated(model: type[R], value: Any, place: str = "") -> R:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise ValueError(_told(error, place)) from None
+        raise ValueError(_line(error, place)) from None
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -204,7 +171,7 @@ _EXPECTED = {
 }
 
 
-def _told(error: ValidationError, place: str) -> str:
+def _line(error: ValidationError, place: str) -> str:
     """The first thing that does not fit, in one line."""
     first: Mapping[str, Any] = error.errors(include_url=False)[0]
     steps = list(first["loc"])
@@ -217,8 +184,8 @@ def _told(error: ValidationError, place: str) -> str:
         expected = _EXPECTED.get(first["type"]) or first["msg"]
         got = f"{_SHORT.repr(first['input']):.{_LONGEST}}"
     where = _path(place, steps)
-    told = f"expected {expected}, got {got}"
-    return f"'{where}': {told}" if where else told
+    text = f"expected {expected}, got {got}"
+    return f"'{where}': {text}" if where else text
 
 
 def _path(place: str, steps: Sequence[int | str]) -> str:

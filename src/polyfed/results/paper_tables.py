@@ -12,10 +12,9 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polyfed.errors import ConfigError, suggest
-
-__all__ = ["PaperNumber", "entries", "footnote", "tables"]
 
 SOURCE = Path(__file__).parent  # where both files lie
 
@@ -56,19 +55,9 @@ def _entries(source: Path) -> tuple[PaperNumber, ...]:
 
 
 def _entry(line: Mapping[str, str]) -> PaperNumber:
-    return PaperNumber(
-        paper=line["paper"],
-        table=line["table"],
-        setting=line["setting"],
-        dataset=line["dataset"],
-        method=line["method"],
-        quantity=line["quantity"],
-        mean=float(line["mean"]) if line["mean"] else None,
-        spread=float(line["spread"]) if line["spread"] else None,
-        unit=line["unit"],
-        footnotes=tuple(line["footnote"].split()),
-        stage=line["stage"],
-    )
+    entry: dict[str, Any] = {key: value for key, value in line.items() if key != "footnote"}
+    entry |= {key: float(line[key]) if line[key] else None for key in ("mean", "spread")}
+    return PaperNumber(**entry, footnotes=tuple(line["footnote"].split()))
 
 
 def footnote(name: str) -> str:

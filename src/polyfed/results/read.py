@@ -116,9 +116,9 @@ def check_links(folder: Path) -> None:
         except OSError:  # not there, or not to be read, which is told when it is
             continue
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            came = "a link" if stat.S_ISLNK(mode) else "something else"
+            kind = "a link" if stat.S_ISLNK(mode) else "something else"
             raise ConfigError(
-                f"expected files and folders in {folder}, got {came}: {place}, which is not followed; put a copy of "
+                f"expected files and folders in {folder}, got {kind}: {place}, which is not followed; put a copy of "
                 "what you mean in its place"
             )
 

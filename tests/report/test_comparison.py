@@ -225,7 +225,7 @@ def test_spreads_of_few_seeds(make: Any) -> None:
     assert "50.00 ±    -" not in to_text(table)
     assert "75.00 ±    -" in to_text(table)  # fedgh has one seed where local has two
     assert "| method | seeds |" in to_markdown(table)
-    assert "two seeds: no interval is told, which takes three" in table.sections[0].notes
+    assert "two seeds: no interval is given, which takes three" in table.sections[0].notes
 
 
 def test_differences_are_paired_on_shared_seeds(make: Any) -> None:

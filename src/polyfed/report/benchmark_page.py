@@ -213,9 +213,9 @@ def _overview(
     has_longer = any(one.row(longer.get(one.setting, "")) is not None for one in counted)
     also = ", and above a Local that trains for longer" if has_longer else ""
     yield (
-        f"Of the methods that also ran with each client alone, how many can be told to lie above Local{also}, and how "
-        "many to gain or lose by the other clients (together minus alone), by their 95 % intervals. If nothing made a "
-        "difference, one in forty would be told on either side."
+        f"Of the methods that also ran with each client alone, how many lie distinguishably above Local{also}, and how "
+        "many gain or lose by the other clients (together minus alone), by their 95 % intervals. If nothing made a "
+        "difference, one in forty would on either side."
     )
 
 

@@ -87,7 +87,7 @@ class SettingResult(Record):
         score: what the rows' accuracies are: "accuracy", or "rmse" where numbers are predicted.
         about: data, clients and rounds, in words. scored_on: whose test data, and which mean. changes: presets and
             changes laid over the recipe; "" where there are none.
-        recipe: the resolved recipe but for ``[method]`` and ``[run]``. data: seed -> checksum of the rows as dealt
+        recipe: the resolved recipe but for ``[method]`` and ``[run]``. data: seed -> checksum of the assigned rows
             (`polyfed.results.schema.MadeOf`); what was made before there was one has none.
         tuning: by method. epochs_of_local: by method, the epochs a round by which Local takes as many steps; of those
             whose longer Local was asked for.

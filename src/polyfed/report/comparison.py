@@ -32,7 +32,7 @@ from polyfed.results.schema import FigureSummary, Summary
 
 _EPSILON = {
     "client": "of the bounded entries of all uploads of a client, for whether it takes part",
-    "sample": "of what a client's uploads tell of what one of its rows holds; see the runs' records for which of them",
+    "sample": "of what a client's uploads reveal of what one of its rows holds; see the runs' records for which of them",
 }
 
 
@@ -331,9 +331,9 @@ def _about_scores(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     if most == 1:
         yield "one seed: neither a spread nor an interval is known"
     elif most < SEEDS:
-        yield "two seeds: no interval is told, which takes three"
+        yield "two seeds: no interval is given, which takes three"
     elif few:
-        yield f"fewer than three seeds, of which no interval is told: {', '.join(few)}"
+        yield f"fewer than three seeds, of which no interval is given: {', '.join(few)}"
 
 
 def _about_target(target: Target, wanted: float, group: Group) -> str:

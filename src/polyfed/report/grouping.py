@@ -1,8 +1,8 @@
 """Which runs may stand side by side, and the sentence over every table and figure that says what was measured.
 
-Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, the same
+Two runs are comparable when they had the same data (assigned alike), the same number of clients and of rounds, the same
 preset, and were scored on the same test data with the same mean, over all clients or the honest ones. Everything else
-(hyperparameters, learning rates, networks) is what a comparison is about, or is told in a note.
+(hyperparameters, learning rates, networks) is what a comparison is about, or stands in a note.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Group:
 
     @property
     def experiment(self) -> str:
-        """What was measured, whoever is held out."""
+        """What was measured, without who is held out."""
         return self.about.replace(_held_out(self.runs[0]), "", 1)
 
     def stages(self, stage: str | None) -> dict[str, str]:
@@ -82,7 +82,7 @@ class Group:
         """What networks began with, what was laid over the recipe and scales it down, and what --set changed, as in
         " Preset small: ..."; or "".
 
-        A setting that was not changed in all runs is what tells them apart, and is shown there.
+        A setting that was not changed in all runs is what distinguishes them, and is shown there.
         """
         run = self.runs[0]
         preset = f" Preset {': '.join(filter(None, (run.preset, run.scaled_down)))}." if run.preset else ""

@@ -113,7 +113,7 @@ def read_json(path: Path) -> Any:
 def _holders(
     content: Any, key: str, whose: tuple[Any, Any] | None
 ) -> Iterator[tuple[str, tuple[Any, Any] | None, Holder]]:
-    """Every object with a matrix, wherever in the file: the key that it lies under, whose it is said to be, itself."""
+    """Every object with a matrix, wherever in the file: the key that it lies under, whose it is, itself."""
     if isinstance(content, list):
         for inner in content:
             if isinstance(inner, Mapping):

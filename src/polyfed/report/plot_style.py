@@ -1,7 +1,7 @@
 """How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
 
 Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
-maps of many cells are wider. Nothing is told by color alone: lines differ in marker and dash, bars in hatch, and
+maps of many cells are wider. Nothing is shown by color alone: lines differ in marker and dash, bars in hatch, and
 `SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
 """
 
@@ -118,17 +118,17 @@ def _make_visible(figure: Figure) -> None:
 
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            told = axis.get_major_formatter()
-            if isinstance(told, FuncFormatter):  # as that of labels given with their places
-                axis.set_major_formatter(FuncFormatter(functools.partial(_visible_label, told.func)))
+            formatter = axis.get_major_formatter()
+            if isinstance(formatter, FuncFormatter):  # as that of labels given with their places
+                axis.set_major_formatter(FuncFormatter(functools.partial(_visible_label, formatter.func)))
     for artist in figure.findobj():
         artist.set_gid(visible(artist.get_gid() or "") or None)
         if isinstance(artist, Text) and artist.get_text() != visible(artist.get_text()):
             artist.set_text(visible(artist.get_text()))
 
 
-def _visible_label(told: Callable[[float, int | None], str], value: float, place: int | None) -> str:
-    return visible(told(value, place))
+def _visible_label(label: Callable[[float, int | None], str], value: float, place: int | None) -> str:
+    return visible(label(value, place))
 
 
 # lines and fills --------------------------------------------------------------------------------------------------

@@ -42,14 +42,14 @@ def save_command(folder: Path, command: str, ran: bool) -> Path:
 
 @dataclass(frozen=True)
 class MadeBy:
-    """How a comparison was made, as ``compare.json`` tells; empty where it does not."""
+    """How a comparison was made, as in ``compare.json``; empty where it does not."""
 
     command: str = ""
     date: str = ""
 
 
 def read_command(folder: Path) -> MadeBy:
-    """What ``compare.json`` tells; nothing where there is none.
+    """What ``compare.json`` holds; nothing where there is none.
 
     Raises:
         ConfigError: it cannot be read, or is a link.

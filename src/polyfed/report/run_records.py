@@ -63,7 +63,7 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end and has a result."""
+        """Whether the run has reached its end and has a result."""
         return self.stored is not None
 
     @property
@@ -106,7 +106,7 @@ class RunRecord:
 
     @property
     def data_checksum(self) -> str | None:
-        """Of a finished run's rows as they were dealt; None where it is not known, or each client has those of all."""
+        """Of a finished run's rows as assigned; None where it is not known, or each client has those of all."""
         return None if self.control.startswith("pooled") else self.result.made_of.data
 
     @property

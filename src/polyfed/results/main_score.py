@@ -94,13 +94,13 @@ class MainScore:
         shares = {client: 1 / (len(test_rows) * rows) for client, rows in test_rows.items() if rows}
         few = sorted((client for client, share in shares.items() if share > _MOST), key=lambda one: -shares[one])
         unit = "points" if self.is_share else "%"
-        told = [
+        named = [
             f"{client_text(client, names[client] if names else '')} has {test_rows[client]}, each "
             f"{100 * shares[client]:.1f} {unit}{' of the mean over clients' if client == few[0] else ''}"
             for client in few[:_TOLD]
         ]
         more = [f"and {len(few) - _TOLD} more"] if len(few) > _TOLD else []
-        return f"few test rows: {'; '.join([*told, *more])}" if few else ""
+        return f"few test rows: {'; '.join([*named, *more])}" if few else ""
 
     def renamed(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Entries under the keys of this score, of such under those of the accuracy."""

@@ -113,7 +113,7 @@ def check_links(folder: Path) -> None:
             mode = place.lstat().st_mode
             if stat.S_ISDIR(mode):
                 waiting += place.iterdir()
-        except OSError:  # not there, or not to be read, which is told when it is
+        except OSError:  # not there, or not to be read, which the reader finds out
             continue
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             kind = "a link" if stat.S_ISLNK(mode) else "something else"

@@ -316,7 +316,7 @@ class MadeOf(Record):
 
     data: IfPresent[Text] = Field(
         None,
-        description="of all clients' rows as they are dealt, of public ones, and of the names of classes, features and "
+        description="of all clients' rows as assigned to them, of public ones, and of the names of classes, features and "
         "words; absent from deployed runs, whose rows are with the nodes",
     )
     code: dict[str, Text] = Field(
@@ -487,11 +487,11 @@ _NEEDED_TO_GO_ON = (
 )
 
 
-def in_order(said: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
+def in_order(entries: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
     """The entries in the order of a model's fields; what the model does not know stands behind them."""
     places = {name: place for place, name in enumerate(kind.model_fields)}
-    order = {name: places.get(fields, len(places)) for name, fields in zip(said, as_accuracy(said), strict=True)}
-    return {name: said[name] for name in sorted(said, key=lambda name: order[name])}
+    order = {name: places.get(fields, len(places)) for name, fields in zip(entries, as_accuracy(entries), strict=True)}
+    return {name: entries[name] for name in sorted(entries, key=lambda name: order[name])}
 
 
 def check_complete(record: RoundRecord) -> None:

@@ -218,7 +218,7 @@ class ModelEntry(Record):
     )
 
 
-# what a node is told of a model that it writes itself
+# what a node gets to know of a model that it writes itself
 _NODES_KEYS = (
     *(
         "architecture",
@@ -245,14 +245,3 @@ def check_nodes_entry(value: Any) -> None:
     check_present(entry, _NODES_KEYS)
     if entry.prepare not in (None, "plain"):
         validated(Normalization, entry.prepare, "prepare")
-
-
-# nodes.jsonl ------------------------------------------------------------------------------------------------------
-
-
-class NodeEvent(Record):
-    """What happened to a node, as far as the progress of a run shows it: a line of nodes.jsonl."""
-
-    event: IfPresent[Text] = None
-    round: IfPresent[Count] = None
-    reason: IfPresent[Text] = None

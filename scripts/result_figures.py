@@ -21,7 +21,7 @@ from polyfed.report.benchmark_page import gains_figure
 from polyfed.report.figures import series
 from polyfed.report.findings import Gains
 from polyfed.report.grouping import group_runs
-from polyfed.report.plot_style import HEIGHT, bar_style, canvas, empty_figure, legend, line_style, style_axes
+from polyfed.report.plot_style import HEIGHT, SHEET, bar_style, canvas, empty_figure, legend, line_style, style_axes
 from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import Estimate
 
@@ -85,7 +85,7 @@ def gains(folder: Path) -> None:
     figure = gains_figure(by_setting, [method for method, _ in shared.most_common()], "gains")
     if figure is None:
         raise SystemExit(f"expected tables of gains in {folder}, got none")
-    figure.figure.savefig(RESULTS / "gains.png", facecolor="white")
+    figure.figure.savefig(RESULTS / "gains.png", **SHEET)
 
 
 def _gains(row: Mapping[str, str]) -> Gains:
@@ -122,7 +122,7 @@ def unlike_own_data(folder: Path) -> None:
         axes.set_title(title, size=9)
         axes.set(xlabel="accuracy [%]", xlim=(0, None))
         style_axes(axes, grid="x")
-    figure.savefig(RESULTS / "unlike-own-data.png", facecolor="white")
+    figure.savefig(RESULTS / "unlike-own-data.png", **SHEET)
 
 
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
@@ -137,7 +137,7 @@ def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lin
         )
     axes.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, None), ylim=(0, None))
     legend(axes, handles, lines)
-    figure.savefig(RESULTS / f"{stem}.png", facecolor="white")
+    figure.savefig(RESULTS / f"{stem}.png", **SHEET)
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def test_curves_are_files(two_by_two: Path, tmp_path: Path) -> None:
     assert len(re.findall(r'id="series-\d+"', svg.read_text())) == 2
     (drawing,) = curve_drawings(load_runs(two_by_two), metric="f1")
     assert drawing.figure.axes[0].get_ylabel() == "test macro F1 [%]"
-    assert drawing.figure.texts[0].get_text() == "Macro F1 against rounds"
+    assert drawing.figure.texts[1].get_text() == "Macro F1 against rounds"
 
 
 def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
@@ -341,25 +341,18 @@ def test_legends_stand_side_by_side() -> None:
     assert left.y1 == right.y1, "both begin below the axes"
 
 
-def test_long_words_are_wrapped_and_the_sheet_grows() -> None:
+def test_long_words_are_wrapped_and_nothing_stands_on_another() -> None:
     about = "words that say at length what was measured and where " * 8
     title = "A title that is too long for a single line of a figure as wide as a column of text"
     figure, axes = empty_figure(title, about)
     handles = [axes.plot([0, 1], [0, n], label=f"{n}")[0] for n in range(20)]
-    before = figure.get_figheight()
     names = [f"method {n} with its many settings, $a_b$ among them, named at great length" for n in range(20)]
     legend(axes, handles, names)
-    figure.draw_without_rendering()
-    renderer, canvas_box = figure.canvas.get_renderer(), figure.bbox
-    title_box, caption = (text.get_window_extent(renderer) for text in figure.texts)
+    assert unreadable(figure) == []
+    renderer = figure.canvas.get_renderer()
+    caption, title_box = (text.get_window_extent(renderer) for text in figure.texts)
     below, grid = figure.legends[0].get_window_extent(renderer), axes.get_tightbbox(renderer)
     stacked = [title_box, caption, grid, below]
-    assert figure.get_figheight() > before + 2
-    assert grid.height > 2.4 * figure.dpi
-    for box in stacked:
-        assert min(box.x0, box.y0) >= 0
-        assert box.x1 <= canvas_box.x1 + 1
-        assert box.y1 <= canvas_box.y1
     assert all(upper.y0 >= lower.y1 - 1 for upper, lower in itertools.pairwise(stacked))
     assert "$a_b$" in figure.legends[0].get_texts()[0].get_text(), "no formula"
 

@@ -35,5 +35,3 @@ def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], 
         reader(tmp_path)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
-
-

@@ -32,7 +32,7 @@ from polyfed.results.schema import FigureSummary, Summary
 
 _EPSILON = {
     "client": "of the bounded entries of all uploads of a client, for whether it takes part",
-    "sample": "of what a client's uploads reveal of what one of its rows holds; see the runs' records for which of them",
+    "sample": "of what a client's uploads reveal of what one of its rows holds; the runs' records name those uploads",
 }
 
 

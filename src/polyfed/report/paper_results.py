@@ -9,8 +9,8 @@ name.
 
 Quantities that runs are measured in: "accuracy" (%), "rounds to 90 %", "bytes to 90 %", "bytes per client and round",
 "parameters sent" (up, million). They are counted as the papers do: bytes both ways and as a method's own paper counts
-them, four to a parameter; a method that sends nothing has no rounds; what is printed of a client and round is the median
-over rounds of what was sent divided by the clients asked.
+them, four to a parameter; a method that sends nothing has no rounds; what is printed of a client and round is the
+median over rounds of what was sent divided by the clients asked.
 
 Ours differs where the difference is more than three spreads. A spread is sqrt(s^2 + o^2), s the paper's and o ours, the
 sample standard deviation over seeds; with one seed it is s alone. A row without s is not judged, nor is a run at a

@@ -22,26 +22,6 @@ from polyfed.report.atomic_files import make_folder, write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "HEIGHT",
-    "SHADES",
-    "WIDTH",
-    "FigureWithData",
-    "add_colorbar",
-    "bar_style",
-    "canvas",
-    "empty_figure",
-    "finish_layout",
-    "has_bands",
-    "inches",
-    "legend",
-    "legends",
-    "line_style",
-    "save",
-    "shortened",
-    "style_axes",
-]
-
 WIDTH = 5.6  # inches
 HEIGHT = 3.1  # inches, of axes and their labels
 SHADES = "YlGnBu"  # light to dark, steadily in gray too
@@ -55,9 +35,10 @@ _BANDS = 6  # lines whose bands can be told apart
 _TITLE = 11  # points
 _TEXT = 9  # points
 _CAPTION = 8.5  # points
-_MARGIN = 0.06  # inches, around all
 _LINE = 1.3  # a line's height over its size
-_DPI = 200  # texts are measured as they are drawn: at other resolutions they are hinted to other widths
+_WIDE = {"normal": 0.53, "bold": 0.62}  # a letter's width over its size
+_DPI = 200
+SHEET: dict[str, Any] = {"dpi": _DPI, "facecolor": "white", "bbox_inches": "tight", "pad_inches": 0.06}  # when saved
 _KEY = 0.6  # inches of a legend's entry before its name
 _LETTER = 0.078  # inches of a letter in a legend
 _ACROSS = 60  # letters of a legend's name in a line, at most
@@ -106,7 +87,7 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
         stream = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
         with matplotlib.rc_context({"svg.hashsalt": stem}):  # else ids are random
-            figure.savefig(stream, format=form, dpi=_DPI, metadata=metadata, facecolor="white")
+            figure.savefig(stream, format=form, metadata=metadata, **SHEET)
         written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
     return written
 
@@ -173,7 +154,8 @@ def canvas(
     """A figure with a grid of axes under a title and a caption, which are wrapped to its width.
 
     Args:
-        title, about: what is over it. height, width: inches of the grid; title, caption and legend come on top.
+        title, about: what is over it. height, width: inches of the grid; title, caption and legend stand around it, and
+            are in the file, which is cut to what is drawn.
         rows, columns: of the grid. options: for `matplotlib.figure.Figure.subplots`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -181,15 +163,13 @@ def canvas(
 
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    used = _MARGIN
-    for text, size, weight, color in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GRAY)):
-        lines = _wrapped(figure, text, size, weight, width - 2 * _MARGIN)
-        figure.text(0, 1, "\n".join(lines), parse_math=False)  # placed below, by points from the top left corner
-        label = figure.texts[-1]
-        label.set(size=size, weight=weight, color=color, va="top", linespacing=_LINE - 0.15)
-        label.set_transform(_from_the_top(figure, _MARGIN, used))
-        used += len(lines) * size * _LINE / 72
-    _resize(figure, head=used + 0.04, body=height, foot=0)
+    used = 0.04 / height
+    words = (about, _CAPTION, "normal", GRAY), (title, _TITLE, "bold", "black")
+    for text, size, weight, color in words:  # from the axes upwards
+        lines = textwrap.wrap(text, int(width / (size * _WIDE[weight] / 72)), break_on_hyphens=False)
+        look: dict[str, Any] = {"size": size, "weight": weight, "color": color, "linespacing": _LINE - 0.15}
+        figure.text(0, 1 + used, "\n".join(lines), va="bottom", parse_math=False, **look)
+        used += len(lines) * size * _LINE / 72 / height
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for one in axes.flat:
         one.tick_params(labelsize=_TEXT)
@@ -207,42 +187,22 @@ def style_axes(axes: Any, grid: str = "both") -> None:
 
 
 def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
-    """What the lines or bars are called, below the axes, in as many columns as fit; the figure grows by it."""
+    """What the lines or bars are called, below the axes, in as many columns as fit."""
     legends(axes.figure, [(handles, names)])
 
 
 def legends(figure: Any, beside: Sequence[tuple[Sequence[Any], Iterable[str]]]) -> None:
     """Legends side by side below the axes, each (handles, names) with an equal share of the width."""
-    share = figure.get_figwidth() / len(beside)
-    made = [_legend(figure, handles, names, share) for handles, names in beside]
-    heights = [one.get_window_extent(figure.canvas.get_renderer()).height / figure.dpi for one in made]
-    for number, one in enumerate(made):
-        one.set_bbox_to_anchor((number * share, max(heights) + _MARGIN), transform=figure.dpi_scale_trans)
-    head, body, _ = _parts(figure)
-    _resize(figure, head, body, max(heights) + _MARGIN)
-
-
-def _legend(figure: Any, handles: Sequence[Any], names: Iterable[str], width: float) -> Any:
-    """A legend in as many columns, up to four, as fit into this many inches."""
+    width = figure.get_figwidth() / len(beside)
     letters = min(_ACROSS, int((width - _KEY) / _LETTER))
-    labels = ["\n".join(textwrap.wrap(name, letters)) for name in names]
-
-    def in_columns(columns: int) -> Any:
-        made = figure.legend(
-            handles, labels, loc="upper left", borderaxespad=0.2, ncols=columns, frameon=False, fontsize=_TEXT,
-            handlelength=3.2, columnspacing=1.2,
-        )  # fmt: skip
-        for text in made.get_texts():
+    for number, (handles, names) in enumerate(beside):
+        labels = ["\n".join(textwrap.wrap(name, letters)) for name in names]
+        widest = max(len(line) for label in labels for line in label.split("\n"))
+        columns = max(1, min(4, len(labels), int(width / (_KEY + _LETTER * widest))))
+        place = {"loc": "upper left", "bbox_to_anchor": (number / len(beside), 0)}
+        look = {"frameon": False, "fontsize": _TEXT, "handlelength": 3.2, "columnspacing": 1.2, "borderaxespad": 0.2}
+        for text in figure.legend(handles, labels, ncols=columns, **place, **look).get_texts():
             text.set_parse_math(False)
-        return made
-
-    for columns in range(min(4, len(labels)), 1, -1):
-        made = in_columns(columns)
-        extent = made.get_window_extent(figure.canvas.get_renderer())
-        if extent.width / figure.dpi <= width - _MARGIN:
-            return made
-        made.remove()
-    return in_columns(1)
 
 
 def finish_layout(figure: Figure) -> None:
@@ -253,7 +213,7 @@ def finish_layout(figure: Figure) -> None:
 
 def add_colorbar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
     """The scale of shades, to the right of the axes."""
-    shrink = min(0.9, 2.6 / _parts(figure)[1])
+    shrink = min(0.9, 2.6 / figure.get_figheight())
     bar = figure.colorbar(shown, ax=axes, shrink=shrink, pad=0.02, aspect=22, anchor=(0, 1))
     bar.set_label(label, size=_TEXT)
     bar.ax.tick_params(labelsize=_TEXT - 0.5)
@@ -279,49 +239,3 @@ def shortened(names: Sequence[str], most: int) -> list[str]:
     head = most // 2
     found = [name if len(name) <= most else f"{name[:head]}…{name[len(name) - (most - head - 1) :]}" for name in names]
     return found if len(set(found)) == len(set(names)) else list(names)
-
-
-def _wrapped(figure: Figure, text: str, size: float, weight: str, width: float) -> list[str]:
-    """Lines of at most this many inches, measured in the font; a word that is too long for a line is broken."""
-    from matplotlib.font_manager import FontProperties
-
-    font = FontProperties(size=size, weight=weight)
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-
-    def fits(line: str) -> bool:
-        return bool(renderer.get_text_width_height_descent(line, font, False)[0] <= width * figure.dpi)
-
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if fits(longer):
-            lines[-1] = longer
-            continue
-        if lines[-1]:
-            lines.append("")
-        for letter in word:
-            if not fits(lines[-1] + letter):
-                lines.append("")
-            lines[-1] += letter
-    return lines
-
-
-def _from_the_top(figure: Figure, right: float, down: float) -> Any:
-    from matplotlib.transforms import ScaledTranslation
-
-    return figure.transFigure + ScaledTranslation(right, -down, figure.dpi_scale_trans)
-
-
-def _parts(figure: Figure) -> tuple[float, float, float]:
-    """Inches of what is above, of the grid, and of what is below."""
-    engine: Any = figure.get_layout_engine()
-    _, low, _, share = engine.get()["rect"]
-    height = figure.get_figheight()
-    return (1 - low - share) * height, share * height, low * height
-
-
-def _resize(figure: Figure, head: float, body: float, foot: float) -> None:
-    height = head + body + foot
-    figure.set_figheight(height)
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, foot / height, 1, body / height), w_pad=0.06)

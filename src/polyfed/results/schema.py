@@ -316,8 +316,8 @@ class MadeOf(Record):
 
     data: IfPresent[Text] = Field(
         None,
-        description="of all clients' rows as assigned to them, of public ones, and of the names of classes, features and "
-        "words; absent from deployed runs, whose rows are with the nodes",
+        description="of all clients' rows as assigned, of public ones, and of names of classes, features and words; "
+        "absent from deployed runs, whose rows are with the nodes",
     )
     code: dict[str, Text] = Field(
         {}, description="only with code of your own: module -> of its file, for those beside the recipe that it uses"

@@ -12,15 +12,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.deploy import require_package
+from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
-from polyfed.places import check_name
+from polyfed.places import check_name, private_files
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -56,6 +56,8 @@ def make_server_certificate(
             authority, or `cryptography` is missing.
     """
     require_package("cryptography", "making keys")
+    from cryptography.hazmat.primitives import serialization as form
+
     check_name(folder)
     place = Path(folder)
     names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
@@ -66,16 +68,22 @@ def make_server_certificate(
     taken = [place / name for name in (SERVER, SERVER_KEY) if (place / name).exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
-    has = [(place / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)]
-    if any(has) and not all(has):
-        missing, there = (AUTHORITY, AUTHORITY_KEY) if has[1] else (AUTHORITY_KEY, AUTHORITY)
-        raise ConfigError(f"expected {missing} beside {place / there}, got none; both make the authority")
-    signer, key, written = _authority(place, days) if all(has) else _new_authority(place, 10 * days)
-    own = _new_key()
-    certificate = _certificate(hosts[0], own, signer, key, days, names)
-    _write(place / SERVER, _pem(certificate))
-    _write(place / SERVER_KEY, _private(own), private=True)
-    return [*written, place / SERVER, place / SERVER_KEY]
+    certificates: dict[str, x509.Certificate] = {}
+    keys: dict[str, EllipticCurvePrivateKey] = {}
+    if any((place / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)):
+        signer, key = _authority(place, days)
+    else:
+        key = _new_key()
+        signer = _certificate("polyfed federation", key, None, key, 10 * days)
+        certificates[AUTHORITY] = signer
+        keys[AUTHORITY_KEY] = key
+    keys[SERVER_KEY] = _new_key()
+    certificates[SERVER] = _certificate(hosts[0], keys[SERVER_KEY], signer, key, days, names)
+    for name, certificate in certificates.items():
+        _write(place / name, certificate.public_bytes(form.Encoding.PEM))
+    for name, each in keys.items():
+        _write(place / name, each.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()), True)
+    return [place / name for name in (*certificates, *keys)]
 
 
 def make_node_key(path: str | Path, overwrite: bool = False) -> list[Path]:
@@ -105,15 +113,7 @@ def _new_key() -> EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _new_authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey, list[Path]]:
-    key = _new_key()
-    certificate = _certificate("polyfed federation", key, None, key, days)
-    _write(folder / AUTHORITY, _pem(certificate))
-    _write(folder / AUTHORITY_KEY, _private(key), private=True)
-    return certificate, key, [folder / AUTHORITY, folder / AUTHORITY_KEY]
-
-
-def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey, list[Path]]:
+def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
     """The authority that the folder holds, good for at least `days` more."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -129,14 +129,14 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurve
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ConfigError(f"expected an authority in {folder}, got files that cannot be read: {error}") from None
     except OSError as error:
-        raise ConfigError(f"expected an authority in {folder}, got {error.strerror}") from None
+        raise ConfigError(f"expected {AUTHORITY} and {AUTHORITY_KEY} in {folder}, got {error.strerror}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
         raise ConfigError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, got another one")
     if ends < datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days):
         raise ConfigError(
             f"expected an authority good for {days} days or more in {folder}, got one that ends on {ends.date()}"
         )
-    return certificate, key, []
+    return certificate, key
 
 
 def _certificate(
@@ -190,29 +190,11 @@ def _subject_name(host: str) -> x509.GeneralName:
         raise ConfigError(f"expected a host name (fl.example.org) or an address (10.0.0.5), got '{host}'") from None
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return bytes(certificate.public_bytes(Encoding.PEM))
-
-
-def _private(key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives import serialization as form
-
-    return bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
-
-
 def _write(path: Path, data: bytes, private: bool = False) -> None:
     """A file as a whole; a private one is never readable by others, not for a moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb"
-        ) as f:
-            f.write(data)
-        temporary.replace(path)
+        with private_files() if private else contextlib.nullcontext():
+            atomic_write(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ConfigError(f"expected a place for {path}, got {error.strerror}") from None

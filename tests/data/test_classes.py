@@ -1,4 +1,4 @@
-"""Labels that are none, and classes that are odd: a label of -1 is refused by its row, gaps and untrained ones told."""
+"""Labels that are none, and classes that are odd: a label of -1 is refused by its row, gaps are named."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_of_parquet_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", some_images(3), {"label": [0, 1, 2]})
     write_parquet(tmp_path / "train-1.parquet", some_images(3), {"label": [2, -1, -1]})
     where = tmp_path / "train-1.parquet"
-    said = f"expected labels from 0 on in column 'label', got -1 in row 1 of {where}, the first of 2 such rows{NONE}"
-    assert refusal("parquet", tmp_path) == said
+    problem = f"expected labels from 0 on in column 'label', got -1 in row 1 of {where}, the first of 2 such rows{NONE}"
+    assert refusal("parquet", tmp_path) == problem
 
 
 def test_of_tables(tmp_path: Path) -> None:
     put(tmp_path / "both" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "both" / "test.csv", "a,label\n1,0\n2,-2\n3,-1\n")
     where = tmp_path / "both" / "test.csv"
-    said = f"expected labels from 0 on in column 'label', got -2 in line 3 of {where}, the first of 2 such rows; drop"
-    assert refusal("csv:both", tmp_path).startswith(said)
+    start = f"expected labels from 0 on in column 'label', got -2 in line 3 of {where}, the first of 2 such rows; drop"
+    assert refusal("csv:both", tmp_path).startswith(start)
 
 
 def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_of_folders_of_images(tmp_path: Path) -> None:
 
 
 def test_of_arrays(tmp_path: Path) -> None:
-    said = "; rows without a label, often marked -1, have to be dropped first"
+    problem = "; rows without a label, often marked -1, have to be dropped first"
     y = np.array([0, 1, -1, -1])
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((4, 3), np.float32), y=y)
-    where = f"got -1 in row 2, the first of 2 such rows{said}"
+    where = f"got -1 in row 2, the first of 2 such rows{problem}"
     file = tmp_path / "train" / "0.npz"
     assert refusal(f"npz:{tmp_path}", tmp_path) == f"training side of '{file}': expected labels from 0 on, {where}"
     pair = (np.zeros((4, 3), np.float32), y)
@@ -75,7 +75,7 @@ def test_of_arrays(tmp_path: Path) -> None:
         (lambda: from_tensors(good, pair, name="mine"), f"test side of 'mine': expected labels from 0 on, {where}"),
         (lambda: LabeledSamples(torch.zeros(4, 3), torch.tensor(y)), f"expected labels from 0 on, {where}"),
         (lambda: pf.Client("mlp-64-32", good, pair), f"test: expected labels from 0 on, {where}"),
-        (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{said}"),
+        (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{problem}"),
     ):
         with pytest.raises(ConfigError) as caught:
             make()

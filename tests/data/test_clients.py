@@ -34,14 +34,14 @@ def clinics(tmp_path: Path) -> Path:
 def test_rows_stay_with_their_client(clinics: Path) -> None:
     recipe = pf.Recipe.from_dict({"data": {"dataset": f"clients:{clinics}", "split": "official"}, **REST})
     assert (recipe.data.partition, recipe.data.group_by) == ("by_group", "client")
-    dealt = DataCache().federated(recipe)
-    assert [len(client.train) for client in dealt.clients] == [4, 6, 8]  # 2, 9, 10: by value
-    for name, client in zip((2, 9, 10), dealt.clients, strict=True):
+    federated = DataCache().federated(recipe)
+    assert [len(client.train) for client in federated.clients] == [4, 6, 8]  # 2, 9, 10: by value
+    for name, client in zip((2, 9, 10), federated.clients, strict=True):
         assert (client.train.x[:, 0] // 100).unique().tolist() == [name]
         assert (client.test.x[:, 0] // 100).unique().tolist() == [name]
-    assert dealt.unused == 0
-    assert dealt.source.class_names == ("ill", "odd", "well")
-    assert dealt.label_table.tolist() == [[4, 0, 0], [0, 6, 0], [4, 0, 4]]
+    assert federated.unused == 0
+    assert federated.source.class_names == ("ill", "odd", "well")
+    assert federated.label_table.tolist() == [[4, 0, 0], [0, 6, 0], [4, 0, 4]]
 
 
 def test_parquet_files(tmp_path: Path) -> None:
@@ -57,43 +57,43 @@ def test_parquet_files(tmp_path: Path) -> None:
 
 def texts_of_three(place: Path) -> None:
     for name, rows in (("b", "so good,1\nbad,2\n"), ("a", "bad day,2\nbad,x\n"), ("c", "good,1\n")):
-        put(place / name / "train.csv", f"said,kind\n{rows}")
-        put(place / name / "test.csv", "said,kind\ngood zebra,1\n")
+        put(place / name / "train.csv", f"problem,kind\n{rows}")
+        put(place / name / "test.csv", "problem,kind\ngood zebra,1\n")
 
 
 def test_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    source = read(tmp_path, words=TextConfig("said", length=2), label_column="kind")
+    source = read(tmp_path, words=TextConfig("problem", length=2), label_column="kind")
     assert source.class_names == ("1", "2", "x")
     assert source.train.y.tolist() == [1, 2, 0, 1, 0]
     assert source.train_columns["client"].tolist() == ["a", "a", "b", "b", "c"]
     assert source.train.x.tolist() == [[2, 4], [2, 0], [5, 3], [2, 0], [3, 0]]  # bad, good, day, so: over all clients
     assert source.test is not None
     assert source.test.x.tolist() == [[3, 1]] * 3
-    data = {"dataset": f"clients:{tmp_path}", "split": "official", "text_column": "said", "label_column": "kind"}
-    dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
-    assert dealt.label_table.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
+    data = {"dataset": f"clients:{tmp_path}", "split": "official", "text_column": "problem", "label_column": "kind"}
+    federated = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
+    assert federated.label_table.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 def test_refusals_of_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    asked = {"words": TextConfig("said"), "label_column": "kind"}
+    asked = {"words": TextConfig("problem"), "label_column": "kind"}
     assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
     assert "no use for image_column beside text_column" in refusal(tmp_path, **asked, image_column="kind")
     assert "text_column names a column" in refusal(tmp_path, words=TextConfig(length=3))
-    wrong = [put(tmp_path / name / "train.csv", "said,kind\n,1\n") for name in "ab"]
+    wrong = [put(tmp_path / name / "train.csv", "problem,kind\n,1\n") for name in "ab"]
     with pytest.raises(ConfigErrors) as caught:
         read(tmp_path, **asked)
     assert len(caught.value.problems) == 2
     assert all(
-        f"a text in line 2 of column 'said' of {w}" in p for w, p in zip(wrong, caught.value.problems, strict=True)
+        f"a text in line 2 of column 'problem' of {w}" in p for w, p in zip(wrong, caught.value.problems, strict=True)
     )
     texts_of_three(tmp_path)
     (tmp_path / "c" / "test.csv").unlink()
     assert "got none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
     put(tmp_path / "c" / "train.csv", "text,kind\ngood,1\n")
     put(tmp_path / "c" / "test.csv", "text,kind\ngood,1\n")
-    assert f"text column 'said' in {tmp_path / 'c' / 'train.csv'}" in refusal(tmp_path, **asked)
+    assert f"text column 'problem' in {tmp_path / 'c' / 'train.csv'}" in refusal(tmp_path, **asked)
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_rows_of_arrays_stay_with_their_client(place: Path) -> None:
     recipe = pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "split": "official"}, **REST})
     assert (recipe.data.partition, recipe.data.group_by) == ("by_group", "client")
-    dealt = DataCache().federated(recipe)
-    assert dealt.source.class_names == ("0", "1", "2")
-    assert dealt.label_table.tolist() == [[3, 3, 0], [0, 4, 4], [5, 5, 0]]
-    for client, own, rows in zip((2, 9, 10), dealt.clients, (6, 8, 10), strict=True):
+    federated = DataCache().federated(recipe)
+    assert federated.source.class_names == ("0", "1", "2")
+    assert federated.label_table.tolist() == [[3, 3, 0], [0, 4, 4], [5, 5, 0]]
+    for client, own, rows in zip((2, 9, 10), federated.clients, (6, 8, 10), strict=True):
         assert torch.equal(own.train.x, torch.from_numpy(draw(client, rows)[0]))
         assert torch.equal(own.test.x, torch.from_numpy(draw(client, 4)[0]))
         assert own.test.y.tolist() == draw(client, 4)[1].tolist()
@@ -202,20 +202,20 @@ def test_config_says_how_many_classes_there_are(place: Path) -> None:
     config = {"num_clients": 3, "num_classes": 5, "non_iid": True, "alpha": 0.1}
     put(place / "config.json", json.dumps(config))
     assert read_arrays(place).class_names == ("0", "1", "2", "3", "4")
-    for change, said in (
+    for change, problem in (
         ({"num_classes": 2}, "expected labels in 0..1 in"),
         ({"num_clients": 4}, f"expected 4 clients in {place / 'train'}, as {place / 'config.json'} says, got 3"),
         ({"num_classes": "5"}, "num_classes in"),
         ({"num_clients": True}, "num_clients in"),
     ):
         put(place / "config.json", json.dumps(config | change))
-        assert said in refusal_arrays(place)
+        assert problem in refusal_arrays(place)
     put(place / "config.json", "[1")
     assert "expected a JSON object" in refusal_arrays(place)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "said"),
+    ("x", "y", "problem"),
     [
         (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
         (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as inputs"),
@@ -233,11 +233,11 @@ def test_config_says_how_many_classes_there_are(place: Path) -> None:
     ],
     ids=["empty", "lengths", "shape", "kind", "nan", "fractions", "negative", "ids", "texts"],
 )
-def test_a_client_that_cannot_be(tmp_path: Path, x: Any, y: Any, said: str) -> None:
+def test_a_client_that_cannot_be(tmp_path: Path, x: Any, y: Any, problem: str) -> None:
     save(tmp_path / "train" / "2.npz", *draw(2, 4))
     save(tmp_path / "train" / "3.npz", x, y)
     message = refusal_arrays(tmp_path)
-    assert said in message
+    assert problem in message
     assert "3.npz" in message or "'3'" in message
 
 

@@ -248,7 +248,7 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pictures", "said"),
+    ("pictures", "problem"),
     [
         ([*some_images(1), *some_images(1, (6, 4, 3))], "got RGB 6x4 pixels in row 1"),
         ([*some_images(1), *some_images(1, (6, 5))], "got gray 6x5 pixels in row 1"),
@@ -258,10 +258,10 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
         ([*some_images(1), *some_images(1, (6, 5, 4))], "got mode RGBA"),
     ],
 )
-def test_images_that_do_not_fit(tmp_path: Path, pictures: list[np.ndarray | bytes | None], said: str) -> None:
+def test_images_that_do_not_fit(tmp_path: Path, pictures: list[np.ndarray | bytes | None], problem: str) -> None:
     write_parquet(tmp_path / "train.parquet", pictures, {"label": [0, 1]})
     message = refusal("parquet", tmp_path)
-    assert said in message
+    assert problem in message
     assert "row 1" in message
 
 
@@ -294,7 +294,7 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "classes", "said"),
+    ("train", "classes", "problem"),
     [
         ((np.array([[0.0, np.nan]]), [0]), None, "NaN"),
         ((np.zeros((2, 3)), [0, 5]), 3, "got 5"),
@@ -308,15 +308,15 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
         (7, None, "expected (x, y)"),
     ],
 )
-def test_from_tensors_refuses(train: object, classes: int | None, said: str) -> None:
+def test_from_tensors_refuses(train: object, classes: int | None, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_tensors(train, classes=classes)  # type: ignore[arg-type]
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:
-    """Rows keep their classes by name, under new numbers; inputs are normalized as is said."""
+def test_what_is_declared_of_a_source_stands_in_place_of_its_own() -> None:
+    """Rows keep their classes by name, under new numbers; inputs are normalized as is problem."""
     x = np.zeros((4, 1, 2, 2), dtype=np.uint8)
     source = replace(from_tensors((x, [0, 1, 2, 1]), (x[:1], [2])), class_names=("a", "b", "c"))
     other = with_declared(source, ["c", "none", "b", "a"], [0.5], [0.25])
@@ -485,7 +485,7 @@ number = 7
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "problem"),
     [
         ("own_data:pairs", "cannot import data set 'own_data:pairs': AttributeError"),
         ("no.such:function", "cannot import data set 'no.such:function': ModuleNotFoundError"),
@@ -501,9 +501,9 @@ number = 7
         ),
     ],
 )
-def test_refusals(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         load_dataset(name)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)

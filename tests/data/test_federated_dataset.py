@@ -75,7 +75,7 @@ def counts(samples: LabeledSamples, class_count: int = 10) -> np.ndarray:
 
 @pytest.mark.parametrize("holdout", [0, 1000])
 def test_the_reference_job(holdout: int) -> None:
-    """CIFAR-10's sizes: 20 clients, dealt round robin, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
+    """CIFAR-10's sizes: 20 clients, round robin, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
     source = numbered(5000, 1000)
     federated = deal(source, split="official", max_train_per_client=500, max_test_per_client=100, holdout=holdout)
     check(federated, source)
@@ -239,7 +239,7 @@ def test_a_ready_partition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "problem"),
     [
         (3, "row numbers for every client.*got int"),
         ([[0.5], [1.0]], "row numbers for every client.*got list"),
@@ -248,8 +248,8 @@ def test_a_ready_partition() -> None:
         ([[0], [99]], "client 1 has 99"),
     ],
 )
-def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_function_that_deals_wrongly(found: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         deal(numbered(20, 4, 2), num_clients=2, partition=lambda y, clients, rng: found, split="official")
 
 
@@ -257,7 +257,7 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "problem"),
     [
         ({"num_clients": 0}, "num_clients"),
         ({"num_clients": 7000, "partition": "iid"}, "as many clients as rows"),
@@ -278,8 +278,8 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
         ({"num_clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),
     ],
 )
-def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
         deal(numbered(), **wrong)
     assert "\n" not in str(caught.value)
 

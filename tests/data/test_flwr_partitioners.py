@@ -114,7 +114,7 @@ def test_by_a_column_that_is_known(flwr: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "problem"),
     [
         ("DirichletPartitionr", {}, "did you mean 'DirichletPartitioner'"),
         ("VerticalEvenPartitioner", {}, "deals columns, not rows"),
@@ -127,10 +127,10 @@ def test_by_a_column_that_is_known(flwr: Any) -> None:
         ("IidPartitioner", {"seed": 1}, "takes no argument 'seed'"),
     ],
 )
-def test_wrong_names_and_arguments(flwr: Any, name: str, arguments: dict[str, Any], said: str) -> None:
+def test_wrong_names_and_arguments(flwr: Any, name: str, arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         federate_with(f"flwr:{name}", 0, arguments)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -123,7 +123,7 @@ def test_configurations(owner: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images_", "labels", "said"),
+    ("images_", "labels", "problem"),
     [
         (None, {"label": [0, 1]}, "expected one image column"),
         ([*some_images(1), *some_images(1, (6, 4, 3))], {"label": [0, 1]}, "got RGB 6x4 pixels in row 1"),
@@ -132,9 +132,9 @@ def test_configurations(owner: Path) -> None:
         (some_images(2), {}, "expected one label column"),
     ],
 )
-def test_what_does_not_fit(owner: Path, images_: Any, labels: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit(owner: Path, images_: Any, labels: dict[str, Any], problem: str) -> None:
     write_parquet(owner / "odd" / "train.parquet", images_, labels, features=False)
-    assert said in refusal("hub:someone/odd")
+    assert problem in refusal("hub:someone/odd")
 
 
 @pytest.mark.parametrize("name", ["", "../secret", "/etc/passwd", "a/b/c", "a b", "https://x/y"])
@@ -174,7 +174,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, ve
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "problem"),
     [
         (ConnectionError("Couldn't reach 'a/b' on the Hub\nmore"), "the Hub cannot be reached"),
         (DatasetNotFoundError("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed."), "none of that name"),
@@ -184,10 +184,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, ve
         (ValueError("whatever"), "cannot be read (whatever)"),
     ],
 )
-def test_errors_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+def test_errors_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str) -> None:
     asked = stand_in(monkeypatch, error)
     message = refusal("hub:a/b", revision="v1")
-    assert said in message
+    assert problem in message
     assert "at revision 'v1'" in message
     assert asked == [(("a/b", None), {"revision": "v1"})]  # and never trust_remote_code
 

@@ -123,7 +123,7 @@ X, Y = [[0.0, 1.0]], [1]
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "problem"),
     [
         ("{", "expected LEAF's JSON in"),
         ("[" * 100_000, "nested too deep"),
@@ -143,10 +143,10 @@ X, Y = [[0.0, 1.0]], [1]
         (content({"a": (["text", [0.0]], [0, 1])}), "expected texts as in the first row"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, train: Any, said: str) -> None:
+def test_what_is_refused(tmp_path: Path, train: Any, problem: str) -> None:
     """In one line each."""
     put(tmp_path, train_0=train)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=problem) as caught:
         read(tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -196,7 +196,7 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "problem"),
     [
         ({"classes_per_client": 0}, "classes_per_client"),
         ({"classes_per_client": 11}, "at most 10 classes"),
@@ -205,16 +205,16 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
         ({"class_assignment": "round_robbin"}, "did you mean 'round_robin'"),
     ],
 )
-def test_by_class_refuses(kwargs: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_by_class_refuses(kwargs: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         by_class(labels(), 10, generator(), **kwargs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", [iid, dirichlet, by_class])
 def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partition]) -> None:
     y = np.array([0, 1, 2])
-    for clients, said in ((4, "as many clients as rows"), (0, "clients"), (-1, "clients"), (1.5, "whole number")):
-        with pytest.raises(ConfigError, match=said):
+    for clients, problem in ((4, "as many clients as rows"), (0, "clients"), (-1, "clients"), (1.5, "whole number")):
+        with pytest.raises(ConfigError, match=problem):
             function(y, clients, generator())
     with pytest.raises(ConfigError, match="whole-number labels"):
         function(np.array([0.0, 1.0]), 1, generator())
@@ -246,7 +246,7 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     assert (train[test > 0] > 0).all()
 
 
-def test_alike_keeps_what_nobody_was_dealt_unused() -> None:
+def test_alike_keeps_what_nobody_has_unused() -> None:
     alike = partition_like(by_class(labels(), 2, generator(), 2, "round_robin"), labels(20))
     assert alike.unused == 140
     assert sum(len(rows) for rows in alike.rows) == 60
@@ -332,7 +332,7 @@ def test_one_client_per_value_in_sorted_order() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=7), st.integers(1, 4), st.integers(0, 99))
-def test_whole_groups_are_dealt_in_balance(sizes: list[int], clients: int, seed: int) -> None:
+def test_whole_groups_are_balanced(sizes: list[int], clients: int, seed: int) -> None:
     clients = min(clients, len(sizes) - 1)
     values = generator(seed).permutation(np.repeat(np.arange(len(sizes)) * 3 - 5, sizes))
     partition = by_group(values, clients, generator(seed))
@@ -390,7 +390,7 @@ def test_values_of_few_rows_are_left_out() -> None:
         by_group(values, None, generator(), min_samples=5)
 
 
-def test_whoever_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
+def test_who_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
     source = users([*["north"] * 30, *["south"] * 20, "tiny"], None)
     kept = deal(source, split="6:1:3")
     assert [(len(client.train), len(client.test)) for client in kept.clients] == [(18, 9), (12, 6), (1, 0)]
@@ -412,7 +412,7 @@ def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"num_clients": 4}, "there are values to deal by (3), got 4"),
         ({"num_clients": 0}, "clients"),
@@ -421,10 +421,10 @@ def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
         ({"partition": "iid"}, "clients"),
     ],
 )
-def test_by_group_refuses(options: dict[str, Any], said: str) -> None:
+def test_by_group_refuses(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -448,13 +448,13 @@ def test_sizes_are_the_drawn_proportions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"alpha": 0.0}, "quantity"),
         ({"min_samples": 0}, "min_samples"),
         ({"min_samples": 51}, "min_samples of at most 50"),
     ],
 )
-def test_quantity_refuses(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_quantity_refuses(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         quantity(np.zeros(100, dtype=int), 2, generator(), **options)

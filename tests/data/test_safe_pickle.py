@@ -40,11 +40,11 @@ def test_arrays_come_back_as_they_were(array: np.ndarray, protocol: int) -> None
     assert list(found) == ["x", "again", "n"]
     assert found["n"] is None
     for name in ("x", "again"):
-        came = found[name]
-        assert came is not None
-        assert came.dtype == array.dtype.newbyteorder("=")
-        np.testing.assert_array_equal(came, array)
-        assert came.flags.writeable
+        found_array = found[name]
+        assert found_array is not None
+        assert found_array.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found_array, array)
+        assert found_array.flags.writeable
 
 
 class Runs:
@@ -84,7 +84,7 @@ EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
 
 
 @pytest.mark.parametrize(
-    ("stream", "said"),
+    ("stream", "problem"),
     [
         (b"", "pickle exhausted before seeing STOP"),
         (b"no pickle", "got "),
@@ -103,23 +103,23 @@ EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
         (of(("BININT1", b"\x01"), ("BININT1", b"\x01"), ("APPEND", b"")), "a int for a list"),
     ],
 )
-def test_anything_else_is_one_line(stream: bytes, said: str) -> None:
+def test_anything_else_is_one_line(stream: bytes, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         safe_pickle.read_arrays(stream, "a file")
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"), [((-1,), "an array of shape (-1,)"), ((9,), "cannot reshape"), (("a",), "of shape ('a',)")]
+    ("shape", "problem"), [((-1,), "an array of shape (-1,)"), ((9,), "cannot reshape"), (("a",), "of shape ('a',)")]
 )
-def test_a_shape_that_is_not_the_contents(shape: tuple[Any, ...], said: str) -> None:
+def test_a_shape_that_is_not_the_contents(shape: tuple[Any, ...], problem: str) -> None:
     state = (1, shape, np.dtype("i8"), False, bytes(16))
     inner = pickle.dumps(state, protocol=4)[2:-1]  # without its first and last opcode
     frame = inner[9:] if inner[:1] == b"\x95" else inner
     with pytest.raises(ConfigError, match="got") as caught:
         safe_pickle.read_arrays(of(*EMPTY_ARRAY) + frame + b"b.", "a file")
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
 
 
 def test_every_altered_byte_is_read_or_refused() -> None:

@@ -111,14 +111,14 @@ def test_refusals(data: Any, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-SAID = "an input has one label, multi-label data are not supported$"
+PROBLEM = "an input has one label, multi-label data are not supported$"
 X, Y = torch.rand(6, 3), torch.randint(0, 2, (6, 4))
 
 
 @pytest.mark.parametrize("given", [(X, Y), TensorDataset(X, Y), [{"x": [1.0, 2.0], "label": [0, 1]}] * 3])
 def test_arrays_and_data_sets(given: object) -> None:
     """A row of labels for every input."""
-    with pytest.raises(ConfigError, match=SAID):
+    with pytest.raises(ConfigError, match=PROBLEM):
         pf.from_tensors(given)
 
 
@@ -131,5 +131,5 @@ def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
     (tmp_path / "mine").mkdir()
     pq.write_table(pa.table({column: [cell] * 2, "label": [[0, 1], [1]]}), tmp_path / "mine" / "train.parquet")
     words = TextConfig(column="text" if column == "text" else None)
-    with pytest.raises(ConfigError, match=SAID):
+    with pytest.raises(ConfigError, match=PROBLEM):
         load_dataset("mine", tmp_path, label_column="label", words=words)

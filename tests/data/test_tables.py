@@ -54,8 +54,8 @@ def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:
 def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -> None:
     place = tmp_path / "a.csv"
     place.write_text("weight;height;label\n70,5;1.8;no\n;1.7;yes\n61,0;1.6;no\n")
-    told = f"expected a finite number in line 2 of column 'weight' of {place}, got '70,5', the first of 3 such rows; "
-    assert _refusal(place) == told + "data.decimal = ',' reads such numbers"
+    report = f"expected a finite number in line 2 of column 'weight' of {place}, got '70,5', the first of 3 such rows; "
+    assert _refusal(place) == report + "data.decimal = ',' reads such numbers"
     assert read(place, feature_columns=["height"]).feature_names == ("height",)
 
 
@@ -85,14 +85,14 @@ def test_decimal_commas_and_words_for_missing_values(tmp_path: Path) -> None:
     assert "expected decimal '.' or ',', got ';'" in refusal(place, decimal=";")
 
 
-def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> None:
     """By lines of the files; a cell may hold several, and blank ones do not count."""
     first = table(tmp_path / "train-1.csv", 'a,b,note,y\n1,2,"one\ntwo",0\n\nx,inf,,1\n1,?,,1\n')
     second = table(tmp_path / "train-2.csv", "a,y,c\n1,0,5\n2,,6\n")
     test = table(tmp_path / "test.csv", 'a,b,c,y\n1,2,3,0\n"1,5",2,3,0\n')
     with pytest.raises(ConfigErrors) as caught:
         read(tmp_path)
-    told = caught.value.problems
+    report = caught.value.problems
     starts = (
         f"feature column 'b' in {second}, got no such; known: a, c, y; 2 others have it",
         f"feature column 'c' in {first}, got no such; known: a, b, note, y; 2 others have it",
@@ -101,8 +101,8 @@ def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path) -> Non
         f"a finite number in line 5 of column 'b' of {first}, got 'inf', the first of 2 such rows",
         f"a finite number in line 3 of column 'a' of {test}, got '1,5'; data.decimal = ','",
     )
-    assert len(told) == len(starts)
-    assert all(start in line for start, line in zip(starts, told, strict=True))
+    assert len(report) == len(starts)
+    assert all(start in line for start, line in zip(starts, report, strict=True))
     table(tmp_path / "train-1.csv", "a,b,y\n1,2,3\n1,2,3,4\n")
     table(tmp_path / "train-2.csv", "a,a,y\n1,0,5\n")
     with pytest.raises(ConfigErrors) as caught:
@@ -113,8 +113,8 @@ def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path) -> Non
 
 def test_a_label_that_is_missing_is_no_class(tmp_path: Path) -> None:
     assert "expected a label in line 3 of column 'y'" in refusal(tmp_path / "a.csv", "a,y\n1,0\n2,NA\n3,1\n")
-    told = refusal(tmp_path / "a.csv", "a,y\n1,no\n2,-\n", missing_words=["-"], may_be_missing=True)
-    assert "got '-'; correct or drop such rows, or leave this word out of data.missing_words" in told
+    report = refusal(tmp_path / "a.csv", "a,y\n1,no\n2,-\n", missing_words=["-"], may_be_missing=True)
+    assert "got '-'; correct or drop such rows, or leave this word out of data.missing_words" in report
 
 
 def test_columns_of_ones_choice(tmp_path: Path) -> None:
@@ -263,9 +263,9 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(
             prediction.predict(tmp_path / "run", 1, table(tmp_path / "wrong.csv", text))
     wrong = table(tmp_path / "wrong.csv", 'long,kind\n"1,5",q\nNA,\n')
     assert cli.status(["predict", str(tmp_path / "run"), str(wrong), "--client", "1"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert [line.partition(",")[0] for line in said.err.splitlines()] == [
+    problem = capsys.readouterr()
+    assert problem.out == ""
+    assert [line.partition(",")[0] for line in problem.err.splitlines()] == [
         f"- expected the feature column 'short' in {wrong}",
         f"- expected a finite number in line 2 of column 'long' of {wrong}",
         f"- expected a label in line 3 of column 'kind' of {wrong}",
@@ -311,8 +311,8 @@ def test_a_frame_is_read_as_a_csv_file_of_its_cells(tmp_path: Path) -> None:
         *(read_.mean, read_.std, ("no", "yes")),
         read_.columns,
     )
-    dealt = pf.federate(made, None, "by_group", group_by="clinic", split="1:0:1")
-    assert dealt.names == ("a", "b")
+    federated = pf.federate(made, None, "by_group", group_by="clinic", split="1:0:1")
+    assert federated.names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ PATIENTS = """age,color,weight,clinic,label
 OPTIONS = {"category_columns": ("color",), "may_be_missing": True, "columns": ("clinic",)}
 
 
-def dealt(place: Path, text: str = PATIENTS, declared: dict[str, list[float]] | None = None) -> list[Tensor]:
+def of_clinics(place: Path, text: str = PATIENTS, declared: dict[str, list[float]] | None = None) -> list[Tensor]:
     """Each clinic's rows, all of its sides: (N, 5)."""
     place.write_text(text)
     source = with_declared(load_dataset(f"csv:{place}", **OPTIONS), None, *(declared or {}).values())  # type: ignore[arg-type]
@@ -399,11 +399,11 @@ def test_no_other_clients_row_has_a_say(tmp_path: Path) -> None:
     settings: dict[str, list[float]]
     for settings in ({}, declared):
         assert torch.equal(
-            dealt(tmp_path / "a.csv", declared=settings)[0], dealt(tmp_path / "b.csv", other, settings)[0]
+            of_clinics(tmp_path / "a.csv", declared=settings)[0], of_clinics(tmp_path / "b.csv", other, settings)[0]
         )
     own = PATIENTS.replace("30,red,70,a", "30,red,10,a").replace("50,red,60,a", "50,red,20,a")
-    assert not torch.equal(dealt(tmp_path / "a.csv")[0][:, 1], dealt(tmp_path / "b.csv", own)[0][:, 1])
-    weightless = dealt(tmp_path / "a.csv", declared=declared)[1]
+    assert not torch.equal(of_clinics(tmp_path / "a.csv")[0][:, 1], of_clinics(tmp_path / "b.csv", own)[0][:, 1])
+    weightless = of_clinics(tmp_path / "a.csv", declared=declared)[1]
     assert weightless[:, 1].tolist() == [70, 70, 70]
 
 
@@ -481,9 +481,9 @@ def costs(folder: Path) -> DatasetSource:
 
 def test_each_clients_numbers_are_standardized_by_its_own_training_rows(tmp_path: Path) -> None:
     source = costs(tmp_path)
-    dealt = pf.federate(source, num_clients=None, partition="by_group", group_by="site", split="6:2:2")
+    federated = pf.federate(source, num_clients=None, partition="by_group", group_by="site", split="6:2:2")
     scales = []
-    for client in dealt.clients:
+    for client in federated.clients:
         y = client.train.scale.restored(client.train.y)
         assert client.train.scale.mean == pytest.approx(float(y.mean()), rel=1e-5)
         assert client.train.scale.std == pytest.approx(float(y.std(correction=0)), rel=1e-5)
@@ -494,14 +494,14 @@ def test_each_clients_numbers_are_standardized_by_its_own_training_rows(tmp_path
         scales.append(client.train.scale)
     assert len(set(scales)) == 3
     assert [round(scale.mean / 100) for scale in scales] == [0, 1, 2]
-    assert dealt.label_table.tolist() == [[len(client.train)] for client in dealt.clients]
+    assert federated.label_table.tolist() == [[len(client.train)] for client in federated.clients]
 
 
 def test_numbers_that_do_not_vary_are_only_centered() -> None:
     x = torch.zeros(4, 2)
-    dealt = pf.federate(pf.from_tensors((x, torch.full((4,), 7.0))), num_clients=1, split="2:0:2")
-    assert dealt.clients[0].train.scale == TargetScale(7.0, 1.0)
-    assert dealt.clients[0].test.y.tolist() == [0.0, 0.0]
+    federated = pf.federate(pf.from_tensors((x, torch.full((4,), 7.0))), num_clients=1, split="2:0:2")
+    assert federated.clients[0].train.scale == TargetScale(7.0, 1.0)
+    assert federated.clients[0].test.y.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "by_class"])

@@ -1,4 +1,4 @@
-"""Texts: words, vocabulary, ids, files of word vectors, users dealt in groups, and what is refused."""
+"""Texts: words, vocabulary, ids, files of word vectors, users federated in groups, and what is refused."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
     assert source.vocabulary.column == "review"
 
 
-def test_how_much_of_the_texts_is_not_read_is_told(tmp_path: Path) -> None:
+def test_how_much_of_the_texts_is_not_read_is_reported(tmp_path: Path) -> None:
     put(tmp_path / "train.csv", "text,label\n今天 天气 很 好,1\n今天,0\n")
     put(tmp_path / "test.csv", "text,label\n今天天气很差,1\n好,0\n今天 好,0\n")
-    told = read(tmp_path, words=TextConfig("text", length=3)).remarks
-    assert [line.partition(";")[0] for line in told] == [
+    report = read(tmp_path, words=TextConfig("text", length=3)).remarks
+    assert [line.partition(";")[0] for line in report] == [
         "texts without a known word (data.tokens = 'words'): 1 of 3 on the test side",
         "texts longer than data.max_length, 3, and cut: 1 of 2 on the training side",
     ]

@@ -236,15 +236,15 @@ def test_strength_zero_is_off_and_seeds_count(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "problem"),
     [
         ({"feature_shift": "rotate"}, "did you mean 'rotation'"),
         ({"feature_shift": "noise", "feature_shift_strength": 1.5}, "in 0..1, got 1.5"),
         ({"feature_shift": "noise", "feature_shift_strength": float("nan")}, "in 0..1"),
     ],
 )
-def test_skew_refuses(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_skew_refuses(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         deal(source(), **options)
 
 
@@ -293,15 +293,15 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "rows", "said"),
+    ("other", "rows", "problem"),
     [
         (picture_set(4, 1, 6, 6), 5, "at most the 4 training rows of 'set 0', got 5"),
         (picture_set(4, 1, 6, 6), 0, "public_samples"),
         (from_tensors((np.zeros((4, 3)), [0, 1, 0, 1])), None, "images stored as uint8, 'tensors' has"),
     ],
 )
-def test_public_refuses(other: DatasetSource, rows: int | None, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_public_refuses(other: DatasetSource, rows: int | None, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         draw(other, picture_set(4, 1, 6, 6), rows)
 
 

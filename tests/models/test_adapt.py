@@ -565,10 +565,10 @@ def test_a_head_that_is_not_last_or_not_called_once_is_refused(run: Callable[[An
 
 
 def test_an_extractor_needs_a_record_and_the_line_says_what_to_write() -> None:
-    with pytest.raises(ConfigError) as said:
+    with pytest.raises(ConfigError) as problem:
         pf.split(Loops(), "top.fc", "stem")
-    assert "cannot be cut after 'stem'" in str(said.value)
-    assert "write x.shape[0] for len(x); or pass extractor=None" in str(said.value)
+    assert "cannot be cut after 'stem'" in str(problem.value)
+    assert "write x.shape[0] for len(x); or pass extractor=None" in str(problem.value)
     with pytest.raises(ConfigError, match=r"draws random numbers .* or pass extractor=None"):
         pf.split(Draws(), "fc", "body")
 

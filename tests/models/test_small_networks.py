@@ -86,7 +86,7 @@ def test_every_step_may_count(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "words", "said"),
+    ("name", "shape", "words", "problem"),
     [
         ("cnn1d-16", (3, 8, 8), None, "series"),
         ("series-transformer", (6, 25), None, "multiple of 10"),
@@ -94,11 +94,11 @@ def test_every_step_may_count(name: str) -> None:
         ("cnn1d-16", (6, 3), None, "at least 4 steps"),
     ],
 )
-def test_what_they_cannot_read_is_said(
-    name: str, shape: tuple[int, ...], words: torch.Tensor | None, said: str
+def test_what_they_cannot_read_is_refused(
+    name: str, shape: tuple[int, ...], words: torch.Tensor | None, problem: str
 ) -> None:
     """In one line."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=problem):
         build(name, shape, 7, words=words)
 
 

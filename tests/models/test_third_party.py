@@ -278,13 +278,13 @@ def _forget() -> Iterator[None]:
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A timm of two networks, whose trained weights are all 0.5; those that were fetched."""
-    came: list[str] = []
+    fetched_names: list[str] = []
     means = {"small": (0.1, 0.2, 0.3), "large": (0.1, 0.2, 0.3), "other": (0.5, 0.5, 0.5)}
 
     def create_model(name: str, *, num_classes: int, in_chans: int, pretrained: bool = False) -> nn.Module:
         net = Net(in_chans, num_classes, {"small": 3, "large": 4, "other": 5}[name])
         if pretrained:
-            came.append(name)
+            fetched_names.append(name)
             for tensor in net.state_dict().values():
                 tensor.fill_(0.5)
         return net
@@ -296,7 +296,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     vars(timm).update(is_model=means.__contains__, list_models=lambda: [*means], get_pretrained_cfg=about)
     vars(timm).update(create_model=create_model)
     monkeypatch.setitem(sys.modules, "timm", timm)
-    return came
+    return fetched_names
 
 
 def body(network: dict[str, Tensor]) -> Tensor:
@@ -374,9 +374,9 @@ def test_without_a_network_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(RECIPE, encoding="utf-8")
     assert status(["run", "mine.toml", "--set", "models.architectures=['timm:small?pretrained']", "-q"]) == 2
-    said = capsys.readouterr()
-    (first, line) = said.err.splitlines()
-    assert (said.out, first) == ("", "Downloading"), "what is printed meanwhile is no part of the answer"
+    problem = capsys.readouterr()
+    (first, line) = problem.err.splitlines()
+    assert (problem.out, first) == ("", "Downloading"), "what is printed meanwhile is no part of the answer"
     assert line.startswith(
         "polyfed: cannot fetch the pre-trained weights of 'timm:small' (OSError: cannot reach the Hub)"
     )

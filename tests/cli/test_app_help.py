@@ -231,7 +231,7 @@ def test_the_page_of_a_method_says_all_that_is_said_of_it(
     numbered = re.findall(r"\((\d+)\) ", page["deviations"])
     assert len(numbered) >= (name != "local")
     for number in numbered:
-        assert re.search(rf"^  \({number}\) ", out, re.MULTILINE)
+        assert f"({number}) " in text
 
 
 def test_a_terminal_that_knows_no_lines_gets_hyphens(tmp_path: Path) -> None:

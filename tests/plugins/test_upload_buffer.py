@@ -303,8 +303,6 @@ def test_the_estimate_expects_as_many_uploads_as_fill_the_buffer() -> None:
     devices = buffered(UNLIKE, 2)
     made = ran(FedAvg(), devices, share=0.5)
     costs = estimate_costs(federation(FedAvg(), devices, share=0.5))
-    assert costs.simulated_seconds is None
-    assert costs.devices[0]["seconds"] > 0
     assert costs.bytes_up == pytest.approx(sum(record["bytes_up"] for record in made.history), rel=0.5)
 
 

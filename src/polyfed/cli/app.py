@@ -28,7 +28,7 @@ from polyfed.signals import exit_status, raise_on_termination
 
 
 class OutputClosed(Exception):
-    """Whoever read our output has gone."""
+    """Nobody reads the output any more."""
 
 
 class Command(TyperCommand):

@@ -54,7 +54,7 @@ def methods(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="Only this one, with all that is said of it; also package.module:Class of your own."
+            metavar="NAME", help="Only this one, with its whole page; also package.module:Class of your own."
         ),
     ] = None,
     json: AsJson = False,
@@ -108,9 +108,7 @@ def models(
 
 
 def datasets(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Only this one, with all that is said of it.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, with its whole page.")] = None,
     json: AsJson = False,
 ) -> None:
     """List the data sets, and which are here; or one of them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,7 +39,7 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
-    """With which inputs and classes the sizes are told."""
+    """With which inputs and classes the sizes hold."""
     if in_shape is None:
         return "sizes are not known"
     what = {1: f"{in_shape[0]} numbers", 3: "images of " + " x ".join(map(str, in_shape))}.get(len(in_shape), "inputs")
@@ -108,10 +107,10 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         for name, default in row["hyperparameters"].items():
             table.add_row(name, row["kinds"][name], format_value(default), row["about"][name])
         lines += [_rendered(table, width), ""]
-    if row["text"]:
-        lines += [*(f"{_INDENT}{line}".rstrip() for line in _wrapped(row["text"], width - len(_INDENT))), ""]
-    if row["deviations"]:
-        lines += [*_items(row["deviations"], width), ""]
+    for text in filter(None, (row["text"], row["deviations"])):
+        for line in text.splitlines():
+            lines += textwrap.wrap(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT) or [""]
+        lines.append("")
     lines += _legend(row, width)
     use = f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}'
     lines += textwrap.wrap(use, width)
@@ -129,23 +128,8 @@ def of_section(section: Section, width: int) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Lines as they are laid out, but for those that are too long."""
-    for line in text.splitlines():
-        yield from textwrap.wrap(line, width, subsequent_indent=" " * 11, drop_whitespace=False) or [""]
-
-
-def _items(text: str, width: int) -> Iterator[str]:
-    """A paragraph whose items (1), (2), ... begin lines of their own."""
-    for piece in re.split(r"\s+(?=\(\d+\) |From the authors' code|Shapes: )", text):
-        indent = _INDENT if piece.startswith("(") else ""
-        yield from textwrap.wrap(
-            piece, width, initial_indent=indent, subsequent_indent=indent + (" " * 4 if indent else "")
-        )
-
-
 def _legend(row: Mapping[str, Any], width: int) -> Iterator[str]:
-    """What the symbols mean in which sizes are told."""
+    """What the symbols mean in which sizes are given."""
     for symbol, meaning in symbols_in(f"{row['down']} {row['up']}"):
         yield from textwrap.wrap(f"{symbol:<11} {meaning}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
 

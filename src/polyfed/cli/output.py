@@ -18,7 +18,7 @@ from polyfed.units import human_bytes, human_seconds
 
 
 def print_text(text: str) -> None:
-    """To standard output, in whatever encoding it has; control characters that came from elsewhere are written out."""
+    """To standard output, in whatever encoding it has; control characters are written out."""
     encoding = sys.stdout.encoding or "utf-8"
     text = visible(text)
     if "utf" not in encoding.lower():
@@ -117,8 +117,8 @@ def _print_scores(result: Mapping[str, Any]) -> None:
 
 def _print_classes(stage: str, parts: Mapping[str, Mapping[str, float]]) -> None:
     """The accuracies on the classes that clients have, and on those that they lack."""
-    told = ", ".join(f"on {name} classes {100 * score['mean']:.2f} %" for name, score in parts.items())
-    print_text(f"accuracy {stage:<12} {told}")
+    parts_text = ", ".join(f"on {name} classes {100 * score['mean']:.2f} %" for name, score in parts.items())
+    print_text(f"accuracy {stage:<12} {parts_text}")
 
 
 def _print_kept_models(result: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import client_text
 
 if TYPE_CHECKING:
-    from polyfed.experiments.predictions import Predictions
+    from polyfed.experiments.prediction import Predictions
 
 
 def report(
@@ -154,8 +154,8 @@ def predict(
 
     Writes a row per input: its row number or file, the class's number and name, the probability; or the number that is
     predicted. Where the data have labels, in the run's own column or one of a usual name, the accuracy (or the RMSE) is
-    told. Texts (a column, or the lines of a
-    .txt file) are read with the run's own words; texts without any of them are told.
+    printed. Texts (a column, or the lines of a .txt file) are read with the run's own words; texts without any of them
+    are listed.
 
     \b
     polyfed predict runs/mine --client 3 photos --out photos.csv
@@ -188,12 +188,12 @@ def predict(
         print_json({**facts, "unknown": list(found.unknown), "predictions": found.rows(probabilities)})
     elif not to_file:
         print_text(found.to_csv(probabilities).removesuffix("\n"))
-    told = None if found.accuracy is None else f"accuracy {100 * found.accuracy:.2f} %"
+    score_text = None if found.accuracy is None else f"accuracy {100 * found.accuracy:.2f} %"
     if found.rmse is not None:
-        told = f"RMSE {found.rmse:.4g}"
-    if told is not None and not json:
-        told += f" of {len(found.names)} inputs with labels"
-        print(told, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
+        score_text = f"RMSE {found.rmse:.4g}"
+    if score_text is not None and not json:
+        score_text += f" of {len(found.names)} inputs with labels"
+        print(score_text, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
     if found.unknown:
         print_stderr(_unknown_texts(found))
     if to_file and not json:

@@ -227,8 +227,8 @@ def benchmark(
     """Run a suite: tune, compare over seeds, rank.
 
     Each method is tuned by validation with as many trials, on seeds that are not scored; then all are compared, in
-    every setting. Writes a small JSON file per setting and a page of all. What is done already, here or by whoever
-    made the figures in --results, is not run again; what was interrupted goes on.
+    every setting. Writes a small JSON file per setting and a page of all. What is done already, here or by
+    whom the figures in --results are, is not run again; what was interrupted goes on.
 
     \b
     polyfed benchmark suites/digits

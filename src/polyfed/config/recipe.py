@@ -313,8 +313,8 @@ class Recipe(Settings):
             method = kind(**choice.hyperparameters)
         except WrongSettings as problem:
             spelled = ["name", "alone", "adapters", *known]
-            said = one_line(problem.complaints, kind, (*place.split("."),), spelled, SECTIONS)
-            raise ConfigError(said) from None
+            line = one_line(problem.complaints, kind, (*place.split("."),), spelled, SECTIONS)
+            raise ConfigError(line) from None
         if choice.adapters is not None:
             try:
                 method = adapted(method, choice.adapters)

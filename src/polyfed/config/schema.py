@@ -37,7 +37,7 @@ _BY_GROUP = ActsWith("partition", ("by_group",))
 
 
 class Data(Settings):
-    """``[data]``: which samples, and how they are dealt to the clients."""
+    """``[data]``: which samples, and how the clients get them."""
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
@@ -46,8 +46,8 @@ class Data(Settings):
         "'package.module:function' of your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
-    image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
-    label_column: str | None = Field(None, description="Parquet or CSV column with labels, where it cannot be told")
+    image_column: str | None = Field(None, description="Parquet column with images, where it is not clear")
+    label_column: str | None = Field(None, description="Parquet or CSV column with labels, where it is not clear")
     feature_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="csv: the columns to learn from; default: all that hold numbers"
     )
@@ -114,7 +114,7 @@ class Data(Settings):
     )
     classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")
     class_assignment: Annotated[Literal["shards", "shamsian", "round_robin"], _BY_CLASS] = Field(
-        "round_robin", description="by_class: how they are dealt"
+        "round_robin", description="by_class: how classes go to clients"
     )
     group_by: Annotated[str | None, _BY_GROUP] = Field(
         None, description="by_group: rows that share a value of this column go to one client"
@@ -153,7 +153,7 @@ class Data(Settings):
     @model_validator(mode="before")
     @classmethod
     def _clients_as_they_come(cls, given: Any) -> Any:
-        """A folder or a file per client is dealt so, unless another partition is asked for."""
+        """A folder or a file per client is partitioned so, unless another partition is asked for."""
         if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
             column = "user" if str(given.get("dataset")).startswith(_LEAF) else "client"
             return {"group_by": column, **given, "partition": "by_group"}
@@ -249,7 +249,7 @@ class Data(Settings):
 
     @property
     def partition_options(self) -> PartitionOptions:
-        """How the data set is dealt to clients, as `polyfed.data` takes it."""
+        """How the data set is partitioned, as `polyfed.data` takes it."""
         names = [field.name for field in dataclasses.fields(PartitionOptions)]
         settings = {name: getattr(self, name) for name in names} | {"num_clients": self.client_count}
         if self._keeps_small_groups:

@@ -87,7 +87,7 @@ def benchmark(
     request = BenchmarkRequest(
         Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, executor, device, overwrite
     )
-    read_processor_time(figures)  # what is wrong is told before the first run
+    read_processor_time(figures)  # an error of theirs comes before the first run
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]
     wanted = _wanted(request, asked)
     make_folder(figures)

@@ -348,7 +348,7 @@ class BenchmarkSetting:
         return hyperparameters_of(row) | self._tuned_training(row) if stored is None else stored.hyperparameters
 
     def _tune(self, method: str, forced: bool, outcome: Outcome) -> dict[str, Any] | None:
-        """The hyperparameters that validation chooses; None where no trial came to its end."""
+        """The hyperparameters that validation chooses; None where no trial was finished."""
         request = self.request
         protocol = request.protocol
         changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}

@@ -52,7 +52,7 @@ def build_federation(
         pretrained: False: networks begin as drawn, whatever ``[pretraining]`` says, for who does not let it run.
 
     Raises:
-        ConfigError: data that are not there or cannot be dealt so, models or a method that do not fit.
+        ConfigError: data that are not there or cannot be partitioned so, models or a method that do not fit.
     """
     live = [LOGGERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
     data = data or DataCache()

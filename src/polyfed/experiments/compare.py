@@ -125,7 +125,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     if few < SEEDS:
         for watcher in watchers:
             watcher.message(
-                f"warning: {human_count(few, 'seed')}, by which no difference can be told from chance; it takes "
+                f"warning: {human_count(few, 'seed')}, by which no difference is more than chance; it takes "
                 f"{SEEDS}: --seeds 0,1,2"
             )
     failures = run_planned(planned, pending, overwrite, data, watchers)

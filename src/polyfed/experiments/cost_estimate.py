@@ -37,8 +37,6 @@ class ArchitectureCheck:
         seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
             a round.
         final_round: bytes down, bytes up and seconds of the final round; zeros where there is none.
-        operations: of this client's receiving, training and uploading in rounds 1 and 2; counted where devices are
-            simulated.
     """
 
     name: str
@@ -56,7 +54,6 @@ class ArchitectureCheck:
     flops: int = 0
     peak: int = 0
     final_round: tuple[int, int, float] = (0, 0, 0.0)
-    operations: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,6 @@ class CostEstimate:
             those that everybody may see.
         workers: processes that do the clients' work. stack: so many clients train as one, at most.
         device_nbytes: of all clients' weights where these stay on the GPU between rounds; None: there is no GPU.
-        devices: where devices are simulated, one entry for each client: id, device, memory (bytes it has), needs (bytes
-            that training takes), fits, and the seconds down, train and up of a later round.
-        simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated, or
-            uploads are buffered.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
         class_remarks: who is held out of training, who has few test rows; what is odd about the classes
             (`polyfed.data.classes.remarks`).
@@ -99,8 +92,6 @@ class CostEstimate:
     seconds_server: float = 0.0
     seconds_scoring: float = 0.0
     data_nbytes: int = 0
-    devices: tuple[Mapping[str, Any], ...] = ()
-    simulated_seconds: float | None = None
     averaged: str = ""
     class_remarks: tuple[str, ...] = ()
     data_remarks: tuple[str, ...] = ()
@@ -152,8 +143,6 @@ def _page(check: CostEstimate) -> Iterator[str]:
     yield ""
     yield from _feature_names(facts["feature_names"])
     yield from _class_names(facts["class_names"])
-    if check.devices:
-        yield from _devices(check)
     yield from _client_summary(check.clients)
     yield from _wrap([*check.class_remarks, *check.data_remarks])
     yield f"rows: {check.holdout} held out for the server, {check.unused} unused"
@@ -218,28 +207,6 @@ def _clients(check: CostEstimate) -> Iterator[str]:
         rows.append(row + ([_label_text(one["labels"])] if labeled else []))
     yield from _table(heads, rows, words=range(4, len(heads)))
     yield from _left_out(check.clients)
-
-
-def _devices(check: CostEstimate) -> Iterator[str]:
-    """The clients' simulated devices, and what the run would take on them."""
-    heads = ["client", "device", "memory", "training takes", "down", "train", "up", "a later round"]
-    rows = [
-        [
-            *(str(one["id"]), one["device"], human_bytes(one["memory"]), human_bytes(one["needs"])),
-            *(f"{one[part]:.2f} s" for part in ("down", "train", "up")),
-            human_seconds(one["seconds"]) if one["fits"] else "does not fit",
-        ]
-        for one in check.devices[:_SHOWN_CLIENTS]
-    ]
-    yield from _table(heads, rows, words=[0, 1])
-    yield from _left_out(check.devices)
-    excluded = [one["id"] for one in check.devices if not one["fits"]]
-    if excluded:
-        names = clients_text(excluded, [one.get("name", "") for one in check.clients])
-        yield from _wrap([f"left out, as their network does not fit: {names}"])
-    if check.simulated_seconds is not None:
-        yield f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}"
-    yield ""
 
 
 def _left_out(rows: Sequence[object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The data that recipes ask for, kept between recipes that ask for the same; and a data set dealt in Python."""
+"""The data that recipes ask for, kept between recipes that ask for the same; and a data set partitioned in Python."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DataCache:
         return self._source[1]
 
     def federated(self, recipe: Recipe) -> FederatedDataset:
-        """The data set as it is dealt to clients: a function of ``[data]`` and the seed, never of the method."""
+        """The data set as the clients have it: a function of ``[data]`` and the seed, never of the method."""
         data, seed = recipe.data, recipe.run.seed
         key = (data, data.client_count, recipe.beside, seed)
         if self._federated is None or self._federated[0] != key:
@@ -119,7 +119,7 @@ def federate(
         how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
 
     Raises:
-        ConfigError: settings that cannot be, or rows that cannot be dealt so.
+        ConfigError: settings that cannot be, or rows that cannot be partitioned so.
     """
     if not isinstance(source, DatasetSource):
         write = "polyfed.from_tensors((x, y))"

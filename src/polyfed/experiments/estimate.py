@@ -15,11 +15,10 @@ from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.errors import MissingPackage, PolyfedError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
+from polyfed.experiments.cost_estimate import CostEstimate
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import refuse_unread_settings, resolve_recipe
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
-from polyfed.plugins.device_simulation import Workload, estimate_duration
 from polyfed.registry import METHODS
 from polyfed.units import human_bytes, human_seconds
 
@@ -121,7 +120,6 @@ def estimate_costs(federation: Federation, batches: int = TRIED_BATCHES) -> Cost
             *federation.test_row_remarks(),
             *federation.class_remarks(),
         ),
-        **_simulated(federation, mine),
     )
 
 
@@ -178,36 +176,6 @@ def _data_bytes(federation: Federation) -> int:
         parts.append(public.samples)
     storages = [tensor.untyped_storage() for part in parts for tensor in (part.x, part.y)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
-    """The clients' devices, what a later round takes on each, and all rounds where a round waits for the slowest.
-
-    Of one network, operations are in proportion to rows.
-    """
-    simulation = federation.plugin("devices")
-    if not simulation.enabled:
-        return {}
-    devices = []
-    slowest = [0.0, 0.0]  # of round 1, and of a later one
-    for client, kind in zip(federation.clients, mine, strict=True):
-        profile = simulation.profile(client.id)
-        rows = client.n / federation.clients[kind.client].n
-        durations = [
-            estimate_duration(profile, Workload(down, round(rows * operations), up))
-            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
-        ]
-        fits = client.id not in simulation.excluded
-        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory_bytes}
-        device |= {"needs": simulation.requirements[client.id], "fits": fits}
-        devices.append({**device, **durations[1]._asdict(), "seconds": durations[1].seconds})
-        if fits:
-            slowest = [max(longest, own.seconds) for longest, own in zip(slowest, durations, strict=True)]
-    if simulation.settings.buffer_size is not None:
-        return {"devices": tuple(devices)}
-    limit = simulation.settings.round_timeout or math.inf
-    first, later = (min(limit, longest) for longest in slowest)
-    return {"devices": tuple(devices), "simulated_seconds": first + (federation.training.rounds - 1) * later}
 
 
 def _facts(client: Client) -> dict[str, Any]:

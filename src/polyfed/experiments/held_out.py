@@ -22,7 +22,7 @@ def group_folders(recipe: Recipe, data: DataCache) -> dict[str, str]:
     """Each group that is held out in turn, and its folder's name; no two alike.
 
     Raises:
-        ConfigError: rows are not dealt by group, a client has several groups, or there are too few.
+        ConfigError: rows are not partitioned by group, a client has several groups, or there are too few.
     """
     found: dict[str, str] = {}
     for number, group in enumerate(_groups_of(recipe, data)):
@@ -59,7 +59,7 @@ def _groups_of(recipe: Recipe, data: DataCache) -> list[str]:
 
 
 def with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evaluation:
-    """The evaluation with the numbers of the clients that a group held out is dealt to.
+    """The evaluation with the numbers of the clients that hold a group that is held out.
 
     Raises:
         ConfigError: there is no such group, or its client has others, too.
@@ -80,7 +80,7 @@ def with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evaluat
 
 
 def _client_of_group(name: str, groups: Sequence[Sequence[str]]) -> int:
-    """The client that a group was dealt to, which has no other."""
+    """The client that holds a group, and no other."""
     for client, held in enumerate(groups):
         if name in held and len(held) > 1:
             others = ", ".join(f"'{other}'" for other in held if other != name)

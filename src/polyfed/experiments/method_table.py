@@ -94,8 +94,8 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
 def _described(name: str, kind: Any) -> dict[str, Any]:
     method = kind()
     own = list_hyperparameters(kind)
-    told = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
-    row = {"name": name, **told, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
+    card = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
+    row = {"name": name, **card, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
     return row | {"hyperparameters": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
 
 
@@ -108,8 +108,8 @@ def kind_of(hint: Any) -> str:
     origin = typing.get_origin(hint)
     inner = typing.get_args(hint)
     if origin is typing.Annotated:
-        said = [getattr(one, "metadata", ()) for one in inner[1:]]
-        bounds = [word for one in itertools.chain(*said) for word in _bounds(one)]
+        rules = [getattr(one, "metadata", ()) for one in inner[1:]]
+        bounds = [word for one in itertools.chain(*rules) for word in _bounds(one)]
         return " ".join([kind_of(inner[0]), " and ".join(bounds)]).rstrip()
     if origin is Literal:
         return " or ".join(format_value(value) for value in inner)
@@ -132,16 +132,16 @@ def _bounds(rule: Any) -> list[str]:
 def list_hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
     """The fields of a method's class in order, those of a table by their dotted names.
 
-    Where its source cannot be read, nothing is said about them.
+    Where its source cannot be read, they have no help text.
     """
-    said = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
+    help_texts = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
     found = []
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.default):
             inner = list_hyperparameters(type(field.default))
             found += [dataclasses.replace(one, name=f"{field.name}.{one.name}") for one in inner]
         else:
-            found.append(Hyperparameter(field.name, field.default, said.get(field.name, "")))
+            found.append(Hyperparameter(field.name, field.default, help_texts.get(field.name, "")))
     return found
 
 

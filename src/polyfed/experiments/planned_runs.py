@@ -148,6 +148,6 @@ def _run_one(member: PlannedRun, overwrite: bool, data: DataCache, watchers: Seq
 
 def nothing_learnt_in(members: Sequence[PlannedRun], runs: Sequence[RunRecord]) -> dict[str, str]:
     """``"fedin, seed 0"`` -> the line on a run in which nothing was learnt."""
-    told = {run.path.resolve(): run.result.nothing_learnt for run in runs if run.finished}
-    found = {member.title: told.get(member.folder.resolve()) for member in members}
+    lines = {run.path.resolve(): run.result.nothing_learnt for run in runs if run.finished}
+    found = {member.title: lines.get(member.folder.resolve()) for member in members}
     return {title: line for title, line in found.items() if line}

@@ -111,7 +111,7 @@ class LocalByRows(Local):
 
 
 class SharedByNetwork:
-    """Runs one job per network, and lets all clients of that network be what came of it.
+    """Runs one job per network, whose outcome is that of all clients of that network.
 
     Args:
         inner: carries out the jobs.

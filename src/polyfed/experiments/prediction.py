@@ -41,8 +41,8 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.engine.method_wrappers import adapted
 from polyfed.errors import ConfigError, described, kind_and_line
-from polyfed.escaping import client_text, one_line
-from polyfed.experiments.predictions import Predictions
+from polyfed.escaping import client_text, csv_text, one_line
+from polyfed.functional import metrics
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.registry import check_trusted
@@ -98,6 +98,88 @@ class ClientModel:
             return torch.cat(parts).cpu()
 
 
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says.
+
+    names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
+    class_names: one per class. scale: where numbers are predicted, what they were standardized with; scores are then
+    (N, 1), labels floats, and there are no classes. unknown: names of the texts of which the run knew no word, so that
+    nothing but their length speaks in their scores. client, client_name: whose model; "" for a client without a name.
+    """
+
+    names: tuple[str, ...]
+    scores: Tensor
+    labels: Tensor | None
+    class_names: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+    scale: TargetScale | None = None
+    client: int | None = None
+    client_name: str = ""
+
+    def __repr__(self) -> str:
+        if self.scale is not None:
+            error = "" if self.rmse is None else f", RMSE {self.rmse:.4g}"
+            return f"Predictions({len(self.names)} inputs, numbers{error})"
+        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
+        return f"Predictions({len(self.names)} inputs, {self.scores.shape[1]} classes{right})"
+
+    @property
+    def classes(self) -> Tensor:
+        """The predicted classes, (N,) int64."""
+        return self.scores.argmax(dim=1)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N, C): the softmax of the scores."""
+        return self.scores.float().softmax(dim=1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share that is right; None without labels, or where numbers are predicted."""
+        if self.labels is None or self.scale is not None:
+            return None
+        return float((self.classes == self.labels).double().mean())
+
+    @property
+    def values(self) -> Tensor:
+        """The predicted numbers, (N,) float64, in their own unit.
+
+        Raises:
+            ConfigError: classes are predicted.
+        """
+        if self.scale is None:
+            raise ConfigError("expected a model that predicts numbers, got one of classes; see `classes`")
+        return self.scale.restored(self.scores[:, 0])
+
+    @property
+    def rmse(self) -> float | None:
+        """The RMSE of the predicted numbers; None without labels, or where classes are predicted."""
+        return None if self.labels is None or self.scale is None else metrics.rmse(self.values, self.labels)
+
+    def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
+        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes.
+
+        Where numbers are predicted: name, prediction.
+        """
+        if self.scale is not None:
+            pairs = zip(self.names, self.values.tolist(), strict=True)
+            return [{"name": name, "prediction": value} for name, value in pairs]
+        rows = []
+        for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
+            called = self.class_names[label] if label < len(self.class_names) else str(label)
+            row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
+            every = {f"probability_{number}": share for number, share in enumerate(shares)}
+            rows.append({**row, **(every if probabilities else {})})
+        return rows
+
+    def to_csv(self, probabilities: bool = False) -> str:
+        """`rows` under a heading; probabilities with six decimals."""
+        rows = self.rows(probabilities)
+        lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+        return csv_text(list(rows[0]), lines)
+
+
 def predict(
     run: str | Path,
     client: int | str,
@@ -116,7 +198,7 @@ def predict(
         run: a finished run's folder. client: number or name.
         data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
-        image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
+        image_column, label_column, text_column: of Parquet files, where they are not clear; of CSV files the last two.
         resize: bring images of another size to that of the run's, bilinear; without it they are refused.
         trust: whether code that the folder names may be imported, see `load_model`.
 
@@ -164,7 +246,7 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
     Args:
         run: the folder. client: number, or name; a whole number is a number. device: where the network computes.
         trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
-            the run found them. Whoever wrote the folder says what that is: trust your own folders, and those whose code
+            the run found them. Who wrote the folder decides what that is: trust your own folders, and those whose code
             you have read.
 
     Raises:
@@ -182,7 +264,7 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
         title = client_text(number, entry.get("name", ""))
         if not entry["zoo"]:
             raise ConfigError(
-                f"{title}'s network came as a module, which a run folder does not hold; make it again and "
+                f"{title}'s network was given as a module, which a run folder does not hold; make it again and "
                 f"load {folder / name} into it as the README.md beside it shows"
             )
         if entry.get("vectors") is not None:
@@ -230,16 +312,16 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
     )
 
 
-def _prepare(said: Any, title: str) -> Callable[[Tensor], Tensor]:
+def _prepare(stored: Any, title: str) -> Callable[[Tensor], Tensor]:
     """From stored inputs to the network's, as an entry of the index says."""
-    if said is None:
+    if stored is None:
         raise ConfigError(
             f"{title}'s inputs went through a function of your own (prepare), which a run folder does not "
             "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
         )
-    if said == "plain":
+    if stored == "plain":
         return to_float
-    normalization = validated(Normalization, said, "prepare")
+    normalization = validated(Normalization, stored, "prepare")
     return Prepare(tuple(normalization.mean), tuple(normalization.std), bool(normalization.table))
 
 
@@ -260,10 +342,10 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
 
 def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
     """Which features are categories or may be missing, and what stands for those that are."""
-    said = entry.get("table")
-    if said is None:
+    stored = entry.get("table")
+    if stored is None:
         return TableColumns(), ()
-    form = validated(TableForm, said, "table")
+    form = validated(TableForm, stored, "table")
     count = len(entry["feature_names"])
     pairs = [tuple(pair) for pair in form.flags]
     if len(form.categories) not in (0, count) or any(len(pair) != 2 or max(pair) >= count for pair in pairs):
@@ -335,8 +417,8 @@ def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
     if isinstance(client, bool) or not isinstance(client, int | np.integer | str):
         raise ConfigError(f"client: expected the number or the name of a client, got {described(client)}")
     if not (run / "result.json").exists():
-        came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
-        raise ConfigError(f"expected the folder of a finished run, got {came}")
+        given = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
+        raise ConfigError(f"expected the folder of a finished run, got {given}")
     path = run / "models" / "index.json"
     if not path.parent.exists():
         raise ConfigError(f"expected a run that keeps weights, got {run}, which has no folder 'models'")
@@ -353,8 +435,8 @@ def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
         found = [number for number, name in names.items() if name and name == one_line(client)]
     if len(found) == 1:
         return found[0], *known[found[0]]
-    told = [client_text(number, name).removeprefix("client ") for number, name in names.items()]
-    listed = ", ".join(told[:10]) + (f", ... {told[-1]}" if len(told) > 10 else "")
+    known_clients = [client_text(number, name).removeprefix("client ") for number, name in names.items()]
+    listed = ", ".join(known_clients[:10]) + (f", ... {known_clients[-1]}" if len(known_clients) > 10 else "")
     raise ConfigError(f"expected a client whose model is in {path.parent} ({listed}), got {client!r:.60}")
 
 
@@ -407,8 +489,8 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
         for name, tensor in own.items():
             if tensor.shape != weights[name].shape:
                 built = tuple(tensor.shape)
-                came = tuple(weights[name].shape)
+                stored = tuple(weights[name].shape)
                 raise ConfigError(
-                    f"{path} does not fit the network as it is built now: '{name}' is {came}, not {built}"
+                    f"{path} does not fit the network as it is built now: '{name}' is {stored}, not {built}"
                 )
             tensor.copy_(weights[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ class PrivacyCost:
         noise: of one of them, over the most that it can change; the least. drawn: share of the rows that it is about.
         delta: at which epsilon is reported.
         rdp, pld: epsilon, by two accountants; one exact answer where no rows are drawn.
-        classic: epsilon of that one release by the classic formula, which knows of no drawing.
     """
 
     run: str
@@ -45,7 +43,6 @@ class PrivacyCost:
     delta: float
     rdp: float
     pld: float
-    classic: float
 
 
 def privacy_costs(folders: Sequence[Path | str], delta: float | None = None) -> list[PrivacyCost]:
@@ -105,7 +102,6 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         delta=delta,
         rdp=epsilons[worst],
         pld=max(compute_epsilon(account, delta, "pld") for account in epsilons),
-        classic=math.sqrt(2 * math.log(1.25 / delta)) / loudest.noise,  # Dwork and Roth, 2014, theorem A.1
     )
 
 
@@ -129,14 +125,11 @@ def to_text(lines: Sequence[PrivacyCost], width: int = 100) -> str:
         Column("rows", [percent(one.drawn) for one in lines]),
         Column("epsilon\nRDP", [f"{one.rdp:.4g}" for one in lines]),
         Column("epsilon\nPLD", [f"{one.pld:.4g}" for one in lines]),
-        Column("one release,\nclassic", [f"{one.classic:.4g}{'*' if one.classic > 1 else ''}" for one in lines]),
     ]
     deltas = ", ".join(f"{delta:g}" for delta in sorted({one.delta for one in lines}))
     notes = [
         f"epsilon at delta {deltas}, of the client that has given away most; noise over what it hides; rows drawn in %",
     ]
-    if any(one.classic > 1 for one in lines):
-        notes.append("* above 1 the classic formula is not proved: no guarantee")
     if any("features" in one.what and "training" not in one.what for one in lines):
         notes.append("features: for given weights, which were trained without noise and go up as they are")
     return "\n".join([render_text(columns, width), "", *notes])

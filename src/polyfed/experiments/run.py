@@ -106,7 +106,7 @@ def resolve_recipe(
 
 
 def refuse_unread_settings(federation: Federation) -> None:
-    """Whether a recipe's own method reads all of its settings; one that was asked for in its place is only told.
+    """Whether a recipe's own method reads all of its settings; one that was asked for in its place need not.
 
     Raises:
         ConfigError: it does not read one.

@@ -186,8 +186,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
 def _unlearnt(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, str]:
     """``"lr=1e6, seed 0"`` -> the line on a run that learnt nothing; empty if any run, with any settings, did."""
     every = {f"{point.name}, seed {run.seed}": run.result for point in points for run in runs[point.slug]}
-    told = {title: result.nothing_learnt for title, result in every.items() if result.nothing_learnt}
-    return told if len(told) == len(every) else {}
+    lines = {title: result.nothing_learnt for title, result in every.items() if result.nothing_learnt}
+    return lines if len(lines) == len(every) else {}
 
 
 # the grid -----------------------------------------------------------------------------------------------------------

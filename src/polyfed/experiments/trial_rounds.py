@@ -146,7 +146,7 @@ class TrialRounds:
         module = federation.model_factory.module(client.architecture, variant)
         own = federation.model_factory.module(client.architecture, variant, alone=True)
         split = own if isinstance(own, SplitModel) else None
-        early, late, final = (self.executor.costs[played.number, client.id] for played in (first, second, last))
+        late, final = (self.executor.costs[played.number, client.id] for played in (second, last))
         final_seconds = final.batch * self.executor.steps(client, federation.method.final_exchanges()) + final.rest
         return ArchitectureCheck(
             name=self.networks[client.id],
@@ -164,7 +164,6 @@ class TrialRounds:
             flops=flops(federation.method.personal_model(module), example_input(client, module)),
             peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + late.peak,
             final_round=(last.down.get(client.id, 0), last.up.get(client.id, 0), final_seconds),
-            operations=(early.operations, late.operations),
         )
 
 
@@ -178,7 +177,6 @@ class _Cost:
     Attributes:
         kept: bytes of its weights and its state. peak: bytes that it makes at work, beside its network.
         batch, row: seconds of a training step, and of scoring a row. rest: seconds of all else.
-        operations: of receiving, training and uploading, where the round counts them.
     """
 
     kept: int = 0
@@ -186,7 +184,6 @@ class _Cost:
     batch: float = 0.0
     row: float = 0.0
     rest: float = 0.0
-    operations: int = 0
 
 
 class MeasuringExecutor(Serial):
@@ -235,7 +232,6 @@ class MeasuringExecutor(Serial):
         began = time.perf_counter()
         outcome = run_job(job, self._method, self._model_factory, fresh, self._train)
         cost.rest += time.perf_counter() - began - self._seconds_training
-        cost.operations += outcome.operations
         weights = self._model_factory.state(job.client.architecture, job.variant)
         cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome

@@ -1,6 +1,6 @@
 """Settings that act only beside another one, and those of them that were given where they do nothing.
 
-It is said where the setting stands, of a recipe's sections and of methods' hyperparameters alike:
+It is declared where the setting stands, of a recipe's sections and of methods' hyperparameters alike:
 
     dropout_rate: Share = 0.0
     dropout_stage: Annotated[Literal["before", "after"], ActsWith("dropout_rate")] = "before"

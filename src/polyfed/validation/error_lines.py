@@ -1,5 +1,5 @@
-"""Settings and hyperparameters that cannot be, in one line: where, what was expected, what came, the nearest valid
-name.
+"""Settings and hyperparameters that cannot be, in one line: where, what was expected, what was given, the nearest
+valid name.
 
 pydantic finds what is wrong, and `one_line` says it. `in_one_line` makes a class say it when it is made in Python; a
 recipe asks pydantic itself, since it knows more of the place.
@@ -85,7 +85,7 @@ def one_line(
     known: Collection[str] | None = None,
     sections: Sections | None = None,
 ) -> str:
-    """The first of pydantic's complaints: where, what was expected, what came, the nearest valid name.
+    """The first of pydantic's complaints: where, what was expected, what was given, the nearest valid name.
 
     Args:
         error: the complaints.
@@ -119,8 +119,8 @@ def one_line(
     if first["type"] == "missing":
         return f"expected {'the section' if len(keys) == 1 else 'the key'} '{where}', which is missing{more}"
     if first["type"] == "value_error":
-        said = str(first["msg"]).removeprefix("Value error, ")
-        return f"{f'{where}: ' if where else ''}{said}{more}"
+        line = str(first["msg"]).removeprefix("Value error, ")
+        return f"{f'{where}: ' if where else ''}{line}{more}"
     alike = [c for c in complaints if c["loc"][:depth] == first["loc"][:depth]]
     choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
     hint = suggest(str(first["input"]), choices) if choices else ""

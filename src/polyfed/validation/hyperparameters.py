@@ -34,11 +34,11 @@ def hyperparameters(cls: type[Any]) -> type[Any]:
     """Makes a class a frozen dataclass whose fields are checked: type, range, unknown names, NaN, and whether those act
     that were given (`validation.effect`).
 
-    What is wrong with them is said in one line, a `ConfigError`.
+    What is wrong with them is one line, a `ConfigError`.
     """
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config, repr=False)(cls)
-    made.__init__ = in_one_line(_all_acting(made.__init__), _told)
+    made.__init__ = in_one_line(_all_acting(made.__init__), _line_of)
     if made.__repr__ is object.__repr__:
         made.__repr__ = repr_of_changes
     checked: type[Any] = made
@@ -97,8 +97,8 @@ def flat_settings(settings: Any) -> dict[str, Any]:
 def repr_of_changes(settings: Any) -> str:
     """The settings that are not at their defaults."""
     values = [(field.name, getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)]
-    told = [f"{name}={value!r}" for name, value, default in values if value != default]
-    return f"{type(settings).__name__}({', '.join(told)})"
+    changed = [f"{name}={value!r}" for name, value, default in values if value != default]
+    return f"{type(settings).__name__}({', '.join(changed)})"
 
 
 def _all_acting(init: Callable[..., None]) -> Callable[..., None]:
@@ -107,9 +107,9 @@ def _all_acting(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def checked(self: Any, **given: Any) -> None:
         init(self, **given)
-        said = without_effect(flat_fields(type(self)), flat_settings(self), _flat_names(given))
-        if said:
-            problem: Any = {"type": "value_error", "loc": (), "input": given, "ctx": {"error": ValueError(said)}}
+        line = without_effect(flat_fields(type(self)), flat_settings(self), _flat_names(given))
+        if line:
+            problem: Any = {"type": "value_error", "loc": (), "input": given, "ctx": {"error": ValueError(line)}}
             raise ValidationError.from_exception_data(type(self).__name__, [problem])
 
     return checked
@@ -127,7 +127,7 @@ def _flat_names(given: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def _told(kind: type[Any], complaints: ValidationError) -> str:
+def _line_of(kind: type[Any], complaints: ValidationError) -> str:
     """The line that a recipe gives, of settings made in Python."""
     names = [field.name for field in dataclasses.fields(kind)]
     return one_line(complaints, kind, (getattr(getattr(kind, "card", None), "name", "") or kind.__name__,), names)

@@ -197,15 +197,6 @@ def test_equal_normalizers_give_the_mean():
     assert all(torch.allclose(found[name], mean[name], atol=1e-6) for name in base)
 
 
-@pytest.mark.parametrize(("a", "text"), [([1.0, 2.0], "2 for 3"), ([1.0, 0.0, 2.0], "got 0.0")])
-def test_normalizers_must_fit(a, text):
-    base, made = models()
-    with pytest.raises(ValueError, match=text):
-        normalized_mean(made, [1, 1, 1], a, base)
-    with pytest.raises(ValueError, match="expected only tensors of the union model, got 'all' from model 0"):
-        normalized_mean(made, [1, 1, 1], [1.0] * 3, {"two": base["two"]})
-
-
 MODEL = {"a": torch.tensor([[0.1, -0.7], [1.3, 0.2]]), "b": torch.tensor([0.3, -1e-3])}
 
 

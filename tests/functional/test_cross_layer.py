@@ -87,11 +87,6 @@ def test_a_kernel_without_an_update_is_left_alone():
     assert correct_updates(g_k, g_0).dtype == g_k.dtype
 
 
-def test_wrong_shapes():
-    with pytest.raises(ValueError, match="one shape"):
-        correct_updates(draw(2, 2, 3, 3), draw(2, 1, 3, 3))
-
-
 def test_blocks_of_a_resnet():
     weights = zoo.build("resnet22", (3, 32, 32), 10).state_dict()
     stages = blocks(weights)

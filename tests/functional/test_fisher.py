@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -194,35 +192,3 @@ def test_noise_is_added_to_what_was_shortened() -> None:
     assert float(added.std()) == pytest.approx(0.3, rel=0.02)
     assert abs(float(added.mean())) < 0.01
     assert found["b"].all()
-
-
-class Odd(nn.Module):
-    """Layers whose products are not plain ones, one that leads nowhere, and statistics that are nearly 0."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        padding: Any = {"same": "same", "circular": 1}.get(kind, 0)
-        mode = "circular" if kind == "circular" else "zeros"
-        self.kind = kind
-        self.conv = nn.Conv2d(2, 3, 3, padding=padding, padding_mode=mode)
-        self.bn, self.out = nn.BatchNorm1d(3), nn.Linear(3, 3)
-        if kind == "unused":
-            self.unused = nn.Linear(3, 2)
-        if kind == "still":
-            self.bn.running_var.fill_(2e-5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = self.conv(x).mean(dim=(2, 3))
-        if self.kind == "unused":
-            self.unused(z)
-        return self.out(self.bn(1e-2 * z))
-
-
-@pytest.mark.parametrize("kind", ["same", "circular", "unused", "still"])
-def test_layers_out_of_the_ordinary(kind: str) -> None:
-    torch.manual_seed(0)
-    model, x, y = Odd(kind), torch.randn(7, 2, 6, 6), data()[1]
-    found, expected = fisher_diagonal(model, x, y), sample_by_sample(model, x, y)
-    assert [*found] == [*expected]
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-7)

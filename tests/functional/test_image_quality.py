@@ -16,12 +16,12 @@ def images(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def ssim_by_windows(x: np.ndarray, y: np.ndarray, side: int, data_range: float) -> float:
+def ssim_by_windows(x: np.ndarray, y: np.ndarray, side: int) -> float:
     """Wang et al., eq. 13 to 16, window by window and channel by channel."""
     offsets = np.arange(side) - side // 2
     window = np.exp(-(offsets[:, None] ** 2 + offsets[None, :] ** 2) / (2 * 1.5**2))
     window /= window.sum()
-    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    c1, c2 = 0.01**2, 0.03**2
     values = []
     for one, other in zip(x, y, strict=True):
         for top in range(one.shape[0] - side + 1):
@@ -35,13 +35,10 @@ def ssim_by_windows(x: np.ndarray, y: np.ndarray, side: int, data_range: float) 
     return float(np.mean(values))
 
 
-@pytest.mark.parametrize("data_range", [1.0, 255.0])
-def test_psnr_is_that_of_the_mean_squared_difference(data_range: float) -> None:
+def test_psnr_is_that_of_the_mean_squared_difference() -> None:
     x, y = images(3, 2, 6, 5), images(3, 2, 6, 5, seed=1)
-    expected = [
-        10 * math.log10(data_range**2 / np.mean((a.numpy() - b.numpy()) ** 2)) for a, b in zip(x, y, strict=True)
-    ]
-    assert torch.allclose(psnr(x, y, data_range), torch.tensor(expected, dtype=torch.float64))
+    expected = [-10 * math.log10(np.mean((a.numpy() - b.numpy()) ** 2)) for a, b in zip(x, y, strict=True)]
+    assert torch.allclose(psnr(x, y), torch.tensor(expected, dtype=torch.float64))
     assert torch.equal(psnr(x, y), psnr(y, x))  # brighter or darker by as much is as far
 
 
@@ -60,9 +57,8 @@ def test_ssim_is_that_of_its_windows(shape: tuple[int, ...], side: int) -> None:
     x, y = images(2, *shape), images(2, *shape, seed=1)
     near = (x + 0.2 * (y - x)).clamp(0, 1)
     for other in (y, near):
-        expected = [ssim_by_windows(a.numpy(), b.numpy(), side, 1.0) for a, b in zip(x, other, strict=True)]
+        expected = [ssim_by_windows(a.numpy(), b.numpy(), side) for a, b in zip(x, other, strict=True)]
         assert torch.allclose(ssim(x, other), torch.tensor(expected, dtype=torch.float64))
-    assert torch.allclose(ssim(255 * x, 255 * y, 255.0), ssim(x, y))
 
 
 def test_total_variation_counts_both_directions() -> None:
@@ -73,13 +69,3 @@ def test_total_variation_counts_both_directions() -> None:
     assert torch.allclose(total_variation(1 - x), total_variation(x))
     assert total_variation(torch.full((1, 1, 3, 3), 0.7)).item() == 0
     assert total_variation(torch.tensor([[[[0.0, 1.0, 0.0]]]])).item() == 1
-
-
-def test_what_is_no_pair_of_images_is_refused() -> None:
-    x = images(2, 1, 4, 4)
-    with pytest.raises(ValueError, match="one shape"):
-        psnr(x, x[:1])
-    with pytest.raises(ValueError, match="positive data_range"):
-        ssim(x, x, 0.0)
-    with pytest.raises(ValueError, match=r"expected images \(N, C, H, W\)"):
-        ssim(x[0], x[0])

@@ -191,11 +191,11 @@ def test_the_error_falls_with_landmarks_which_the_generator_draws():
 def test_a_factor_of_a_mean_of_rbf_kernels(norm):
     """Stacked features against the mean of exact kernels, and alignment to it as the client computes it."""
     many = [s * draw(80, d, seed=d) + draw(80, 1, seed=99) for s, d in ((1, 3), (50, 20), (0.1, 7))]
-    kernels, weights = [own(a, 0.5) for a in many], np.array([1.0, 2.0, 1.0]) / 4
+    kernels = [own(a, 0.5) for a in many]
     centered = [numpy_centered(k) for k in kernels]
-    parts = [w * k / (np.linalg.norm(k) if norm == "fro" else 1) for w, k in zip(weights, centered, strict=True)]
+    parts = [k / (np.linalg.norm(k) if norm == "fro" else 1) for k in centered]
     k_bar = np.sum(parts, axis=0)
-    factor = kernel_factor([nystroem_features(a, 0.5, 80, draws()) for a in many], [1, 2, 1], norm=norm)
+    factor = kernel_factor([nystroem_features(a, 0.5, 80, draws()) for a in many], norm=norm)
     f = factor.matrix.numpy()
     assert np.linalg.norm(f @ f.T / np.linalg.norm(f @ f.T) - k_bar / np.linalg.norm(k_bar)) < 1e-10
     for a, k in zip(many, kernels, strict=True):
@@ -325,8 +325,6 @@ def test_nan_is_neither_hidden_nor_contagious(name):
     [
         (lambda: rbf_alignment(draw(4, 2), draw(5, 2), 0.5, False), "of the same L inputs"),
         (lambda: procrustes(draw(4, 2), draw(4, 3)), r"one shape \(L, D\).*\(4, 2\) and \(4, 3\)"),
-        (lambda: nystroem_features(draw(4, 2), 0.5, 0, draws()), "at least 1 landmark, got 0"),
-        (lambda: nystroem_features(draw(4, 2) / 0, 0.5, 2, draws()), "got inf or nan"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, text):

@@ -29,6 +29,11 @@ WEIGHTS = [3.0, 1.0, 4.0]
 BASE = Adapter(torch.ones(4, IN), torch.ones(OUT, 4))
 
 
+def slices(adapters: list[Adapter], weights: list[float], base: Adapter) -> Adapter:
+    """Each component over the clients whose rank is above it."""
+    return lora.mean_components(adapters, [range(one.rank) for one in adapters], weights, base)
+
+
 def mean_by_hand(adapters: list[Adapter], weights: list[float]) -> np.ndarray:
     parts = [w * by_hand(one) for w, one in zip(weights, adapters, strict=True)]
     found: np.ndarray = np.sum(parts, axis=0) / sum(weights)
@@ -45,11 +50,10 @@ def test_stacking_is_the_weighted_sum_of_products(adapters: list[Adapter]) -> No
     stacked = lora.stack(adapters, WEIGHTS)
     assert stacked.rank == sum(one.rank for one in adapters)
     assert close(lora.product(stacked), expected)
-    assert close(lora.mean_product(adapters, WEIGHTS), expected)
     # what published code does: the factor alpha / r left out, the first client alone, B and A averaged apart
     plain = [one._replace(scale=1.0) for one in adapters]
     for mutant in (
-        lora.mean_product(plain, WEIGHTS),
+        lora.product(lora.stack(plain, WEIGHTS)),
         lora.product(adapters[0]),
         lora.product(lora.pad(adapters, WEIGHTS)),
     ):
@@ -74,7 +78,7 @@ def test_the_closest_update_of_a_rank_errs_by_the_tail_of_singular_values() -> N
 def test_with_equal_ranks_padding_slices_and_the_average_are_one_bit_for_bit() -> None:
     naive = lora.average(EQUAL, WEIGHTS)
     base = lora.truncate(BASE, 3)
-    for other in (lora.pad(EQUAL, WEIGHTS), lora.slices(EQUAL, WEIGHTS, base)):
+    for other in (lora.pad(EQUAL, WEIGHTS), slices(EQUAL, WEIGHTS, base)):
         assert torch.equal(naive.a, other.a)
         assert torch.equal(naive.b, other.b)
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
@@ -86,7 +90,7 @@ def test_with_equal_ranks_padding_slices_and_the_average_are_one_bit_for_bit() -
 
 def test_padding_counts_missing_components_as_zeros_and_slices_leave_them_out() -> None:
     padded = lora.pad(UNEQUAL, WEIGHTS)
-    sliced = lora.slices(UNEQUAL, WEIGHTS, BASE)
+    sliced = slices(UNEQUAL, WEIGHTS, BASE)
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
     for j, holders in enumerate(([0, 1, 2], [1, 2], [2], [2])):
         a = sum(shares[k] * UNEQUAL[k].a[j].double().numpy() for k in holders)
@@ -95,7 +99,7 @@ def test_padding_counts_missing_components_as_zeros_and_slices_leave_them_out() 
         assert close(padded.b[:, j], b)
         assert close(sliced.a[j], a / shares[holders].sum())
         assert close(sliced.b[:, j], b / shares[holders].sum())
-    without_large = lora.slices(UNEQUAL[:2], WEIGHTS[:2], BASE)
+    without_large = slices(UNEQUAL[:2], WEIGHTS[:2], BASE)
     assert torch.equal(without_large.a[2:], BASE.a[2:])
     assert torch.equal(without_large.b[:, 2:], BASE.b[:, 2:])
 
@@ -107,10 +111,9 @@ def test_with_one_client_every_rule_returns_its_adapter(rank: int) -> None:
     found = [
         lora.average([own], [5.0]),
         lora.pad([own], [5.0]),
-        lora.slices([own], [5.0], base),
+        slices([own], [5.0], base),
         lora.stack([own], [5.0]),
-        lora.decompose(lora.mean_product([own], [5.0]), rank),
-        lora.mean_components([own], [range(rank)], [5.0], base),
+        lora.decompose(lora.product(lora.stack([own], [5.0])), rank),
     ]
     for one in found:
         assert close(lora.product(one), by_hand(own))

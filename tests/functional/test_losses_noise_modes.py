@@ -82,8 +82,6 @@ def test_contrast_against_numpy(temperature):
     rows = -np.log(e(z, near) / (e(z, near) + e(z, far)))
     expected = (w.numpy() * rows).sum() / w.numpy().sum()
     assert float(model_contrastive_loss(z, near, far, temperature, w)) == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match="one shape and T above 0"):
-        model_contrastive_loss(z, near, far[:, :4], temperature, w)
 
 
 def test_squared_error_against_numpy_means_over_features_and_trains_the_first_alone():
@@ -134,7 +132,7 @@ def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone()
     assert {np.sign(v) for v in expected.ravel()} >= {-1.0, 1.0}
     assert kl_divergence(p, p + 3, w).item() == pytest.approx(0, abs=1e-12)
     assert kl_divergence(q, p, 0 * w).item() == 0
-    with pytest.raises(ValueError, match="logits and teacher"):
+    with pytest.raises(ValueError, match="found and target"):
         kl_divergence(q, p[:, :3], w)
 
 
@@ -158,12 +156,6 @@ def test_bad_losses():
     logits, y, w = batch()
     with pytest.raises(ValueError, match=r"got \(9, 4\), \(9,\) and \(8,\)"):
         cross_entropy(logits, y, w[:8])
-    with pytest.raises(ValueError, match="at least one parameter"):
-        squared_distance({}, {})
-    with pytest.raises(ValueError, match="none for 'w'"):
-        squared_distance({"w": y}, {})
-    with pytest.raises(ValueError, match="'w' and its reference"):
-        squared_distance({"w": w}, {"w": w[:1]})
 
 
 # ---- noise --------------------------------------------------------------------------------------------------------

@@ -147,12 +147,6 @@ def test_scale_sign_and_transposition() -> None:
     torch.testing.assert_close(turned.T, back, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("energy", [0.0, -0.1, 1.1, float("nan")])
-def test_a_share_out_of_range(energy: float) -> None:
-    with pytest.raises(ValueError, match="share above 0 and up to 1"):
-        encode({"w": gaussian(9, 9)}, energy)
-
-
 @pytest.mark.parametrize(
     ("like", "said"),
     [({"v": torch.zeros(9, 9)}, "expected 'v' among"), ({"w": torch.zeros(9, 8)}, r"of shape \(9, 8\), got 81")],

@@ -77,8 +77,6 @@ def test_with_many_shadow_models_each_row_has_its_own_spread() -> None:
 def test_shadow_models_that_do_not_suffice_are_refused() -> None:
     with pytest.raises(ValueError, match="at least two shadow models"):
         likelihood_ratio(torch.zeros(3), torch.zeros(1, 3))
-    with pytest.raises(ValueError, match=r"expected \(N,\) and \(S, N\)"):
-        likelihood_ratio(torch.zeros(3), torch.zeros(4, 2))
 
 
 # scores of guesses ----------------------------------------------------------------------------------------------------
@@ -132,8 +130,6 @@ def test_one_kind_of_rows_alone_is_refused(member: list[bool]) -> None:
     for score in (auc, roc, balanced_accuracy):
         with pytest.raises(ValueError, match="expected members and others"):
             score(torch.zeros(2), torch.tensor(member))  # type: ignore[operator]
-    with pytest.raises(ValueError, match="expected scores"):
-        auc(torch.zeros(3), torch.tensor([True, False]))
 
 
 @pytest.mark.parametrize("member", [[True, False, False], [False, True, True]])

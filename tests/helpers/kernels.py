@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from polyfed.functional.kernels import Factor, MeanKernelFactor
 
 
-def kernel_factor(representations: Iterable[Tensor], weights: Sequence[float], **how: Any) -> Factor:
+def kernel_factor(representations: Iterable[Tensor], **how: Any) -> Factor:
     """`MeanKernelFactor` of all of them, added one after the other."""
     stream = MeanKernelFactor(**how)
-    for a_LD, weight in zip(representations, weights, strict=True):
-        stream.add(a_LD, weight)
+    for a_LD in representations:
+        stream.add(a_LD)
     return stream.result()

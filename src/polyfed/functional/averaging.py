@@ -120,17 +120,13 @@ def normalized_mean(
         A new mapping with the names, order and dtypes of ``base``.
 
     Raises:
-        ValueError: as ``layer_wise_mean``; or numbers that are not one per model or not positive.
+        ValueError: as ``layer_wise_mean``.
 
     Source: Wang et al. (FedNova), NeurIPS 2020, eq. 6.
 
     >>> normalized_mean([{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}], [1, 1], [1, 4], {"w": torch.zeros(1)})
     {'w': tensor([3.7500])}
     """
-    bad = [a for a in normalizers if not 0 < a < math.inf]
-    if bad or len(models) != len(normalizers):
-        given = f"{len(normalizers)} for {len(models)} models" if not bad else f"{bad[0]}"
-        raise ValueError(f"expected one positive normalizer per model, got {given}")
     parts = _parts(models, weights, base)
     moved = {}
     for name, like in base.items():

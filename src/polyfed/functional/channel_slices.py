@@ -91,7 +91,7 @@ def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept)
 
 
 def partial_mean(
-    plan: ChannelPlan, base: Mapping[str, Tensor], parts: Sequence[SlicedModel], weights: Sequence[float] | None = None
+    plan: ChannelPlan, base: Mapping[str, Tensor], parts: Sequence[SlicedModel], weights: Sequence[float]
 ) -> dict[str, Tensor]:
     """Entry by entry the mean over the parts that hold the entry; what none holds keeps its value bit for bit.
 
@@ -100,41 +100,30 @@ def partial_mean(
     Args:
         plan: knows every name in `base`. base: the large model's tensors.
         parts: sub-models; a tensor that a part does not have counts as not held.
-        weights: one per part, none negative; an entry's are divided by their sum over the parts that hold it. None:
-            all alike.
+        weights: one per part, none negative; an entry's are divided by their sum over the parts that hold it.
 
     Returns:
         A new mapping with the names and dtypes of `base`; tensors that no part holds are those of `base`.
 
-    Raises:
-        ValueError: not one weight per part; a part has a name that is not in `base`, or a shape that is not its
-            channels'.
-
     Source: HeteroFL (Diao et al., ICLR 2021), eq. 3 to 6; FedRolex (Alam et al., NeurIPS 2022), eq. 2.
     """
-    shares = [1.0] * len(parts) if weights is None else [float(weight) for weight in weights]
-    if len(shares) != len(parts):
-        raise ValueError(f"expected one weight per part, got {len(shares)} weights for {len(parts)} parts")
-    if unknown := [name for part in parts for name in part.tensors if name not in base]:
-        raise ValueError(f"expected only tensors of the large model, got '{unknown[0]}'")
     mean = {}
     for name, whole in base.items():
-        held = [(part, share) for part, share in zip(parts, shares, strict=True) if name in part.tensors and share > 0]
-        mean[name] = _covered(name, whole, plan.axes[name], held) if held else whole
+        held = [
+            (part.tensors[name], part.kept, share)
+            for part, share in zip(parts, weights, strict=True)
+            if name in part.tensors and share > 0
+        ]
+        mean[name] = _covered(whole, plan.axes[name], held) if held else whole
     return mean
 
 
-def _covered(name: str, whole: Tensor, axes: Sequence[Axis], held: Sequence[tuple[SlicedModel, float]]) -> Tensor:
+def _covered(whole: Tensor, axes: Sequence[Axis], held: Sequence[tuple[Tensor, Kept, float]]) -> Tensor:
     total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
     count = torch.zeros_like(total)
-    for part, share in held:
-        places = _places(axes, part.kept)
-        tensor = part.tensors[name].detach()
-        expected = tuple(len(p) if p is not None else n for p, n in zip(places, whole.shape, strict=True))
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"expected '{name}' of shape {expected} as its channels say, got {tuple(tensor.shape)}")
-        where = _index(places, whole.shape)
-        total[where] += share * tensor.to(total)
+    for tensor, kept, share in held:
+        where = _index(_places(axes, kept), whole.shape)
+        total[where] += share * tensor.detach().to(total)
         count[where] += share
     mean = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(whole.dtype)
     return torch.where(count > 0, mean, whole)

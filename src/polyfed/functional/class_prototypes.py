@@ -34,7 +34,7 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
         int64. Labels and counts are in main memory.
 
     Raises:
-        ValueError: ``classes`` is below 1, shapes do not fit each other, or a class is out of range.
+        ValueError: a class is out of range.
 
     Source: FedGH (Yi et al., ACM MM 2023), eq. 3.
 
@@ -42,10 +42,6 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
     (tensor([0, 2], dtype=torch.int32), tensor([[7.],
             [2.]]))
     """
-    if classes < 1:
-        raise ValueError(f"expected at least one class, got {classes}")
-    if z_ND.dim() != 2 or y_N.shape != z_ND.shape[:1]:
-        raise ValueError(f"expected z (N, D) and y (N,), got {tuple(z_ND.shape)} and {tuple(y_N.shape)}")
     y_N = y_N.to(torch.int64)
     if y_N.numel() and not bool(((y_N >= 0) & (y_N < classes)).all()):
         raise ValueError(f"expected classes in [0, {classes}), got {int(y_N.min())} to {int(y_N.max())}")
@@ -79,16 +75,12 @@ def header_sgd_step(
     With p_m = softmax(theta z_m + b) and v_m = w_m / sum w:
     grad theta = sum_m v_m (p_m - onehot(y_m)) z_m^T,  grad b = sum_m v_m (p_m - onehot(y_m)).
 
-    Only the ratios of the weights count, so a weight has no effect on a single pair (scale ``lr`` there). If all are
-    0 nothing moves.
+    Only the ratios of the weights count, so a weight has no effect on a single pair. If all are 0 nothing moves.
 
     Args:
         weight_CD: theta. bias_C: b. z_MD: class means. y_M: their classes, integers in [0, C).
-        w_M: their weights, not negative. lr: eta_theta; 0 returns the header as it was.
+        w_M: their weights, not negative. lr: eta_theta.
         clip: largest norm of (grad theta, grad b) taken together; 0 or None: no limit.
-
-    Returns:
-        The new theta and b; the arguments are left alone.
 
     Source: FedGH, eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
     """
@@ -179,12 +171,7 @@ def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Te
 def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
     """sum_n w_n (1 - cos(z_n, prototype of y_n)) / sum_n w_n; samples of a class without prototype count as 0.
 
-    Args:
-        z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
-        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
-
-    Returns:
-        0-d tensor. The cosine with a row of zeros is 0.
+    Arguments as in `prototype_distance`; the cosine with a row of zeros is 0.
 
     Source: Guo et al. (FedORGP), 2025, eq. 8.
 
@@ -224,9 +211,7 @@ def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tens
     tensor([[-inf, -5.]])
     """
     distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")
-    scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
-    scores_NC[:, labels_S.long()] = -distances_NS
-    return scores_NC
+    return _scores_of_known(-distances_NS, labels_S, classes)
 
 
 def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
@@ -235,8 +220,13 @@ def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes:
     >>> most_similar(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([1]), classes=2)
     tensor([[  -inf, 0.8000]])
     """
-    scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
-    scores_NC[:, labels_S.long()] = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
+    cosines_NS = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
+    return _scores_of_known(cosines_NS, labels_S, classes)
+
+
+def _scores_of_known(scores_NS: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+    scores_NC = scores_NS.new_full((len(scores_NS), classes), -torch.inf)
+    scores_NC[:, labels_S.long()] = scores_NS
     return scores_NC
 
 
@@ -269,12 +259,7 @@ def soft_header_sgd_step(
     grad theta = sum_m (p_m - q_m) z_m^T,  grad b = sum_m (p_m - q_m).
 
     Args:
-        weight_CD: theta. bias_C: b. z_MD: mixtures.
-        encodings_MC: q, rows that sum to 1.
-        lr: 0 returns the header as it was.
-
-    Returns:
-        The new theta and b; the arguments are left alone.
+        weight_CD: theta. bias_C: b. z_MD: mixtures. encodings_MC: q, rows that sum to 1.
 
     Source: FedRE, the loss of the global classifier.
     """

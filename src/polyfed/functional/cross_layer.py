@@ -98,16 +98,8 @@ def correct_updates(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tenso
     Args:
         g_k: (O, I, K, K). g_0: the same shape. rule: which of the two.
 
-    Returns:
-        (O, I, K, K) in g_k's dtype.
-
-    Raises:
-        ValueError: the shapes differ.
-
     Source: InCo Aggregation, section 3; "code" is what its published figures were made with.
     """
-    if g_k.shape != g_0.shape or g_k.dim() != 4:
-        raise ValueError(f"expected two updates (O, I, K, K) of one shape, got {tuple(g_k.shape)}, {tuple(g_0.shape)}")
     deep = g_k.double().flatten(2)
     shallow = g_0.double().flatten(2)
     alpha = (shallow * shallow).sum(-1, keepdim=True)

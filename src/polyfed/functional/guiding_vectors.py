@@ -24,17 +24,11 @@ def guided_loss(
         w_N: row weights, as in `losses.cross_entropy`.
         guides_CQ: one guiding vector per class. weight: 0 is plain cross entropy.
 
-    Raises:
-        ValueError: shapes do not fit.
-
     Source: Zhang et al. (FedL2G), arXiv:2410.06490, the local objective.
 
     >>> guided_loss(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([1]), torch.ones(1), 2 * torch.ones(2, 2), 0.5)
     tensor(2.6931)
     """
-    if found_NQ.dim() != 2 or len(found_NQ) != len(y_N) or guides_CQ.shape[1:] != found_NQ.shape[1:]:
-        shapes = f"{tuple(found_NQ.shape)}, {tuple(y_N.shape)} and {tuple(guides_CQ.shape)}"
-        raise ValueError(f"expected what is guided (N, Q), y (N,) and guides (C, Q), got {shapes}")
     squared_N = (found_NQ - guides_CQ[y_N]).square().mean(dim=1)
     return cross_entropy(scores_NC, y_N, w_N) + weight * weighted_mean(squared_N, w_N)
 

@@ -1,6 +1,6 @@
 """How alike two images are: PSNR and SSIM; and how restless one is: total variation.
 
-Shapes: N images, C channels, H x W pixels, values in [0, data_range].
+Shapes: N images, C channels, H x W pixels, values in [0, 1].
 """
 
 from __future__ import annotations
@@ -14,47 +14,25 @@ _WINDOW = 11  # pixels a side
 _K1, _K2 = 0.01, 0.03
 
 
-def psnr(x: Tensor, y: Tensor, data_range: float = 1.0) -> Tensor:
-    """Peak signal-to-noise ratio in decibels, image by image: 10 log10(data_range^2 / mean (x - y)^2).
-
-    Args:
-        x, y: (N, ...) of one shape. data_range: what lies between the darkest and the brightest value, above 0.
-
-    Returns:
-        (N,); infinite where two images are equal.
-
-    Raises:
-        ValueError: shapes differ, or `data_range` is not positive.
+def psnr(x: Tensor, y: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in decibels, image by image (N,): -10 log10 mean (x - y)^2; infinite for equal ones.
 
     >>> psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).round(decimals=4)
     tensor([20.])
     """
-    _check(x, y, data_range)
     mse_N = (x - y).square().flatten(1).mean(dim=1)
-    return 10 * torch.log10(data_range**2 / mse_N)
+    return 10 * torch.log10(1 / mse_N)
 
 
-def ssim(x: Tensor, y: Tensor, data_range: float = 1.0) -> Tensor:
-    """Structural similarity, image by image: the mean of the SSIM index over windows and channels.
+def ssim(x: Tensor, y: Tensor) -> Tensor:
+    """Structural similarity, image by image (N,), 1 for equal ones: the mean of its index over windows and channels.
 
     A window is Gaussian, sigma 1.5 over 11 x 11 pixels, and lies wholly within the image; smaller images have the
     largest odd window that fits. Variances are those of the weighted pixels (divided by the weights' sum, not by one
     less). K1 = 0.01, K2 = 0.03.
 
-    Args:
-        x, y: (N, C, H, W) of one shape. data_range: what lies between the darkest and the brightest value, above 0.
-
-    Returns:
-        (N,) in [-1, 1]; 1 for equal images.
-
-    Raises:
-        ValueError: shapes differ or are no images', or `data_range` is not positive.
-
     Source: Wang, Bovik, Sheikh, Simoncelli, IEEE Transactions on Image Processing 13(4), 2004, eq. 13 to 16.
     """
-    _check(x, y, data_range)
-    if x.dim() != 4:
-        raise ValueError(f"expected images (N, C, H, W), got {tuple(x.shape)}")
     window = _gaussian(x)
 
     def local_mean(image: Tensor) -> Tensor:
@@ -65,21 +43,15 @@ def ssim(x: Tensor, y: Tensor, data_range: float = 1.0) -> Tensor:
     var_x = local_mean(x * x) - mean_x.square()
     var_y = local_mean(y * y) - mean_y.square()
     covariance = local_mean(x * y) - mean_x * mean_y
-    c1 = (_K1 * data_range) ** 2
-    c2 = (_K2 * data_range) ** 2
+    c1 = _K1**2
+    c2 = _K2**2
     above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
     below = (mean_x.square() + mean_y.square() + c1) * (var_x + var_y + c2)
     return (above / below).flatten(1).mean(dim=1)
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference between neighbors, down plus across, image by image; anisotropic.
-
-    Args:
-        x: (N, C, H, W). A side of one pixel counts nothing.
-
-    Returns:
-        (N,).
+    """Mean absolute difference between neighbors, down plus across, image by image (N,); a side of one pixel counts 0.
 
     >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
     tensor([1.])
@@ -97,10 +69,3 @@ def _gaussian(x: Tensor) -> Tensor:
     weights = torch.exp(-offsets.square() / (2 * _SIGMA**2))
     weights = weights / weights.sum()
     return torch.outer(weights, weights).expand(x.shape[1], 1, side, side)
-
-
-def _check(x: Tensor, y: Tensor, data_range: float) -> None:
-    if x.shape != y.shape:
-        raise ValueError(f"expected images of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
-    if not data_range > 0:
-        raise ValueError(f"expected a positive data_range, got {data_range}")

@@ -81,14 +81,7 @@ def rbf_alignment(a_LD: Tensor, target_LE: Tensor, width_factor: float, target_i
     Exact on the rows given: with a minibatch of the common inputs, widths and centering are the minibatch's.
 
     Args:
-        a_LD: representation; the gradient takes s as a constant.
-        target_LE: the same rows of a factor F or of a representation.
-        width_factor: f of A's width and, where it has one, the target's.
-        target_is_factor: True: the target is F F^T (the mean kernel's factor). False: the RBF kernel of the target
-            with the target's own median width.
-
-    Raises:
-        ValueError: not two matrices with the same number of rows.
+        target_LE: a factor F, for F F^T, or else a representation, for its RBF kernel with a median width of its own.
 
     Source: FedHeNN, eq. 5 and 6 with the RBF kernel.
     """
@@ -125,20 +118,11 @@ def nystroem_features(a_LD: Tensor, width_factor: float, landmarks: int, generat
     columns of zeros. Memory: L x m and 512 x m. With as many landmarks as rows Z Z^T is K up to rounding.
 
     Args:
-        a_LD: representation.
-        width_factor: f.
-        landmarks: rows drawn without replacement; all rows, and nothing drawn, if there are no more.
-        generator: draws them.
-
-    Raises:
-        ValueError: not a matrix with rows; landmarks out of range; inf or nan in A.
+        a_LD: finite. width_factor: f.
+        landmarks: rows drawn without replacement from `generator`; all rows, and nothing drawn, if there are no more.
 
     Source: Williams and Seeger, NIPS 2000.
     """
-    if landmarks < 1:
-        raise ValueError(f"expected at least 1 landmark, got {landmarks}")
-    if not bool(a_LD.isfinite().all()):
-        raise ValueError("expected a finite representation, got inf or nan")
     with torch.autocast(a_LD.device.type, enabled=False):
         a_LD = center_and_scale(a_LD)
         width = width_factor * _median(a_LD)
@@ -217,9 +201,6 @@ class _Distances(torch.autograd.Function):
 
 def procrustes(a_LD: Tensor, m_LD: Tensor) -> Tensor:
     """d(A, M) in [0, 2] (0-d); differentiable in both, not clamped.
-
-    Raises:
-        ValueError: not two matrices of one shape.
 
     >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
     >>> bool(procrustes(a, -3 * a.flip(1) + 1).abs() < 1e-6)

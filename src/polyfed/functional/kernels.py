@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.functional.averaging import normalize
 from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
@@ -213,65 +212,41 @@ class Factor(NamedTuple):
 
 
 class ExactMeanKernel:
-    """F with F F^T = sum_j w_j H K_j H up to scale, exactly: F = [G_1, ..., G_N], G_j = sqrt(w_j) Ac_j.
+    """F with F F^T = sum_j H K_j H up to scale, exactly: F = [G_1, ..., G_N], G_j = Ac_j.
 
     Args:
-        norm: "none" (the paper), or "fro": w_j / ||Ac_j^T Ac_j||_F instead of w_j, so that a wide network's large
-            kernel does not drown the others. Representations with equal rows then count 0.
-
-    Raises:
-        ValueError: a hyperparameter is out of range.
+        norm: "none" (the paper), or "fro": K_j / ||Ac_j^T Ac_j||_F, so that a wide network's large kernel does not
+            drown the others. Representations with equal rows then count 0.
 
     Source: K_bar of FedHeNN, eq. 6.
     """
 
     def __init__(self, norm: str = "none") -> None:
-        if norm not in ("none", "fro"):
-            raise ValueError(f"expected norm 'none' or 'fro', got '{norm}'")
+        self.count = 0  # representations so far
         self._fro = norm == "fro"
-        self._weights: list[float] = []
         self._first: Tensor | None = None  # column of the first
         self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
         self._parts: list[_Part] = []
 
-    @property
-    def total(self) -> float:
-        """Sum of the weights so far: without one above 0 there is no mean kernel."""
-        return sum(self._weights)
-
     @torch.no_grad()
-    def add(self, a_LD: Tensor, weight: float = 1.0) -> None:
-        """Take in A_j with its weight w_j, relative to those of the others.
-
-        Raises:
-            ValueError: other rows than the first has, inf or nan.
-        """
+    def add(self, a_LD: Tensor) -> None:
+        """Take in A_j, of finite numbers and as many rows as the others have."""
         self._first = a_LD[:, :1].clone() if self._first is None else self._first
         same_rows(self._first, a_LD)
         peak = max_abs(a_LD).double().cpu()
-        if not bool(peak.isfinite()):
-            place = len(self._weights)
-            raise ValueError(f"expected finite representations, got inf or nan in those at positions [{place}]")
         with torch.autocast(a_LD.device.type, enabled=False):
             ready_LD = center_and_scale(a_LD)
             size = _gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
-            self._weights.append(float(weight))
-            self._parts.append(_Part(a_LD, mean_D, size.double().cpu(), peak, float(weight)))
+            self.count += 1
+            self._parts.append(_Part(a_LD, mean_D, size.double().cpu(), peak))
             self._peak = torch.maximum(self._peak, peak)
 
     @torch.no_grad()
     def result(self) -> Factor:
-        """The factor of what was added so far.
-
-        Raises:
-            ValueError: nothing was added, or the weights are unusable.
-        """
-        shares = normalize(self._weights)
+        """The factor of what was added so far, one at least."""
         with torch.autocast(self._like.device.type, enabled=False):
-            f_Lr = torch.cat(
-                [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)], dim=1
-            )
+            f_Lr = torch.cat([self._scaled(part, 1 / self.count) for part in self._parts], dim=1)
             return Factor(f_Lr / nonzero(max_abs(f_Lr)), 0.0, f_Lr.shape[1])
 
     @property
@@ -280,7 +255,7 @@ class ExactMeanKernel:
         return self._first
 
     def _scaled(self, part: _Part, share: float) -> Tensor:
-        """G_j = sqrt(w_j) Ac_j, over the common unit or that of its kernel."""
+        """G_j = sqrt(share) Ac_j, over the common unit or that of its kernel."""
         dtype = torch.promote_types(self._like.dtype, torch.float32)
         unit = nonzero(part.size) * nonzero(part.peak) ** 2 if self._fro else nonzero(self._peak) ** 2
         square = torch.where(part.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
@@ -302,8 +277,6 @@ class MeanKernelFactor(ExactMeanKernel):
 
     def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
         super().__init__(norm)
-        if rank < 1:
-            raise ValueError(f"expected rank of at least 1, got {rank}")
         self._rank = rank
         self._exact_rank = exact_rank
         self._width = 0  # sum of the widths
@@ -312,16 +285,16 @@ class MeanKernelFactor(ExactMeanKernel):
         self._left_out = 0.0  # sum of the norms of what gave way
 
     @torch.no_grad()
-    def add(self, a_LD: Tensor, weight: float = 1.0) -> None:
+    def add(self, a_LD: Tensor) -> None:
         before = self._peak
-        super().add(a_LD, weight)
+        super().add(a_LD)
         self._width += a_LD.shape[1]
         with torch.autocast(a_LD.device.type, enabled=False):
             if not self._fro and self._peak > before:
                 self._shrink(float(nonzero(before) / self._peak))
             if self._width > self._exact_rank:
                 for part in self._parts:
-                    self._gather(self._scaled(part, part.weight))
+                    self._gather(self._scaled(part, 1.0))
                 self._parts = []
 
     @torch.no_grad()
@@ -333,7 +306,6 @@ class MeanKernelFactor(ExactMeanKernel):
         """
         if self._columns is None and self._kernel is None:
             return super().result()
-        normalize(self._weights)  # whether they are usable
         with torch.autocast(self._like.device.type, enabled=False):
             f_Lr, norm, rest = self._leading_columns()
             rest += self._left_out
@@ -371,13 +343,12 @@ class MeanKernelFactor(ExactMeanKernel):
 
 
 class _Part(NamedTuple):
-    """A_j, its column means, the size and the peak by which it is scaled (0-d float64; size 0: equal rows), w_j."""
+    """A_j, its column means, the size and the peak by which it is scaled (0-d float64; size 0: equal rows)."""
 
     a_LD: Tensor
     mean_D: Tensor
     size: Tensor
     peak: Tensor
-    weight: float
 
 
 def _leading(g_LW: Tensor, most: int) -> tuple[Tensor, float, float]:

@@ -50,11 +50,6 @@ def product(adapter: Adapter) -> Tensor:
     return (adapter.scale * (adapter.b.double() @ adapter.a.double())).to(adapter.a.dtype)
 
 
-def mean_product(adapters: Sequence[Adapter], weights: Sequence[float]) -> Tensor:
-    """The weighted mean of the updates, sum_k p_k s_k B_k A_k (O, I)."""
-    return product(stack(adapters, weights))
-
-
 def average(adapters: Sequence[Adapter], weights: Sequence[float]) -> Adapter:
     """A = sum_k p_k A_k and B = sum_k p_k s_k B_k, for equal ranks.
 
@@ -80,15 +75,6 @@ def pad(adapters: Sequence[Adapter], weights: Sequence[float], rank: int | None 
     a = _sum([one.a for one in wide], shares)
     b = _sum([_scaled_b(one) for one in wide], shares)
     return Adapter(a.to(dtype), b.to(dtype))
-
-
-def slices(adapters: Sequence[Adapter], weights: Sequence[float], base: Adapter) -> Adapter:
-    """Component by component the means of s_k b_kj and of a_kj, over the clients whose rank is above j.
-
-    Args:
-        base: of scale 1 and the largest rank; its components stay where nobody has one.
-    """
-    return mean_components(adapters, [range(adapter.rank) for adapter in adapters], weights, base)
 
 
 def mean_components(

@@ -38,9 +38,6 @@ def task_loss(outputs_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         outputs_NC: of a network: scores before the softmax; for numbers (N, 1).
         y_N: classes, or float targets. w_N: row weights, as in `cross_entropy`.
 
-    Raises:
-        ValueError: shapes do not fit.
-
     >>> task_loss(torch.tensor([[3.0]]), torch.tensor([1.0]), torch.ones(1))
     tensor(4.)
     """
@@ -92,18 +89,10 @@ def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
         logits_NC: scores that are trained. teacher_NC: those to match, a constant for the gradient.
         w_N: row weights, as in `cross_entropy`.
 
-    Returns:
-        0-d tensor; 0 where both give the same probabilities.
-
-    Raises:
-        ValueError: shapes do not fit.
-
     >>> kl_divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
     tensor(0.6931)
     """
-    if logits_NC.dim() != 2 or teacher_NC.shape != logits_NC.shape or w_N.shape != logits_NC.shape[:1]:
-        shapes = f"{tuple(logits_NC.shape)}, {tuple(teacher_NC.shape)} and {tuple(w_N.shape)}"
-        raise ValueError(f"expected logits and teacher (N, C) and w (N,), got {shapes}")
+    _check_shapes(logits_NC, teacher_NC, w_N)
     log_p, log_q = (torch.log_softmax(_wide(one), dim=1) for one in (teacher_NC.detach(), logits_NC))
     kl_N = (log_p.exp() * (log_p - log_q)).sum(dim=1)
     return weighted_mean(kl_N, w_N)
@@ -119,17 +108,12 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
         exits_NC: logits o_1 to o_m, the deepest last. y_N: classes. w_N: row weights, as in `cross_entropy`.
         gamma: weight of the distillation, 0 is none. temperature: T > 0.
 
-    Raises:
-        ValueError: no exit, T is not positive, or shapes do not fit.
-
     Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
 
     >>> zeros = torch.zeros(1, 2)
     >>> multi_exit_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2
     tensor(0.6931)
     """
-    if not exits_NC or temperature <= 0:
-        raise ValueError(f"expected at least one exit and T above 0, got {len(exits_NC)} and {temperature}")
     m = len(exits_NC)
     last_NC = exits_NC[-1]
     losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
@@ -147,17 +131,12 @@ def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weig
         exits_NC: logits o_1 to o_m of a network's exits; o_j is a constant in KL. y_N: classes. w_N: row weights, as
             in `cross_entropy`. weight: of the distillation; the number 0 leaves it out.
 
-    Raises:
-        ValueError: no exit, or shapes do not fit.
-
     Source: Kim et al. (DepthFL), ICLR 2023.
 
     >>> zeros = torch.zeros(1, 2)
     >>> mutual_exits_loss([zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0)  # 2 log 2: equal ones agree
     tensor(1.3863)
     """
-    if not exits_NC:
-        raise ValueError("expected at least one exit, got none")
     total = torch.stack([cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]).sum()
     if len(exits_NC) == 1 or (isinstance(weight, float) and not weight):
         return total
@@ -174,39 +153,32 @@ def l1_loss(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
     """mean_c |found - target|, weighted mean over the rows: L1 on logits, as FedMD digests its consensus.
 
     Args:
-        found_NC: what is trained. target_NC: what to match, a constant for the gradient, which is sign(found - target)
-            w_n / (C sum w). w_N: row weights, as in `cross_entropy`.
-
-    Raises:
-        ValueError: shapes do not fit.
+        found_NC: what is trained. target_NC: what to match, a constant for the gradient. w_N: as in `cross_entropy`.
 
     >>> l1_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
     tensor(1.5000)
     """
-    return weighted_mean(_difference(found_NC, target_NC, w_N).abs().mean(dim=1), w_N)
+    _check_shapes(found_NC, target_NC, w_N)
+    return weighted_mean((found_NC - target_NC.detach()).abs().mean(dim=1), w_N)
 
 
 def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     """mean_d (found - target)^2, weighted mean over the rows.
 
     Args:
-        found_ND: what is trained. target_ND: what to match, a constant for the gradient, which is 2 (found - target)
-            w_n / (D sum w). w_N: row weights, as in `cross_entropy`.
-
-    Raises:
-        ValueError: shapes do not fit.
+        found_ND: what is trained. target_ND: what to match, a constant for the gradient. w_N: as in `cross_entropy`.
 
     >>> mse_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
     tensor(2.5000)
     """
-    return weighted_mean(_difference(found_ND, target_ND, w_N).square().mean(dim=1), w_N)
+    _check_shapes(found_ND, target_ND, w_N)
+    return weighted_mean((found_ND - target_ND.detach()).square().mean(dim=1), w_N)
 
 
-def _difference(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> Tensor:
+def _check_shapes(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> None:
     if found_NK.dim() != 2 or target_NK.shape != found_NK.shape or w_N.shape != found_NK.shape[:1]:
         shapes = f"{tuple(found_NK.shape)}, {tuple(target_NK.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected found and target (N, C) and w (N,), got {shapes}")
-    return found_NK - target_NK.detach()
 
 
 def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
@@ -215,14 +187,7 @@ def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temper
     Args:
         z_ND: representations that are trained. near_ND, far_ND: where they should and should not point; constants for
             the gradient.
-        temperature: T > 0.
-        w_N: row weights, as in `cross_entropy`.
-
-    Returns:
-        0-d tensor; log 2 where near and far are alike, or T is large.
-
-    Raises:
-        ValueError: shapes do not fit, or T is not positive.
+        temperature: T > 0. w_N: row weights, as in `cross_entropy`.
 
     Source: Li, He and Song (MOON), CVPR 2021, eq. 3.
 
@@ -230,9 +195,6 @@ def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temper
     >>> model_contrastive_loss(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
     tensor(0.0181)
     """
-    if temperature <= 0 or not z_ND.shape == near_ND.shape == far_ND.shape:
-        shapes = f"{tuple(z_ND.shape)}, {tuple(near_ND.shape)} and {tuple(far_ND.shape)}"
-        raise ValueError(f"expected three tensors of one shape and T above 0, got {shapes} and {temperature}")
     others = (near_ND.detach(), far_ND.detach())
     logits_N2 = torch.stack([F.cosine_similarity(z_ND, other, dim=1) for other in others], dim=1) / temperature
     return cross_entropy(logits_N2, torch.zeros_like(w_N, dtype=torch.int64), w_N)
@@ -241,35 +203,15 @@ def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temper
 def squared_distance(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
     """||w - w_ref||^2: the squared norm, summed over all elements of all tensors in ``params``.
 
-    Hand in parameters only, no buffers. ``reference`` may hold more (a whole state dict); it is a constant for the
-    gradient, which is 2 (w - w_ref).
-
     Args:
-        params: w by name.
-        reference: w_ref by name, with at least the names in ``params`` and the same shapes.
-
-    Returns:
-        0-d tensor; times mu / 2 it is the proximal term.
-
-    Raises:
-        ValueError: ``params`` is empty, a name is missing in ``reference``, or a shape differs.
+        params: w by name, without buffers. reference: w_ref, a constant for the gradient, with at least these names.
 
     Source: Li et al. (FedProx), MLSys 2020, eq. 2; FedIN, eq. 3.
 
     >>> squared_distance({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([2.0, 0.0])})
     tensor(5.)
     """
-    if not params:
-        raise ValueError("expected at least one parameter tensor, got none")
-    terms = []
-    for name, w in params.items():
-        if name not in reference:
-            raise ValueError(f"expected a reference for every parameter, got none for '{name}'")
-        if reference[name].shape != w.shape:
-            shapes = f"{tuple(w.shape)} and {tuple(reference[name].shape)}"
-            raise ValueError(f"expected '{name}' and its reference in one shape, got {shapes}")
-        terms.append((w - reference[name].detach()).square().sum())
-    return torch.stack(terms).sum()
+    return torch.stack([(w - reference[name].detach()).square().sum() for name, w in params.items()]).sum()
 
 
 def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:

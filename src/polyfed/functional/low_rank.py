@@ -32,9 +32,6 @@ def encode(tensors: Mapping[str, Tensor], energy: float, exempt: Collection[str]
     Args:
         tensors: by name, finite. energy: share to keep, above 0 and at most 1. exempt: names that stay as they are.
 
-    Raises:
-        ValueError: the share is out of range.
-
     >>> outer = torch.outer(torch.arange(1.0, 5.0), torch.ones(6))
     >>> {name: {k: tuple(t.shape) for k, t in g.items()} for name, g in encode({"w": outer}, 0.9).items()}
     {'left': {'w': (4, 1)}, 'scale': {'w': (1,)}, 'right': {'w': (1, 6)}}
@@ -87,14 +84,7 @@ def truncated_svd(matrix_MN: Tensor, energy: float) -> tuple[Tensor, Tensor, Ten
     """U (M, K), s (K,) and V^T (K, N), K >= 1 the smallest with sum_k s_k^2 >= energy sum s^2.
 
     Computed in float64. None where that takes no fewer numbers than the matrix has.
-
-    Raises:
-        ValueError: not a matrix, or the share is out of range.
     """
-    if matrix_MN.dim() != 2 or not 0 < energy <= 1:
-        raise ValueError(
-            f"expected a matrix and a share above 0 and up to 1, got shape {tuple(matrix_MN.shape)}, {energy}"
-        )
     rows, columns = matrix_MN.shape
     triple = rows + columns + 1  # numbers
     if triple >= rows * columns:

@@ -71,11 +71,9 @@ def likelihood_ratio(target: Tensor, shadows: Tensor, inside: Tensor | None = No
         (N,) float64.
 
     Raises:
-        ValueError: shapes do not fit, or a row has fewer than two shadow models on a side that is used.
+        ValueError: a row has fewer than two shadow models on a side that is used.
     """
     inside = torch.zeros_like(shadows, dtype=torch.bool) if inside is None else inside
-    if shadows.shape[1:] != target.shape or inside.shape != shadows.shape:
-        raise ValueError(f"expected (N,) and (S, N), got {tuple(target.shape)}, {tuple(shadows.shape)}")
     t = target.double()
     shadows = shadows.double()
     out_mean, out_sd = _fitted(shadows, ~inside)
@@ -114,7 +112,7 @@ def roc(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     >>> roc(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([True, False, True]))
     (tensor([0., 0., 1., 1.], dtype=torch.float64), tensor([0.0000, 0.5000, 0.5000, 1.0000], dtype=torch.float64))
     """
-    _check(scores, member)
+    _check(member)
     _, place = scores.unique(sorted=True, return_inverse=True)
     levels = int(place.max()) + 1
     counts = (torch.bincount(place[who], minlength=levels).flip(0) for who in (member, ~member))
@@ -134,7 +132,7 @@ def auc(scores: Tensor, member: Tensor) -> Interval:
 
     Source: DeLong, DeLong, Clarke-Pearson, Biometrics 44(3), 1988.
     """
-    _check(scores, member)
+    _check(member)
     of = int(member.sum())
     others = int((~member).sum())
     places = ranks(scores)
@@ -164,7 +162,7 @@ def tpr_at_fpr(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
     Raises:
         ValueError: no member, or nobody else.
     """
-    _check(scores, member)
+    _check(member)
     others = scores[~member].sort(descending=True).values
     allowed = math.floor(fpr * len(others) + 1e-9)
     if allowed < 1:
@@ -187,8 +185,6 @@ def wilson_interval(count: int, total: int) -> Interval:
     return Interval(share, max(0.0, center - margin), min(1.0, center + margin))
 
 
-def _check(scores: Tensor, member: Tensor) -> None:
-    if scores.shape != member.shape or scores.dim() != 1 or member.dtype != torch.bool:
-        raise ValueError(f"expected scores (N,) and member (N,) bool, got {tuple(scores.shape)} and {member.dtype}")
+def _check(member: Tensor) -> None:
     if not bool(member.any()) or bool(member.all()):
         raise ValueError("expected members and others, got one of them alone")

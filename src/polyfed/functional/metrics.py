@@ -110,13 +110,7 @@ def calibration_error(scores: Tensor, y: Tensor, bins: int = 15) -> float:
 
 
 def rmse(predicted: Tensor, y: Tensor) -> float:
-    """Root of the mean squared error, in the unit of y.
-
-    Args:
-        predicted, y: (N,) numbers.
-
-    Returns:
-        NaN without samples.
+    """Root of the mean squared error of numbers (N,), in the unit of y; NaN without samples.
 
     >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     2.0
@@ -127,11 +121,7 @@ def rmse(predicted: Tensor, y: Tensor) -> float:
 def r2(predicted: Tensor, y: Tensor) -> float:
     """Coefficient of determination: 1 - sum (y - predicted)^2 / sum (y - mean of y)^2.
 
-    Args:
-        predicted, y: (N,) numbers.
-
-    Returns:
-        At most 1; 0 for predicting the mean of y; NaN where y does not vary, or there is no sample.
+    At most 1; 0 for predicting the mean of y; NaN where y does not vary, or there is no sample.
 
     >>> r2(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
     0.5

@@ -3,9 +3,7 @@
 With a = <G_local, G_local> and b = <G_local, G_IN> (Frobenius products), every rule is G_IN + c G_local:
 
     "simple"    c = lambda / 2                 eq. 13, the paper's setting with lambda = 1
-    "literal"   c = max(0, -b/a)               eq. 12: the projection Z alone
-    "project"   c = 1 + max(0, -b/a)           G_local + Z: the private data go on training these tensors too
-    "adaptive"  c = max(1, -2b/a) / 2          eq. 13 with the smallest lambda >= 1 that meets <Z, G_local> >= 0
+    "project"   c = 1 + max(0, -b/a)           G_local + Z, Z the projection of eq. 12
     "none"      c = 1                          G_local + G_IN, the ablation "w/o Opt"
 
 Where a = 0, b/a counts as 0. No branch looks at a tensor's value.
@@ -20,8 +18,6 @@ from torch import Tensor
 
 from polyfed.functional.centering import widened
 
-MODES = ("simple", "project", "literal", "adaptive", "none")
-
 
 def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str, lam: float) -> dict[str, Tensor]:
     """The gradient that moves the intermediate tensors, with an a and a b of its own for each of them.
@@ -30,20 +26,14 @@ def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str
         g_local: G_local by name.
         g_in: G_IN by name; same names and shapes.
         mode: a row of the table at the top of this file.
-        lam: lambda of "simple"; the other modes do not look at it.
+        lam: lambda of "simple".
 
     Returns:
         New tensors, in the order of ``g_local`` and the dtypes of ``g_in``.
-
-    Raises:
-        ValueError: unknown mode; names or shapes differ.
     """
-    if mode not in MODES:
-        raise ValueError(f"expected a mode among {', '.join(MODES)}, got '{mode}'")
-    _same_names(g_local, g_in)
     combined = {}
     for name, local in g_local.items():
-        c = _coefficient([local], [g_in[name]], mode, lam)
+        c = _coefficient(local, g_in[name], mode, lam)
         wide_in = widened(g_in[name])
         wide_local = widened(local)
         mixed = torch.add(wide_in, wide_local, alpha=c) if isinstance(c, float) else wide_in + c * wide_local
@@ -52,12 +42,7 @@ def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str
 
 
 def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
-    """Cosine of the angle between the two gradients, all tensors taken as one vector (0-d); 0 where one of them is 0.
-
-    Raises:
-        ValueError: names or shapes differ.
-    """
-    _same_names(g_local, g_in)
+    """Cosine of the angle between the gradients, all tensors taken as one vector (0-d); 0 where one of them is 0."""
     left, _ = _scaled(list(g_local.values()))
     right, _ = _scaled([g_in[name] for name in g_local])
     aa = _product(left, left)
@@ -67,36 +52,18 @@ def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
     return torch.where(defined, ab / torch.where(defined, aa * bb, torch.ones_like(aa)).sqrt(), torch.zeros_like(ab))
 
 
-def _same_names(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> None:
-    if g_local.keys() != g_in.keys():
-        name = sorted(g_local.keys() ^ g_in.keys())[0]
-        raise ValueError(f"expected both gradients for the same tensors, but only one has '{name}'")
-    if not g_local:
-        raise ValueError("expected gradients of at least one tensor, got none")
-    for name in g_local:
-        if g_local[name].shape != g_in[name].shape:
-            shapes = f"{tuple(g_local[name].shape)} and {tuple(g_in[name].shape)}"
-            raise ValueError(f"expected both gradients of '{name}' in one shape, got {shapes}")
-
-
-def _coefficient(g_local: list[Tensor], g_in: list[Tensor], mode: str, lam: float) -> Tensor | float:
+def _coefficient(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor | float:
+    """c; of "project" G_local is first divided by its largest entry, so that a stays in range."""
     if mode == "simple":
         return lam / 2
     if mode == "none":
         return 1.0
-    minus_b_over_a = _minus_ratio(g_local, g_in)
-    if mode == "adaptive":
-        return (2 * minus_b_over_a).clamp(min=1) / 2
-    return minus_b_over_a.clamp(min=0) + (1.0 if mode == "project" else 0.0)
-
-
-def _minus_ratio(g_local: list[Tensor], g_in: list[Tensor]) -> Tensor:
-    """-b/a over a list of tensors; G_local is first divided by its largest entry, so that a stays in range."""
-    unit, largest = _scaled(g_local)
+    unit, largest = _scaled([g_local])
     a = _product(unit, unit)
-    b = _product(unit, [widened(g) for g in g_in])
+    b = _product(unit, [widened(g_in)])
     one = torch.ones_like(a)
-    return torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
+    ratio = torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
+    return ratio.clamp(min=0) + 1.0
 
 
 def _scaled(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:

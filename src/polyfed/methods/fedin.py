@@ -73,7 +73,7 @@ class FedIN(Method):
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # "paper": uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (paper: mu/2 = 0.05); 0: off
     combine: Annotated[  # "none": their sum
-        Literal["simple", "project", "literal", "adaptive", "none"], WITH_PAIRS
+        Literal["simple", "project", "none"], WITH_PAIRS
     ] = "simple"
     local_weight: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     exchange_features: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)

@@ -116,14 +116,14 @@ class Slices(Rule):
     """Each component is averaged over the clients that have it (raFLoRA)."""
 
     def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        return lora.slices(adapters, shares, base)
+        return lora.mean_components(adapters, [range(adapter.rank) for adapter in adapters], shares, base)
 
 
 class SVD(Rule):
     """The R leading components of the mean update (FlexLoRA)."""
 
     def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        return lora.decompose(lora.mean_product(adapters, shares), base.rank)
+        return lora.decompose(lora.product(lora.stack(adapters, shares)), base.rank)
 
 
 class SelectAndFold(Rule):

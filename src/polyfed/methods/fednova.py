@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -23,22 +23,20 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_tensor
-from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
-from polyfed.core.modules import copy_parameters
+from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.functional.averaging import layer_wise_mean, normalized_mean, normalizer
-from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.methods.building_blocks import weight_averaging
-from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedprox import FedProx
 
 
 @hyperparameters
-class FedNova(FedAvg):
+class FedNova(FedProx):
     """Averaging of updates, normalized by each client's effective number of steps."""
 
     card = replace(
-        FedAvg.card,
+        FedProx.card,
         name="fednova",
         paper="Wang et al., NeurIPS 2020",
         up="P + 2",
@@ -46,7 +44,7 @@ class FedNova(FedAvg):
         form={
             "model": upload_forms.as_sent,
             "n": upload_forms.SAMPLES,
-            "a": upload_forms.NUMBER,
+            "a": upload_forms.Entry(least=1, most=upload_forms.MOST),
         },
     )
 
@@ -83,16 +81,6 @@ class FedNova(FedAvg):
         weight_averaging.server_step(server, self.aggregation, models, target)
 
     # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        super().receive(client, message)
-        return {"received": copy_parameters(client.model)} if self.mu else {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        task = task_loss(model(batch.x), batch.y, batch.w)
-        if not self.mu:
-            return task
-        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
-
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         training = client.training
         a = float(trained.steps)

@@ -89,11 +89,11 @@ class MeanKernel(KernelSimilarity):
             features_LD = self._features(server, j, a_LD)
             for owner, stream in streams.items():
                 if j in owners[owner]:
-                    stream.add(features_LD, 1.0)
+                    stream.add(features_LD)
         if left_out:
             server.log["kernels_left_out"] = left_out
         for owner, stream in streams.items():
-            if stream.total > 0:
+            if stream.count:
                 factor = stream.result()
                 server.state[f"factor {owner}"] = quantize_columns(self._ordered(server, factor.matrix), self.precision)
                 # part of K_bar that is left out

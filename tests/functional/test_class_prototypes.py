@@ -52,7 +52,7 @@ def test_other_kinds_of_rows():
 
 
 def test_bad_calls():
-    z, y = data(4)
+    z, _ = data(4)
     with pytest.raises(ValueError, match=r"\[0, 3\), got -1 to 1"):
         class_means(z[:2], torch.tensor([-1, 1]), 3)
     with pytest.raises(ValueError, match=r"\[0, 3\), got 0 to 3"):

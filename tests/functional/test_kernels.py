@@ -245,7 +245,7 @@ def clients(rows=60, dtype=F64):
     """Unequal sizes, offsets and a common part, so that K_bar has a decaying spectrum."""
     common = draw(rows, 10, seed=50) * torch.logspace(1, -1, 10, dtype=F64)
     many = [common @ draw(10, d, seed=d) + 0.3 * draw(rows, d, seed=d + 1) + 2 for d in WIDTHS]
-    return [(s * a).to(dtype) for s, a in zip((1, 0.1, 3, 0.5, 10), many, strict=True)]
+    return [(s * a).to(dtype) for s, a in zip((1, 0.15, 2, 0.9, 12), many, strict=True)]
 
 
 def up_to_scale(factor, k_bar):

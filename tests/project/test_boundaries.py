@@ -172,12 +172,9 @@ def trespasses(known: dict[str, Path]) -> list[str]:
             if top != "polyfed":
                 continue
             own = {here}
-            if here == "methods":  # of each other methods know FedAvg alone, which many extend; the folder's face
-                own = (
-                    {here, "registry"}
-                    if name == "polyfed.methods"
-                    else {"methods.fedavg", "methods.fedproto", "methods.heterofl", "methods.local_mutual"}
-                )  # lists them all
+            if here == "methods":  # of each other methods know those that some extend; the folder's face lists them all
+                bases = ("fedavg", "fedproto", "fedprox", "heterofl", "local_mutual")
+                own = {here, "registry"} if name == "polyfed.methods" else {f"methods.{base}" for base in bases}
             if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
                 found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")
             if within(one.imported, MAY_NOT_IMPORT.get(here, set())):

@@ -32,7 +32,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -315,7 +314,7 @@ class RaySession:
         self._on_gpus = on_gpus
         self._folders = contextlib.ExitStack()
         self._is_ours = False
-        with _deferred_signals():
+        with _own_handlers():
             if address_of_cluster() is None:
                 self._start(workers)
             else:
@@ -476,23 +475,12 @@ def _environment(own: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Ctrl-C and the like wait until the block is over, so that no process is started that nobody knows of.
-
-    The handlers are those from before then: Ray has one of its own for SIGTERM.
-    """
-    arrived = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, *TERMINATION_SIGNALS)}
+def _own_handlers() -> Iterator[None]:
+    """The handlers of signals are those from before after the block: Ray has one of its own for SIGTERM."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS} if in_main else {}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    for number in arrived:
-        signal.raise_signal(number)

@@ -151,10 +151,8 @@ def draw_maps(
         for axes, layer in zip(row, shown_layers, strict=False):
             shown = _map(axes, one, layer, low, named=axes is row[0], numbered=numbered)
             axes.set_title(f"{layer}{between}{one.layers[layer].all:.3f}", fontsize=9, parse_math=False)
-        name = "\n".join(textwrap.wrap(one.name, int(0.85 * letters)))
+        name = "\n".join(textwrap.wrap(one.name, letters))
         row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
-    layout: Any = figure.get_layout_engine()
-    layout.set(w_pad=0.12)  # names are placed before maps become square
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
     finish_layout(figure)
     data = {"about": about, "layers": known, "runs": [_plain(one) for one in found]}
@@ -187,7 +185,6 @@ def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool, num
     axes.set_yticks(ticks, names if named else [], fontsize=_SIZE)
     axes.set_xticks(ticks, names if numbered else [], fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)
-    axes.set_anchor("W")
     return shown
 
 

@@ -87,8 +87,11 @@ def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> Figure
     height = _ROW * clients if few else min(4.0, max(1.6, 0.05 * clients))
     figure, ((axes,),) = canvas("Label table", about, height + below, width=width)
     shown = axes.imshow(table.counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
-    if few:
-        _numbers(axes, table.counts, dark=shown.get_clim()[1] / 2)
+    for y, row in enumerate(table.counts if few else ()):
+        for x, count in enumerate(row):
+            if count:
+                color = "white" if count > shown.get_clim()[1] / 2 else "black"
+                axes.text(x, y, str(count), ha="center", va="center", fontsize=_SIZE, color=color)
     add_colorbar(figure, shown, [axes], "samples")
     aslant = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
     axes.set_yticks(*_every(names, 30), fontsize=_SIZE)
@@ -103,14 +106,6 @@ def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> Figure
         for label, count in enumerate(row)
     ]
     return FigureWithData(stem, figure, {**table.map(), "about": about, "seed": table.seed}, rows)
-
-
-def _numbers(axes: Any, counts: Sequence[Sequence[int]], dark: float) -> None:
-    for y, row in enumerate(counts):
-        for x, count in enumerate(row):
-            if count:
-                color = "white" if count > dark else "black"
-                axes.text(x, y, str(count), ha="center", va="center", fontsize=_SIZE, color=color)
 
 
 def _every(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:

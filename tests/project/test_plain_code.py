@@ -17,7 +17,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # of two parts: an average of weights, and what is aligned or exchanged beside it; a cut of the channels, and of depth;
 # a cut of depth, and who has which.
 TWO_BLOCKS = {
-    "depthfl": {"client_shares", "early_exits"},
     "feddf": {"ensemble_distillation", "weight_averaging"},
     "fedet": {"ensemble_distillation", "weight_averaging"},
     "fedhenn": {"alignment_data", "mean_kernel", "weight_averaging"},

@@ -24,17 +24,6 @@ from polyfed.models.split import SplitModel
 A, B = "lora_a", "lora_b"  # names of an adapter's tensors within its layer
 
 
-def parse_ranks(text: str) -> list[int]:
-    """The ranks in a list of them."""
-    return [int(rank) for rank in text.split()]
-
-
-def client_rank(text: str, client_id: int) -> str:
-    """A client's rank, as the list has it."""
-    ranks = text.split()
-    return ranks[client_id % len(ranks)]
-
-
 class AdaptedLinear(nn.Module):
     """A linear layer with an adapter; its weight and bias keep their names, and take no gradient.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -72,7 +73,31 @@ def _check_ranks(text: str) -> str:
     return text
 
 
+def _check_shares(text: str) -> str:
+    share = r"(0?\.\d+|1(\.0+)?)"
+    shares = numbers_in(text) if re.fullmatch(f"{share}( {share})*", text) else []
+    falling = all(one > other for one, other in itertools.pairwise(shares))
+    if not shares or shares[0] < 1 or shares[-1] <= 0 or not falling:
+        raise ValueError(f"expected shares of the network from 1 down, each above 0, as in '1 0.5 0.25'; got '{text}'")
+    return text
+
+
 Ranks = Annotated[str, AfterValidator(_check_ranks)]
+Shares = Annotated[str, AfterValidator(_check_shares)]
+
+
+def numbers_in(text: str) -> list[float]:
+    """The numbers in a list of ranks or shares."""
+    return [float(number) for number in text.split()]
+
+
+def in_turn(text: str, client_id: int) -> str:
+    """A client's entry of a list of ranks or shares: of L entries client k has the (k mod L + 1)-th.
+
+    So all entries have equally many clients, up to one, and a client keeps its own whichever clients are available.
+    """
+    entries = text.split()
+    return entries[client_id % len(entries)]
 
 
 class AdapterSettings(Settings):

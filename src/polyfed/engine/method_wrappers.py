@@ -19,11 +19,11 @@ from typing import Any
 
 from torch import nn
 
-from polyfed.core.adapters import add_adapters, any_parameter, client_rank
+from polyfed.core.adapters import add_adapters, any_parameter
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Phase
 from polyfed.core.server import Server
-from polyfed.core.settings import AdapterSettings, Training
+from polyfed.core.settings import AdapterSettings, Training, in_turn
 from polyfed.errors import ConfigError
 
 
@@ -142,13 +142,13 @@ class Adapted(Method):
         """The client's rank."""
         adapters = self.card.adapters
         assert adapters is not None
-        return client_rank(adapters.ranks, client_id)
+        return in_turn(adapters.ranks, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
         """The network with adapters; without a client, those of the first rank."""
         adapters = self.card.adapters
         assert adapters is not None
-        rank = variant or client_rank(adapters.ranks, 0)
+        rank = variant or in_turn(adapters.ranks, 0)
         return add_adapters(model, int(rank), adapters.alpha, adapters.layers)
 
     def phases(self, training: Training) -> Sequence[Phase]:

@@ -33,11 +33,10 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
+from polyfed.core.settings import Shares, Stage, in_turn, numbers_in
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.losses import mutual_exits_loss
-from polyfed.methods.building_blocks.client_shares import Shares, client_share, parse_shares
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 
 _ENOUGH = 0.5  # of the distillation's weight in the last round, for it to go without a remark
@@ -74,10 +73,10 @@ class DepthFL(Method):
 
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
-        return client_share(self.depths, client_id)
+        return in_turn(self.depths, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return add_early_exits(model, parse_shares(self.depths)).truncated(float(variant or 1))
+        return add_early_exits(model, numbers_in(self.depths)).truncated(float(variant or 1))
 
     def personal_model(self, module: Any) -> nn.Module:
         scored: nn.Module = module.ensemble()

@@ -41,6 +41,23 @@ from polyfed.methods.building_blocks import auxiliary_model
 _UPDATE = tuple(f"update {name}" for name in low_rank.GROUPS)  # in the server's state
 
 
+def _in_low_rank(known: upload_forms.UploadContext, name: str) -> upload_forms.Members:
+    """Form of one group of `functional.low_rank.encode`, for the auxiliary model's tensors."""
+    found = {}
+    for key, tensor in get_group(known.server.state, "auxiliary_model").items():
+        rows = tensor.shape[:1].numel()
+        columns = tensor.shape[1:].numel()
+        rank = upload_forms.UpTo(f"rank of {key}", min(rows, columns))
+        shapes = {"raw": tuple(tensor.shape), "left": (rows, rank), "scale": (rank,), "right": (rank, columns)}
+        found[key] = (upload_forms.Entry(shapes[name], (tensor.dtype,)),)
+    return upload_forms.Members(found, whole=False)
+
+
+def _buffer_names(module: nn.Module) -> frozenset[str]:
+    """Names of the float buffers (BatchNorm statistics), which are averaged but not compressed."""
+    return frozenset(float_state(module)) - frozenset(float_state(module, buffers=False))
+
+
 @hyperparameters
 class FedKD(auxiliary_model.AuxiliaryModelMethod):
     """Mutual distillation between a private mentor and a common mentee, with compressed updates."""
@@ -53,7 +70,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         up="sum K (m + n + 1) + 1",
         states="client: mentor, W_k, m; server: m, update",
         form={
-            **dict.fromkeys(low_rank.GROUPS, auxiliary_model.in_low_rank),
+            **dict.fromkeys(low_rank.GROUPS, _in_low_rank),
             "n": upload_forms.SAMPLES,
         },
         delta_entries=(),
@@ -94,10 +111,10 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         server.state["holders"] = torch.tensor(sorted(uploads), dtype=torch.int64)  # of the m from before
         if not uploads:
             return
-        before = auxiliary_model.server_weights(server)
+        before = get_group(server.state, "auxiliary_model")
         updates = {i: {**message, "model": low_rank.decode(_groups(message), before)} for i, message in uploads.items()}
-        statistics = auxiliary_model.buffer_names(server.model(server.auxiliary_model, before))
-        mean = auxiliary_model.average(server, updates, self.weighting)
+        statistics = _buffer_names(server.model(server.auxiliary_model, before))
+        mean = self.average(server, updates)
         update = low_rank.encode(mean, self._energy(server), statistics)
         server.state |= {f"update {name}": entries for name, entries in update.items()}
         server.state["auxiliary_model"] = _moved(before, low_rank.decode(update, before))
@@ -133,7 +150,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         mentee: Any = client.model.auxiliary_model
         synced = get_group(client.state, "synced")
         change = {name: t - synced[name] for name, t in move_group(float_state(mentee), "cpu").items()}
-        update = low_rank.encode(change, self._energy(client), auxiliary_model.buffer_names(mentee))
+        update = low_rank.encode(change, self._energy(client), _buffer_names(mentee))
         return {**update, "n": torch.tensor(client.n)}
 
 

@@ -40,18 +40,16 @@ from polyfed.core.adapters import (
     adapters_of,
     add_adapters,
     any_parameter,
-    client_rank,
     draw_a,
     group_of,
     head_state,
-    parse_ranks,
 )
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Ranks, Stage, Training
+from polyfed.core.settings import Ranks, Stage, Training, in_turn, numbers_in
 from polyfed.core.upload_forms import Entry, Members, UploadContext, alike, as_sent
 from polyfed.errors import ConfigError
 from polyfed.functional import lora
@@ -311,15 +309,20 @@ class FedLoRA(Method):
         return "received"
 
     @property
+    def _ranks(self) -> list[int]:
+        """All ranks, ascending."""
+        return sorted(map(int, numbers_in(self.ranks)))
+
+    @property
     def _rule(self) -> Rule:
         return RULES[self.aggregation]
 
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
-        return client_rank(self.ranks, client_id)
+        return in_turn(self.ranks, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        rank = int(variant or max(parse_ranks(self.ranks)))
+        rank = int(variant or self._ranks[-1])
         return add_adapters(model, rank, self.alpha, self.layers, self._rule.trains_other_adapters)
 
     # server ------------------------------------------------------------------------------------------------
@@ -330,7 +333,7 @@ class FedLoRA(Method):
                 "has clients train other adapters in every round"
             )
         (architecture,) = server.architectures
-        largest = str(max(parse_ranks(self.ranks)))
+        largest = str(self._ranks[-1])
         network = server.model(architecture, server.initial_state(architecture, largest), largest)
         server.state["head"] = {name: t.cpu().clone() for name, t in head_state(network).items()}
         self._rule.init(server, network)
@@ -345,7 +348,7 @@ class FedLoRA(Method):
         shares = [server.share(i, self.weighting) for i in uploads]
         server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
         updates = self._rule.aggregate(self, server, uploads, shares)
-        beyond = [lora.energy_beyond(update, min(parse_ranks(self.ranks))) for update in updates.values()]
+        beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]
         server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
 
     def sent(self, uploads: Mapping[int, Message]) -> list[dict[str, Adapter]]:

@@ -15,42 +15,35 @@ newest phi. From the authors' code: it weighs by n_k (`weighting = "samples"`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group
-from polyfed.core.method import (
-    Context,
-    Exchange,
-    Method,
-    MethodCard,
-    Phase,
-    Requirements,
-    TrainingResult,
-    hyperparameters,
-)
-from polyfed.core.modules import BODY, HEAD, float_state, load_state
+from polyfed.core.message import Message
+from polyfed.core.method import Exchange, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import BODY, HEAD, float_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
+from polyfed.core.settings import Training
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 
 @hyperparameters
-class FedRep(Method):
+class FedRep(FedAvg):
     """A shared extractor and personal heads, trained alternately."""
 
-    card = MethodCard(
+    card = replace(
+        FedAvg.card,
         name="fedrep",
         paper="Collins et al., ICML 2021",
-        differs="depth; same-named tensors need the same shape (same-shape: anything)",
         down="P - P_h",
         up="P - P_h",
         states="client: h_k; server: phi",
         form={"model": upload_forms.as_sent},
-        delta_entries=("model",),
+        ignores_initial_weights=False,
         common_start="head",
     )
 
@@ -70,10 +63,6 @@ class FedRep(Method):
     def requirements(self) -> Requirements:
         return weight_averaging.requirements(self.aggregation, split_model=True, parts=BODY)
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
-
     def final_exchanges(self) -> Sequence[Exchange]:
         fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
         return (fit,) if self.final_head_epochs else ()
@@ -86,19 +75,11 @@ class FedRep(Method):
     def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation, parts=BODY)
 
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return weight_averaging.broadcast(server, self.aggregation, client_id)
-
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "train":  # in the final round nothing comes up
-            weights = {i: server.share(i, self.weighting) for i in uploads}
-            weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
+            super().aggregate(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "model"))
-        return {}
-
     def phases(self, training: Training) -> Sequence[Phase]:
         epochs = training.local_epochs if self.extractor_epochs is None else self.extractor_epochs
         return Phase(self.head_epochs, HEAD, name="head"), Phase(epochs, BODY, name="extractor")

@@ -33,13 +33,12 @@ from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
+from polyfed.core.settings import Shares, Stage, in_turn
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional import masks
 from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.functional.tied_tensors import call_with
-from polyfed.methods.building_blocks.client_shares import Shares, client_share
 
 _NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -78,7 +77,7 @@ class FIARSE(Method):
         server.state["model"] = {name: initial[name] for name in float_state(_network(server))}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        left_out = self._left_out(server, client_share(self.shares, client_id))
+        left_out = self._left_out(server, in_turn(self.shares, client_id))
         model = masks.select_shared(get_group(server.state, "model"), left_out)
         if not left_out:
             return {"model": model}
@@ -88,7 +87,7 @@ class FIARSE(Method):
         if not uploads:
             return
         w = get_group(server.state, "model")
-        shares = {i: client_share(self.shares, i) for i in uploads}
+        shares = {i: in_turn(self.shares, i) for i in uploads}
         by_share = {share: self._left_out(server, share) for share in set(shares.values())}
         left_out = [by_share[shares[i]] for i in uploads]
         models = [

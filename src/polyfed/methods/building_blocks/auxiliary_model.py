@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import SAMPLES, Entry, Members, UploadContext, UpTo, as_sent
+from polyfed.core.upload_forms import SAMPLES, as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.methods.building_blocks import weight_averaging
 
@@ -32,45 +32,6 @@ class JointModel(nn.Module):
         """Scores of the client's own network."""
         scores: Tensor = self.own(x)
         return scores
-
-
-def in_low_rank(known: UploadContext, name: str) -> Members:
-    """Form of one group of `functional.low_rank.encode`, for the auxiliary model's tensors."""
-    found = {}
-    for key, tensor in server_weights(known.server).items():
-        rows = tensor.shape[:1].numel()
-        columns = tensor.shape[1:].numel()
-        rank = UpTo(f"rank of {key}", min(rows, columns))
-        shapes = {"raw": tuple(tensor.shape), "left": (rows, rank), "scale": (rank,), "right": (rank, columns)}
-        found[key] = (Entry(shapes[name], (tensor.dtype,)),)
-    return Members(found, whole=False)
-
-
-# averaging the auxiliary model ---------------------------------------------------------------------------------------
-
-
-def init(server: Server) -> None:
-    """Store the auxiliary model's initial weights and float buffers as `server.state["auxiliary_model"]`."""
-    initial = server.initial_state(server.auxiliary_model)
-    server.state["auxiliary_model"] = {
-        name: initial[name] for name in float_state(server.model(server.auxiliary_model, initial))
-    }
-
-
-def server_weights(server: Server) -> Group:
-    """The server's auxiliary model."""
-    return get_group(server.state, "auxiliary_model")
-
-
-def average(server: Server, uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
-    """Weighted mean of the group "model" over all uploads (at least one)."""
-    shares = weight_averaging.client_shares(server, uploads, weighting)
-    return weighted_mean([get_group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
-
-
-def buffer_names(module: nn.Module) -> frozenset[str]:
-    """Names of the float buffers (BatchNorm statistics), which are averaged but not compressed."""
-    return frozenset(float_state(module)) - frozenset(float_state(module, buffers=False))
 
 
 SHARED_HEAD = "all clients train one auxiliary model, head included"  # why outputs have to mean the same
@@ -110,17 +71,25 @@ class AuxiliaryModelMethod(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        """Initialize the auxiliary model."""
-        init(server)
+        """Initialize the auxiliary model's weights and float buffers."""
+        name = server.auxiliary_model
+        initial = server.initial_state(name)
+        server.state["auxiliary_model"] = {key: initial[key] for key in float_state(server.model(name, initial))}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         """The auxiliary model's weights and float buffers."""
-        return {"model": server_weights(server)}
+        return {"model": get_group(server.state, "auxiliary_model")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Average the auxiliary models received."""
         if uploads:
-            server.state["auxiliary_model"] = average(server, uploads, self.weighting)
+            server.state["auxiliary_model"] = self.average(server, uploads)
+
+    def average(self, server: Server, uploads: Mapping[int, Message]) -> dict[str, Tensor]:
+        """Weighted mean of the group "model" over all uploads (at least one)."""
+        shares = weight_averaging.client_shares(server, uploads, self.weighting)
+        models = weight_averaging.client_weights(uploads)
+        return weighted_mean([models[i] for i in uploads], [shares[i] for i in uploads])
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

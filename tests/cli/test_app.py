@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import tomllib
@@ -261,15 +259,6 @@ def test_lists_for_people_and_for_machines(polyfed_: Terminal, command: str, nam
     assert set(entries) <= set(polyfed_(command).out.replace(":", " ").split())
 
 
-def test_run_tells_why_it_ended_early_and_what_a_final_round_changed(polyfed_: Terminal) -> None:
-    words = ["--method", "local", "--set", "training.lr=0.0", "--set", "training.rounds=9", "-q", "--out"]
-    assert "stopped after round 2" in polyfed_("run", "tiny.toml", "--set", "evaluation.patience=1", *words, "a").out
-    same = ["--set", "models.architectures=['digits-cnn1']"]
-    close = ["--set", "method.alignment_data.size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
-    method = ["--method", "fedhenn-homogeneous"]
-    assert " % before the final round" in polyfed_("run", "tiny.toml", *method, *same, *close).out
-
-
 def test_help_and_version(polyfed_: Terminal) -> None:
     assert polyfed_("--version").out == f"polyfed {polyfed.__version__}\n"
     listed = polyfed_("--help").out
@@ -300,20 +289,6 @@ def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, erro
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "tiny.toml"])
     assert ended.value.code == status
-
-
-def test_a_termination_that_a_library_made_a_plain_interruption(
-    polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Ray does while it waits for a result."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
-    assert polyfed_("run", "tiny.toml", status=143).error == "polyfed: interrupted\n"
 
 
 def recipe_inputs() -> Any:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
-import shutil
-import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tomli_w
-from PIL import Image
 
 from polyfed.cli import app as cli
-from polyfed.deploy.node_registry import EVENT_LOG, EventLog
-from polyfed.deploy.protocol import ClientHello
 from tests.helpers.processes import forked
 from tests.helpers.quick import others_slow
 from tests.project.test_method_pages import check
-from tests.project.test_site import at_work
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = cli.parser()
@@ -69,108 +60,6 @@ def test_an_example_names_recipes_that_are_there(words: list[str]) -> None:
     assert all((ROOT / word).is_file() for word in named)
     if words[1] != "deploy" and "mine.toml" not in words:
         check(words)
-
-
-_LESS = ["--set", "training.rounds=1", "--set", "data.max_train_per_client=12", "--set", "data.max_test_per_client=6"]
-FEWER = {
-    "run": _LESS,
-    "compare": [*_LESS, "--seeds", "0"],
-    "sweep": _LESS,
-    "plot": ["--inputs", "20", "--points", "40"],
-    "audit attack": ["--steps", "2"],
-    "audit leakage": ["--shadows", "4", "--clients", "1", "--rows", "4", "--images", "1", "--steps", "2"],
-}
-PRIVATE = [
-    "--set",
-    "privacy.upload_clip_norm=1.0",
-    "--set",
-    "privacy.upload_noise_multiplier=1.0",
-    "--set",
-    "method.aggregation=same-shape",
-]
-BENCHMARKED = ["fd", "fedgh"]
-BEFORE = [  # what the examples find there, besides what those before them have made
-    ["run", "recipes/quickstart.toml", "--method", "fedavg", *PRIVATE, "--out", "runs/fedin-privacy"],
-    *(["run", "recipes/quickstart.toml", "--method", m, "--out", f"runs/{m}"] for m in ("fedavg", "fedgh", "fedin")),
-    ["compare", "recipes/quickstart.toml", "--methods", "fedgh", "--out", "runs/leakage"],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)  # minutes on a busy machine
-def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_root: Path) -> None:
-    """As it stands, in the order of the commands, but for fewer rounds and rows."""
-    pyarrow = pytest.importorskip("pyarrow")
-    monkeypatch.setenv("POLYFED_DATA", str(data_root))
-    monkeypatch.chdir(at_work(tmp_path))
-    for suite in (ROOT / "suites").iterdir():
-        shorten_suite(suite, tmp_path / "suites" / suite.name)
-    for words in BEFORE:
-        assert cli.status([*words, *FEWER[words[0]], *(["-q"] if words[0] != "check" else [])]) == 0
-    (tmp_path / "photos").mkdir()
-    pictures = [np.full((8, 8), 30 * k, dtype=np.uint8) for k in range(3)]
-    for k, pixels in enumerate(pictures):
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{k}.png")
-    rows = [{"image": {"bytes": png(pixels), "path": None}, "label": 0} for pixels in pictures]
-    pyarrow.parquet = __import__("pyarrow.parquet").parquet
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "new.parquet")
-    deployed(tmp_path / "runs" / "ours")
-    for words in EXAMPLES:
-        if words[1] == "deploy" and words[2] in ("local", "server", "node"):
-            continue  # tests/deploy/test_local_cluster_on_flower.py and test_outsider.py run them
-        more = FEWER.get(words[1], FEWER.get(" ".join(words[1:3]), []))
-        if "training.rounds=25" in words:
-            more = [word.replace("rounds=1", "rounds=2") for word in more]
-        if words[1] == "sweep":
-            more = [*more, "--seeds", "0"]
-        assert cli.status([*words[1:], *more]) == 0, words
-
-
-def shorten_suite(suite: Path, folder: Path) -> None:
-    """The same suite with two methods, one seed, and fewer rounds and rows."""
-    shutil.copytree(suite, folder)
-    protocol = tomllib.loads((suite / "protocol.toml").read_text(encoding="utf-8"))
-    protocol |= {"methods": BENCHMARKED, "seeds": [0]}
-    protocol["tuning"] = {name: grid for name, grid in protocol.get("tuning", {}).items() if name in BENCHMARKED}
-    for setting in protocol["settings"].values():
-        setting["overrides"] = [*setting.get("overrides", []), *_LESS[1::2]]
-        setting.pop("methods", None)
-        setting.pop("seeds", None)
-    (folder / "protocol.toml").write_text(tomli_w.dumps(protocol), encoding="utf-8")
-
-
-def deployed(folder: Path) -> None:
-    """What a deployment keeps of its nodes: client 2 belongs to one."""
-    known = ClientHello(
-        client=2,
-        token="0" * 64,
-        dataset="digits",
-        train=8,
-        validation=1,
-        test=1,
-        class_names=["0", "1"],
-        feature_names=[],
-        shape=[1, 8, 8],
-        dtype="uint8",
-        mean=[0.3],
-        std=[0.4],
-        table=False,
-        words=0,
-        architecture="digits-cnn1",
-        feature_dim=64,
-        head={"weight": [2, 64], "bias": [2]},
-        linear=True,
-    )
-    folder.mkdir(parents=True)
-    diary = EventLog(folder / EVENT_LOG, resume=False)
-    diary.welcome(known, node=7)
-    diary.open()
-
-
-def png(pixels: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
 
 
 # lists --------------------------------------------------------------------------------------------------------------

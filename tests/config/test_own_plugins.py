@@ -13,7 +13,6 @@ import pytest
 
 import polyfed as pf
 from polyfed import registry
-from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 
 SOURCE = """
@@ -123,13 +122,6 @@ def test_it_acts_and_is_recorded_alike_by_all_executors() -> None:
     assert serial.history[0]["plugins"] == {"scaled": {"factor": 0.5, "asked": [0, 1, 2]}}
     once = pf.run(pf.Recipe.load(recipe(name="my_plugins:Scaled"), executor="serial"), out="once")
     assert serial.history[1]["train_loss"] != once.history[1]["train_loss"]
-
-
-def test_it_may_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.status(["run", str(recipe(name="my_plugins:Stops")), "--out", "run"]) == 0
-    assert json.loads(Path("run/result.json").read_text())["stopped_after"] == 2
-    assert "another round would be one too many" in capsys.readouterr().err
-    assert cli.status(["report", "run"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -258,14 +258,6 @@ def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
         Recipe.load(with_presets, ["run.overrides=[]"])
 
 
-def test_several_presets_are_laid_in_order(with_presets: Path) -> None:
-    two, swapped = (Recipe.load(with_presets, preset=names) for names in ("small,many", "many, small"))
-    assert (two.data.num_clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)
-    assert swapped.training.lr == 0.5
-    assert (swapped.run.preset, swapped.run.preset_note) == ("many,small", "scaled down: 4 rounds")
-    assert Recipe.load(with_presets, preset="many").run.preset_note is None
-
-
 def test_a_preset_may_name_another_method_whose_hyperparameters_are_its_own(with_presets: Path) -> None:
     assert Recipe.load(with_presets, preset="other").chosen_method == FedAvg(aggregation="same-shape")
     asked = Recipe.load(with_presets, ["method.header_lr=3.0"], method="fedgh", preset="other")

@@ -121,12 +121,6 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
                 assert row.accuracy[str(run["seed"])] == run["accuracy"]
 
 
-def test_finished_runs_keep_their_records_only(done: Benchmark) -> None:
-    kept = {path.name for run in results_of(done.folder) for path in run.iterdir()}
-    assert kept == {"recipe.toml", "result.json", "rounds.jsonl"}
-    assert not [one.changes for one in done.settings if "run.keep" in one.changes]
-
-
 def test_a_second_start_runs_nothing_and_changes_nothing(done: Benchmark, suite: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.folder.rglob("result.json")}
     written = figures(done.folder / "results")
@@ -400,23 +394,6 @@ def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -
     stored = json.loads((tmp_path / "figures/short.json").read_text())
     assert stored["epochs_of_local"] == {"fedgh": 1, "local-mutual": 1, "fedkwaz": 2}
     assert len(stored["rows"]) == 9
-
-
-def test_a_methods_own_control_is_no_method_of_the_ranks(tmp_path: Path) -> None:
-    """It is tuned and scored like one, and not run alone."""
-    (tmp_path / "plain.toml").write_text(RECIPE.replace("rounds = 1", "rounds = 2", 1))
-    (tmp_path / "protocol.toml").write_text(
-        'title = "FD"\nmethods = ["fd", "fd-own"]\nseeds = [0, 1]\ncontrols = ["alone"]\n'
-        '[variants.fd-own]\nname = "fd"\ncontrol = "own"\n'
-        '[settings.only]\nrecipe = "plain.toml"\n'
-    )
-    done = benchmark(tmp_path, tmp_path / "out")
-    (found,) = done.settings
-    rows = {row.name: row.control for row in found.rows}
-    assert rows == {"local": "", "fd": "", "fd-own": "targets", "fd-alone": "alone"}
-    assert done.table is not None
-    assert set(done.table.ranks) == {"local", "fd"}
-    assert "| fd - fd-own | " in (tmp_path / "out" / "results" / "benchmark.md").read_text()
 
 
 def test_a_variant_of_local_may_have_its_rate_tuned(tmp_path: Path) -> None:

@@ -42,18 +42,6 @@ def test_names_stand_in_result_and_messages(tmp_path: Path) -> None:
     assert held_out.remarks()[0] == "held out of training: clients 0 ('north')"
 
 
-def test_clients_of_a_federation_in_python_have_names_if_given(tmp_path: Path) -> None:
-    x, y = [[0.0], [1.0]] * 4, [0, 1] * 4
-    named = [pf.Client("mlp-64-32", (x, y), (x, y), name=name) for name in ("north", "")]
-    run = pf.Federation(named, pf.methods.Local(), pf.Training(rounds=1), out=tmp_path / "run").run()
-    assert run.result["client_names"] == ["north", ""]
-    other = [pf.Client("mlp-64-32", (x, y), (x, y), name=name) for name in ("north", "south")]
-    with pytest.raises(ConfigError, match="'south' has come"):
-        pf.Federation(other, pf.methods.Local(), pf.Training(rounds=1), out=tmp_path / "run").run(resume=True)
-    with pytest.raises(ConfigError, match="name: expected a text, got 3"):
-        pf.Client("mlp-64-32", (x, y), name=3)
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [(("0", "1", "2"), "'2' has come"), (("east", "0", "new", "1"), "'east' and 1 more have come")],

@@ -104,22 +104,6 @@ def test_how_many_epochs_of_local_are_a_methods_steps(method: str, epochs: int) 
     assert epochs_of_local(build_federation(recipe(method))) == epochs
 
 
-def test_steps_of_everybody_count_beside_those_of_the_drawn() -> None:
-    """FedMD trains on public rows first; whoever is drawn, and as often as its paper says."""
-    asked = recipe("fedmd", data={"holdout": 40}, training={"client_fraction": 0.7})
-    federation = build_federation(asked)
-    taken = []
-    for number in range(1, 3):
-        for exchange in federation.method.exchanges(number):
-            phases = exchange.phases or federation.method.phases(federation.training)
-            rows = [len(federation.clients[0].data.train) if p.data == "train" else 40 for p in phases]
-            per_client = (
-                sum(p.epochs * -(-n // 10) for p, n in zip(phases, rows, strict=True)) if exchange.trains else 0
-            )
-            taken.append(per_client * (3 if exchange.who == "all" else 2))
-    assert epochs_of_local(federation) == -(-sum(taken) // (2 * 2 * 4))
-
-
 def test_longer_local_takes_that_many_steps() -> None:
     asked = longer(recipe(), 12, ["fedrep"])
     assert (asked.name, asked.run.control, asked.run.control_of) == ("local-longer-12", "longer", ["fedrep"])

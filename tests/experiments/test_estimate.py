@@ -86,17 +86,6 @@ def test_nobody_is_missing_in_a_check() -> None:
     assert NOTED == [("plan", 2), ("aggregate", 2)] * 2
 
 
-def test_memory_follows_the_batch_and_the_optimizer() -> None:
-    plain, heavy = checked().architectures[1], checked(optimizer="adam").architectures[1]
-    weights = 4 * plain.parameters
-    assert plain.peak > 2 * weights  # the network and its gradients
-    assert 1.5 * weights < heavy.peak - plain.peak < 3.5 * weights  # two moments, and what a step makes of them
-    assert checked(batch_size=12).architectures[1].peak > plain.peak
-    found = checked()
-    assert found.peak == found.nbytes + found.data_nbytes + max(kind.peak for kind in found.architectures)
-    assert found.data_nbytes == 12 * (10 * 4 + 8), "rows that several look into count once"
-
-
 def test_rows_that_are_scored() -> None:
     def rows(trains: float, **evaluation: Any) -> float:
         made = federation(Local())

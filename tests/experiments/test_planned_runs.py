@@ -117,14 +117,6 @@ def test_a_comparison_and_a_sweep_refuse_what_was_run_on_other_data(place: Path)
     assert files("compare") | files("sweep") == before
 
 
-def test_a_table_is_made_again_where_the_data_have_gone(place: Path) -> None:
-    pf.compare("recipe.toml", ["fedavg"], out="compare")
-    Path("rows.csv").unlink()
-    assert pf.compare("recipe.toml", ["fedavg"], out="compare").table is not None
-    with pytest.raises(ConfigError, match=r"rows\.csv"):
-        pf.compare("recipe.toml", ["fedavg", "fedprox"], out="compare")
-
-
 # one's own code -----------------------------------------------------------------------------------------------------
 
 

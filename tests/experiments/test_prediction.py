@@ -21,19 +21,13 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.core.client import Client
-from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, MethodCard, TrainingResult
 from polyfed.data.datasets import digits
 from polyfed.data.transforms import Prepare
-from polyfed.engine.federation import Federation, Run
-from polyfed.engine.task import Output
+from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.experiments.build import build_federation
-from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import SequentialSplit, SplitModel
-from polyfed.registry import METHODS
 from tests.helpers.hospitals import hospitals
 
 SOURCE = digits()
@@ -147,65 +141,6 @@ def test_an_architecture_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         prediction.load_model(tmp_path / "run", 0, trust=True)
 
 
-class Nearest(Method):
-    """Local training; scores are closeness to the client's own means, and its variants a wider network."""
-
-    card = MethodCard(name="nearest")
-
-    def variant(self, server: Any, client_id: int) -> str:
-        return "biased"
-
-    def build(self, model: Any, variant: str) -> nn.Module:
-        if variant == "biased":
-            model.register_buffer("shift", torch.zeros(1))
-        module: nn.Module = model
-        return module
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x), batch.y, batch.w)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        x, y = client.prepare(client.data.train.x), client.data.train.y
-        with torch.no_grad():
-            z = client.model.represent(x)  # type: ignore[operator]
-        means = [z[y == c].mean(dim=0) if bool((y == c).any()) else torch.full_like(z[0], 9.0) for c in range(10)]
-        client.state["means"] = {"of_classes": torch.stack(means)}
-        return {}
-
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        return -torch.cdist(model.represent(x), context["means"]["of_classes"])
-
-
-@pytest.fixture
-def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """A finished federation whose method scores by what a client keeps."""
-    monkeypatch.setitem(METHODS.entries, "nearest", Nearest)
-    plain = build_federation(recipe(method={"name": "local"}))
-    clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
-    builders = {name: plain.model_factory.builders[name] for name in ("digits-cnn1", "digits-cnn2")}
-    federation = Federation(
-        clients,
-        Nearest(),
-        pf.Training(rounds=1),
-        out=Output(tmp_path / "run", settings=plain.settings),
-        builders=builders,
-    )
-    federation.run()
-    return federation
-
-
-def test_a_method_that_scores_by_its_state_finds_it_again(nearest: Federation, tmp_path: Path) -> None:
-    assert (tmp_path / "run" / "models" / "client-002.state.safetensors").exists()
-    for client in nearest.clients:
-        test = client.data.test
-        found = prediction.predict(tmp_path / "run", client.id, test.x)
-        own = nearest.history[-1]["accuracy_per_client"][client.id]
-        assert float((found.classes == test.y).double().mean()) == own
-        model = nearest.export(client.id)
-        with torch.inference_mode():
-            assert torch.equal(found.scores, Nearest().predict(model, client.prepare(test.x), client.state))
-
-
 # files --------------------------------------------------------------------------------------------------------------
 
 X, Y = SOURCE.train.x[:12], SOURCE.train.y[:12]
@@ -310,21 +245,6 @@ def test_json(predict: Terminal, done: Run, tmp_path: Path) -> None:
     out, _ = predict(table(tmp_path / "a.parquet", Y.tolist()), "--json", "--out", str(tmp_path / "b.csv"))
     assert json.loads(out)["accuracy"] is not None
     assert (tmp_path / "b.csv").exists()
-
-
-@pytest.mark.parametrize(
-    ("labels", "notes"),
-    [
-        (Y.tolist(), None),
-        ([str(int(y)) for y in Y], None),
-        ([9 - int(y) for y in Y], {"label": {"_type": "ClassLabel", "names": [str(9 - c) for c in range(10)]}}),
-    ],
-    ids=["numbers", "names", "other-order"],
-)
-def test_labels_are_read_by_name(labels: Any, notes: Any, done: Run, tmp_path: Path) -> None:
-    found = prediction.predict(folder(done), 1, table(tmp_path / "a.parquet", labels, notes))
-    assert found.labels is not None
-    assert torch.equal(found.labels, Y)
 
 
 def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:

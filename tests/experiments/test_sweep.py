@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 import polyfed
 from polyfed.cli import app as cli
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import draw
@@ -130,19 +129,6 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
     best = max(table.rows[2:], key=lambda row: row.validation or 0)
     assert done.chosen == best
     assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.json"}
-
-
-def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
-    settings = {"data.split": ["6:2:2", "8:1:1"], "method.header_batch": ["lar", 3], "training.rounds": 1}
-    done = sweep(tiny, settings, out="grid")
-    assert done.table is not None
-    assert done.chosen is not None
-    words = shlex.split(done.table.chosen_options)
-    assert words[::2] == ["--set"] * 3
-    again = polyfed.run(tiny, overrides=words[1::2])
-    run = run_of(done.chosen.runs[0].path)
-    assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
-    assert f"chosen by validation: {done.table.chosen_options}" in str(done)
 
 
 # ---- the choice ----
@@ -269,26 +255,6 @@ def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:
     assert {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in times} == times
     sweep(tiny, settings, out="grid", overwrite=True)
     assert all((Path("grid") / name / "result.json").stat().st_mtime_ns > before for name, before in times.items())
-
-
-def test_it_goes_on_after_a_stop_and_ends_with_the_same_numbers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"method.header_lr": [0.1, 1.0], "run.checkpoint_every": 1}
-    whole = sweep(tiny, settings, out="whole")
-    aggregate, calls = polyfed.methods.FedGH.aggregate, []
-
-    def stop(*arguments: Any) -> None:
-        calls.append(1)
-        if len(calls) == 4:  # round 2 of the second value
-            raise KeyboardInterrupt
-        aggregate(*arguments)
-
-    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", stop)
-    with pytest.raises(RunInterrupted, match=r"header_lr=1, seed 0: interrupted in round 2.*the same command goes on"):
-        sweep(tiny, settings, out="stopped")
-    assert made("stopped") == ["header_lr=0.1/seed-0", "local/seed-0"]
-    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", aggregate)
-    after = sweep(tiny, settings, out="stopped")
-    assert numbers(after) == numbers(whole)
 
 
 def numbers(done: Sweep) -> list[Any]:

@@ -6,8 +6,6 @@ import builtins
 import errno
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +176,3 @@ def test_a_run_without_a_folder_has_no_place_for_curves(tmp_path: Path) -> None:
         pf.run(tmp_path / "r.toml", overrides=['run.loggers=["tensorboard"]'])
     with pytest.raises(ConfigError, match="run folder for live curves"):
         TensorBoard().start({})
-
-
-def test_nothing_of_it_is_imported_unless_asked_for() -> None:
-    code = "import sys, polyfed.loggers.tensorboard; print('tensorboard' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -99,15 +99,6 @@ def test_the_lowest_error_is_the_best() -> None:
     assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
 
 
-def test_a_setting_just_begun_is_not_ranked_over() -> None:
-    full = setting("one", "accuracy")
-    begun = setting("two", "accuracy").model_copy(update={"rows": full.rows[:1]})
-    page = to_markdown("Two", [full, begun], {})
-    assert "Not ranked over, with less than half of the methods: two." in page
-    assert "| below | 3.00 | 3 |" in page
-    assert "Not ranked" not in to_markdown("Two", [full, setting("two", "accuracy")], {})
-
-
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     spent = {
         "one": ProcessorTime(tuning={"above": 2.0, "below": 0.5}, runs={"above": {"0": 1.0}}),
@@ -140,11 +131,6 @@ def test_a_method_stands_beside_its_variants_with_other_targets() -> None:
     assert "| above - above-own | **+9.00 [+6.52, +11.48]** | - |" in page
     assert "above-own" not in ranking([found]).ranks
     assert "other targets" not in to_markdown("None", [plain], {})
-
-
-@pytest.mark.parametrize("score", ["accuracy", "rmse"])
-def test_controls_have_no_rank(score: str) -> None:
-    assert "pooled" not in ranking([setting("one", score)]).ranks
 
 
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
@@ -211,12 +197,6 @@ def test_an_overview_counts_who_gains_and_by_whom() -> None:
     assert "| two | 2 | 1 | - | 0 | 1 | - | -0.1200 [-0.1697, -0.07032] |" in part_, "of errors, less is better"
 
 
-def test_one_seed_has_no_overview() -> None:
-    full = setting("one", "accuracy")
-    rows = [one.model_copy(update={"accuracy": {"0": one.accuracy["0"]}}) for one in full.rows]
-    assert "## Overview" not in to_markdown("One", [full.model_copy(update={"rows": rows})], {})
-
-
 def test_gains_over_a_longer_local() -> None:
     stored = setting("one", "accuracy")
     longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))
@@ -274,13 +254,6 @@ def test_a_row_of_other_hyperparameters_or_run_again_replaces(change: dict[str, 
     )
 
 
-def test_rows_made_elsewhere_tell_their_versions() -> None:
-    stored = setting("one", "accuracy")
-    assert join_results(stored, stored, []).versions == [{"polyfed": "0"}]
-    other = stored.model_copy(update={"versions": [{"polyfed": "1"}]})
-    assert join_results(stored, other, []).versions == [{"polyfed": "0"}, {"polyfed": "1"}]
-
-
 # ranks ----------------------------------------------------------------------------------------------------------------
 
 # Table 6 of Demsar (JMLR 2006): AUC of four classifiers on 14 data sets
@@ -314,14 +287,6 @@ def test_the_published_example_comes_out() -> None:
     assert ranking.p_value == pytest.approx(chi2.sf(9.28 / ties, 3), abs=2e-4)
 
 
-def test_a_method_that_a_setting_lacks_is_left_out() -> None:
-    ranking = rank({"one": {"a": 0.1, "b": 0.2, "c": 0.3}, "two": {"a": 0.5, "b": 0.4}})
-    assert ranking.ranks == {"a": (2.0, 1.0), "b": (1.0, 2.0)}
-    assert ranking.unranked == {"c": ("two",)}
-    assert ranking.p_value is None
-    assert ranking.critical_difference is None
-
-
 def test_a_setting_with_less_than_half_of_the_methods_is_left_out() -> None:
     full = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
     ranking = rank({"one": full, "begun": {"a": 0.5}, "two": {"a": 0.4, "b": 0.2}})
@@ -329,12 +294,6 @@ def test_a_setting_with_less_than_half_of_the_methods_is_left_out() -> None:
     assert ranking.left_out == ("begun",)
     assert ranking.ranks == {"b": (1.0, 2.0), "a": (2.0, 1.0)}
     assert ranking.unranked == {"c": ("two",), "d": ("two",)}
-
-
-def test_methods_that_are_all_equal_have_equal_ranks() -> None:
-    ranking = rank({name: {"a": 0.5, "b": 0.5, "c": 0.5} for name in ("one", "two")})
-    assert set(ranking.ranks.values()) == {(2.0, 2.0)}
-    assert ranking.p_value is None
 
 
 # the figure -----------------------------------------------------------------------------------------------------------
@@ -355,11 +314,6 @@ def test_cells_are_the_settings_gains() -> None:
     texts = {(text.get_position(), text.get_text(), text.get_fontweight()) for text in federated.texts}
     assert ((0, 0), "+0.0", "normal") in texts, "its interval includes zero"
     assert ((0, 1), "+9.0", "bold") in texts
-
-
-def test_without_gains_there_is_no_figure() -> None:
-    assert gains_figure({}, ["above"]) is None
-    assert gains_figure({"one": {}}, ["above"]) is None
 
 
 # stored figures that are none are refused, with the file and what is wrong --------------------------------------------
@@ -393,19 +347,6 @@ def test_figures_that_cannot_be_are_refused(
         read_result(tmp_path, "one")
     assert str(path) in str(refused.value)
     assert told in str(refused.value)
-
-
-@pytest.mark.parametrize(("score", "value"), [("accuracy", None), ("accuracy", 1), ("rmse", 1.01)])
-def test_figures_that_can_be_are_read(score: str, value: float | None, tmp_path: Path) -> None:
-    """None: of a run that gave no number."""
-    write_result(setting("one", score), ProcessorTime(tuning={}, runs={}), tmp_path)
-    path = tmp_path / "one.json"
-    content = json.loads(path.read_text())
-    with_score(value)(content)
-    path.write_text(json.dumps(content))
-    found = read_result(tmp_path, "one")
-    assert found is not None
-    assert found.rows[1].by_seed[2] == value
 
 
 def test_figures_of_other_data_are_not_joined() -> None:

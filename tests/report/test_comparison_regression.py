@@ -8,11 +8,9 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
-from polyfed.experiments.prediction import predict
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.figures import curve_drawings
@@ -118,21 +116,3 @@ def test_curves_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
     )
     (of_r2,) = curve_drawings(runs, metric="r2")
     assert of_r2.figure.axes[0].get_ylabel() == "test R2"
-
-
-def test_predictions_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
-    run = next(run for run in runs if run.method == "local")
-    x, y = regression.rows(12, 77, mean=100.0, spread=2.0)
-    file = run.path.parent.parent / "new.csv"
-    lines = [f"{a},{b},{c},{cost}" for (a, b, c), cost in zip(x.tolist(), y.tolist(), strict=True)]
-    file.write_text("a,b,c,cost\n" + "\n".join(lines) + "\n")
-    found = predict(run.path, 1, file)
-    assert found.rmse == pytest.approx(float((found.values - y.double()).square().mean().sqrt()), rel=1e-5)
-    assert found.rmse is not None
-    assert found.rmse < float(y.std()) + float((y.mean() - 100).abs())  # of the client whose numbers are around 100
-    assert found.accuracy is None
-    assert found.rows()[0] == {"name": "0", "prediction": found.values[0].item()}
-    assert found.to_csv().startswith("name,prediction\n0,")
-    without = predict(run.path, 1, torch.cat([x, x]))
-    assert without.rmse is None
-    assert torch.equal(without.values[:12], found.values)

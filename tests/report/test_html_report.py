@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +15,7 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import visible, visible_in
 from polyfed.report.comparison import compare_runs
 from polyfed.report.glossary import about_column
-from polyfed.report.html_report import page, page_data, write_page
+from polyfed.report.html_report import page, page_data
 from polyfed.report.run_records import load_runs
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{script}} & \u2028"
@@ -106,27 +104,6 @@ def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> Non
     data = json.loads(parts.inside["script data"])
     assert data == json.loads(json.dumps(visible_in(shown(two_by_two))))
     assert visible(EVIL) in [row["name"] for section in data["sections"] for row in section["rows"]]
-
-
-def test_the_same_folders_give_the_same_page(two_by_two: Path, tmp_path: Path) -> None:
-    runs = load_runs(two_by_two)
-    file = write_page(runs, compare_runs(runs), tmp_path / "new" / "folder")
-    assert file == tmp_path / "new" / "folder" / "report.html"
-    assert file.read_bytes() == written(two_by_two).encode()
-
-
-def test_neither_torch_nor_engine_nor_matplotlib_is_needed(two_by_two: Path) -> None:
-    code = f"""
-import sys
-from polyfed.report import run_records
-from polyfed.report import html_report
-from polyfed.report import comparison
-runs = run_records.load_runs({str(two_by_two)!r})
-html_report.page(runs, comparison.compare_runs(runs))
-heavy = {{"torch", "matplotlib", "rich", "pandas", "polyfed.engine"}}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # what is on it --------------------------------------------------------------------------------------------------
@@ -284,16 +261,6 @@ def test_names_of_files_are_short_plain_and_unlike(make: Any) -> None:
     assert names == ["a-b.toml", "a-b-2.toml", f"{'x' * 60}.toml", "4.toml", "up.toml"]
 
 
-def test_several_comparisons_and_runs_that_are_not_done(make: Any) -> None:
-    make("a")
-    make("b", "fedgh", data={"dataset": "cifar10"})
-    make("c", "fedgh", finished=False)
-    data = shown(make.root)
-    assert data["title"] == "2 comparisons"
-    assert [section["title"].split()[0] for section in data["sections"]] == ["digits", "cifar10"]
-    assert [note for note in data["notes"] if "unfinished" in note]
-
-
 # heat maps ------------------------------------------------------------------------------------------------------
 
 
@@ -334,27 +301,10 @@ def test_of_a_file_of_several_runs_only_the_runs_own_is_shown(two_by_two: Path) 
     assert (head["title"], head["values"]) == ("cka head, fedgh, seed 0", [[0.5]])
 
 
-def test_maps_of_a_kind_share_their_scale(two_by_two: Path) -> None:
-    for run, value in (("local-0", 0.25), ("fedgh-0", 0.75)):
-        analysis(two_by_two / run, "cka", {"head": {"matrix": [[value]]}, "logits": {"matrix": [[2 * value]]}})
-    maps = shown(two_by_two)["sections"][0]["heat_maps"]["maps"]
-    assert [(one["low"], one["high"]) for one in maps] == [(0.25, 0.75), (0.5, 1.5)] * 2
-
-
 @pytest.mark.parametrize("matrix", [[], [[1, 2], [3]], [[1, "x"]], [[None]], "ab", [[True]]])
 def test_what_is_no_matrix_is_no_heat_map(make: Any, matrix: Any) -> None:
     analysis(make("a"), "odd", {"matrix": matrix})
     assert shown(make.root)["sections"][0]["heat_maps"]["maps"] == []
-
-
-def test_seconds_that_are_no_number_have_no_place_on_an_axis(two_by_two: Path) -> None:
-    for path in two_by_two.glob("*/rounds.jsonl"):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        for record in records:
-            record.pop("seal", None)
-            record["seconds"] = float("nan")
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert "NaN" not in json.dumps(shown(two_by_two)["sections"][0]["curves"])
 
 
 def test_maps_without_room_are_told(make: Any) -> None:

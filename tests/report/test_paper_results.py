@@ -138,14 +138,6 @@ def test_never_reached_is_said(make: Any) -> None:
     assert "| not reached |" in to_markdown(compare_runs(load_runs(make.root)))
 
 
-def test_the_table_says_which_stage(make: Any) -> None:
-    make("fedgh", "fedgh", 0, (0.3, 0.65), run={"paper_tables": ["p/table2"]})
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
-    (one,) = row.published
-    assert (one.stage, one.ours) == ("received", pytest.approx(45.0))  # 0.2 below
-    assert row.score.mean == 0.65
-
-
 def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
     table = compare_runs(load_runs(sixty(make)))
     (section,) = table.sections

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.report.results_page import save_command, write_results
 
@@ -98,19 +97,6 @@ def test_what_cannot_be_met_writes_nothing(make: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"compare.json cannot be read"):
         write_results([make.root], file)
     assert not file.exists()
-
-
-def test_what_stands_beside_a_run_may_change_and_its_settings_may_not(tmp_path: Path) -> None:
-    settings = {
-        "run": {"seed": 0, "paper_tables": ["fedgh/table1"], "preset_note": "a note"},
-        "training": {"rounds": 3},
-    }
-    folder = RunFolder(tmp_path / "run")
-    with folder.open(settings, resume=False, overwrite=False):
-        pass
-    folder.validate(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, overwrite=False)
-    with pytest.raises(ConfigError, match=r"another recipe's run: run\.seed was 0, now 1"):
-        folder.validate(settings | {"run": {"seed": 1}}, resume=True, overwrite=False)
 
 
 # docs/results --------------------------------------------------------------------------------------------------------

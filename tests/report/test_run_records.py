@@ -102,28 +102,10 @@ def test_a_changed_digit_of_a_sealed_result_is_seen(make: Any, sealed: bool) -> 
             read(folder)
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("accuracy", "high"), ("evaluation", {}), ("clients", True)])
+@pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("accuracy", "high"), ("evaluation", {}), ("dataset", None)])
 def test_a_result_of_wrong_types_is_refused(make: Any, key: str, value: Any) -> None:
     folder = make("a", **{key: value})
     with pytest.raises(ConfigError, match=key):
-        load_runs(folder)
-
-
-@pytest.mark.parametrize("key", ["overrides", "paper_tables"])
-def test_a_recipe_of_wrong_types_is_refused(make: Any, key: str) -> None:
-    folder = make("a")
-    with (folder / "recipe.toml").open("w") as file:
-        file.write(f"[run]\n{key} = 1.5\n")
-    with pytest.raises(ConfigError, match=key):
-        load_runs(folder)
-
-
-def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
-    folder = make("a")
-    result = json.loads((folder / "result.json").read_text())
-    del result["dataset"]
-    (folder / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ConfigError, match="expected the key 'dataset', got none"):
         load_runs(folder)
 
 

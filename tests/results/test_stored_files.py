@@ -26,11 +26,6 @@ def test_a_section_stays_as_it_is_written() -> None:
     assert not recipe.is_empty
 
 
-def test_no_recipe_is_an_empty_one() -> None:
-    assert StoredRecipe().is_empty
-    assert (StoredRecipe().rounds, StoredRecipe().method_name) == (None, "")
-
-
 @pytest.mark.parametrize(
     ("found", "says"),
     [

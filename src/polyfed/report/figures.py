@@ -468,12 +468,12 @@ def _architectures(group: Group, found: Sequence[Spread], stem: str) -> FigureWi
     about = _about(group, more=f"Mark: mean over clients{over}; line: lowest to highest of them.")
     places = {name: place for place, name in enumerate(dict.fromkeys(one.at for one in found))}
     rows = dict.fromkeys(one.name for one in found)
-    names = shortened(list(places), _LONG)
     width = min(_WIDEST, max(WIDTH, 0.8 + _MARK * (len(rows) + 1) * len(places)))
-    long = inches(names, _SIZE) + 0.1 > (width - 0.8) / len(places)
+    names = shortened(list(places), _LONG)
+    long = inches(names, _SIZE) > 0.9 * (width - 0.8) / len(places)
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    below = 0.71 * inches(names, _SIZE) if long else 0.0
-    figure, axes = empty_figure(main.of_it("Accuracy by architecture"), about, HEIGHT + below, width)
+    height = HEIGHT + (0.71 * inches(names, _SIZE) if long else 0.0)
+    figure, axes = empty_figure(main.of_it("Accuracy by architecture"), about, height, width)
     handles = []
     for number, name in enumerate(rows):
         mine = [one for one in found if one.name == name]

@@ -85,7 +85,8 @@ class Group:
         A setting that was not changed in all runs is what distinguishes them, and is shown there.
         """
         run = self.runs[0]
-        preset = f" Preset {': '.join(filter(None, (run.preset, run.scaled_down)))}." if run.preset else ""
+        name = run.recipe.run.preset
+        preset = f" Preset {': '.join(filter(None, (name, run.scaled_down)))}." if name else ""
         common = [text for text in run.overrides if all(text in other.overrides for other in self.runs)]
         return self._base_text() + preset + (f" Changed by --set: {', '.join(common)}." if common else "")
 

@@ -80,17 +80,17 @@ class PaperComparison:
 # which column -----------------------------------------------------------------------------------------------------
 def numbers_for(run: RunRecord) -> list[PaperNumber]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
-    if not run.paper_tables:
+    if not run.recipe.run.paper_tables:
         return []
     data = run.recipe.data
-    known = [entry for entry in entries() if entry.place in run.paper_tables]
+    known = [entry for entry in entries() if entry.place in run.recipe.run.paper_tables]
     return [one for one in known if one.dataset in (data.get("dataset"), "") and _is_set(one.setting, data)]
 
 
 def missing_settings(run: RunRecord) -> list[str]:
     """The tables that the run names, in which there is no column for its data and settings."""
     found = {entry.place for entry in numbers_for(run)}
-    return [place for place in run.paper_tables if place not in found]
+    return [place for place in run.recipe.run.paper_tables if place not in found]
 
 
 def not_measured(run: RunRecord) -> list[str]:

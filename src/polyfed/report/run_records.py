@@ -6,7 +6,7 @@ A run folder holds ``recipe.toml`` (resolved), ``rounds.jsonl`` (one object a ro
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +20,6 @@ from polyfed.results.fields import Record, validated
 from polyfed.results.read import check_links, flat_table, parse_toml, unseal
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import StoredRecipe
-
-__all__ = ["RunRecord", "load_runs"]
 
 R = TypeVar("R", bound=Record)
 
@@ -113,16 +111,6 @@ class RunRecord:
     def stage(self) -> str:
         """The stage that the run's own evaluation scores."""
         return self.result.evaluation.stage
-
-    @property
-    def paper_tables(self) -> tuple[str, ...]:
-        """The papers' tables that the run is made after: ``"fedgh/table3"``."""
-        return tuple(self.recipe.run.paper_tables)
-
-    @property
-    def preset(self) -> str:
-        """The presets that were laid over the run's recipe; empty where none was."""
-        return self.recipe.run.preset or ""
 
     @property
     def scaled_down(self) -> str:
@@ -219,7 +207,7 @@ def _read(folder: Path) -> RunRecord:
         recipe = _parse(folder / "recipe.toml", parse_toml, StoredRecipe)
     rounds = _read_rounds(folder / "rounds.jsonl", notes)
     if (folder / "result.json").exists():
-        result = _parse(folder / "result.json", _unsealed, RunResult)
+        result = _parse(folder / "result.json", functools.partial(unseal, needed=False), RunResult)
     wanted = recipe.rounds
     if result is None or (wanted or 0) > result.rounds:
         of = f" of {wanted}" if wanted else ""
@@ -231,18 +219,16 @@ def _read(folder: Path) -> RunRecord:
 
 def _parse(path: Path, parse: Callable[[bytes], Any], model: type[R]) -> R:
     try:
-        found = parse(path.read_bytes())
-    except (ValueError, OSError) as error:  # JSON, TOML and UTF-8 errors are ValueErrors
+        return validated(model, parse(_bytes_of(path)))
+    except ValueError as error:  # JSON, TOML and UTF-8 errors are ValueErrors
         raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
+
+
+def _bytes_of(path: Path) -> bytes:
     try:
-        return validated(model, found)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _unsealed(data: bytes) -> dict[str, Any]:
-    """A result that is as it was written; those of older versions have no seal."""
-    return unseal(data, needed=False)
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -250,14 +236,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
-    if not path.exists():
-        return []
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
     rounds: list[RoundRecord] = []
-    lines = content.split(b"\n")
+    lines = _bytes_of(path).split(b"\n") if path.exists() else []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -273,34 +253,26 @@ def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
 
 def _named(records: list[RunRecord]) -> list[RunRecord]:
     """Names each run by its label or method, and by the settings in which runs of that name differ."""
-    families: dict[str, list[RunRecord]] = {}
-    for record in records:
-        families.setdefault(record.label_or_method, []).append(record)
+    families: dict[str, list[dict[str, Any]]] = {}
+    for run in records:
+        families.setdefault(run.label_or_method, []).append(_identity(run))
     differing = {base: _differing(members) for base, members in families.items()}
-    return [replace(record, name=_full_name(record, differing[record.label_or_method])) for record in records]
+    found = []
+    for run in records:
+        mine = _identity(run)
+        base = run.label_or_method
+        shown = [f"{key}={format_setting(mine[key])}" for key in differing[base] if mine.get(key) is not None]
+        found.append(replace(run, name=f"{base} ({', '.join(shown)})" if shown else base))
+    return found
 
 
-def _identity(record: RunRecord) -> dict[str, Any]:
-    return {"method": record.method, "stage": record.stage, **record.settings}
+def _identity(run: RunRecord) -> dict[str, Any]:
+    return {"method": run.method, "stage": run.stage, **run.settings}
 
 
-def _differing(records: list[RunRecord]) -> list[str]:
-    identities = [_identity(record) for record in records]
+def _differing(identities: Sequence[dict[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for identity in identities for key in identity)
-    return [key for key in keys if len({_as_text(identity.get(key)) for identity in identities}) > 1]
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _full_name(record: RunRecord, keys: list[str]) -> str:
-    identity = _identity(record)
-    base = record.label_or_method
-    hyperparameters = ", ".join(
-        f"{key}={format_setting(identity[key])}" for key in keys if identity.get(key) is not None
-    )
-    return f"{base} ({hyperparameters})" if hyperparameters else base
+    return [key for key in keys if any(one.get(key) != identities[0].get(key) for one in identities)]
 
 
 def format_setting(value: Any) -> str:

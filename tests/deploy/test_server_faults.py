@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 
 from polyfed.cli.output import print_run
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import State
 from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
@@ -134,86 +133,59 @@ def same_models(one: Path, other: Path) -> bool:
 # nodes that say nonsense ----------------------------------------------------------------------------------------------
 
 
-def answered(change: Callable[[State, dict[str, Any]], None]) -> Callable[[Nearby], Callable[[Envelope], Answer]]:
-    """The node's own answer, changed."""
-
-    def of(wire: Nearby) -> Callable[[Envelope], Answer]:
-        def answer(envelope: Envelope) -> Answer:
-            own = wire.ask(BAD, envelope)
-            assert isinstance(own, Envelope)
-            message, facts = deserialize(own.body)[0], dict(own.facts)
-            change(message, facts)
-            return Envelope("train", facts, serialize(message))
-
-        return answer
-
-    return of
+def changed(own: Envelope, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> Envelope:
+    """An answer with other tensors and facts."""
+    message = deserialize(own.body)[0]
+    return Envelope("train", {**own.facts, **facts}, serialize({**message, **tensors}))
 
 
-def put(name: str, value: Any) -> Callable[[State, dict[str, Any]], None]:
-    return lambda message, facts: message.update({name: value})
+NONSENSE: Mapping[int, tuple[Callable[[Envelope], Envelope], str, str]] = {  # round -> change, its effect, the reason
+    2: (lambda own: changed(own, {"lars": torch.full((3, 64), float("nan"))}, {}), "refused", "not finite ('lars')"),
+    3: (lambda own: changed(own, {"lars": torch.zeros(3, 7)}, {}), "refused", "in 'lars', got the shape (3, 7)"),
+    4: (lambda own: changed(own, {}, {"loss": float("inf")}), "refused", "the training loss is inf"),
+    5: (lambda own: Envelope("train", {}, b""), "dropped", "expected the facts of an envelope (task result)"),
+    6: (lambda own: changed(own, {}, {"steps": -1}), "dropped", "got others at 'steps'"),
+    7: (lambda own: changed(own, {}, {"mark": "000009-00"}), "dropped", "expected the mark 000007-00, got '000009-00'"),
+    8: (lambda own: dataclasses.replace(own, body=b"\xff" * 50), "dropped", "got 50 that are none"),
+    9: (lambda own: changed(own, {"lars": torch.zeros(300, 1000)}, {}), "dropped", "at most 1000000 bytes, got 1200"),
+}
 
 
-def say(name: str, value: Any) -> Callable[[State, dict[str, Any]], None]:
-    return lambda message, facts: facts.update({name: value})
-
-
-REFUSED = [
-    (put("lars", torch.full((3, 64), float("nan"))), "the upload is not finite ('lars')"),
-    (put("lars", torch.zeros(3, 7)), "in 'lars', got the shape (3, 7)"),
-    (lambda message, facts: message.pop("labels"), "the upload cannot be taken in"),
-    (say("loss", float("inf")), "the training loss is inf"),
-]
-
-
-def rest_slow(cases: Sequence[tuple[Any, str]], fast: int) -> list[Any]:
-    """All but one of the cases, or all, for `make test-all` only."""
-    marks = [() if i == fast else (pytest.mark.slow,) for i in range(len(cases))]
-    return [pytest.param(*case, marks=mark, id=str(i)) for i, (case, mark) in enumerate(zip(cases, marks, strict=True))]
-
-
-@pytest.mark.parametrize(("change", "reason"), rest_slow(REFUSED, 1))
-def test_an_upload_that_means_nothing_is_refused(tmp_path: Path, change: Any, reason: str) -> None:
-    recipe = three_rounds()
+def test_one_node_sends_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path) -> None:
+    recipe = three_rounds(training={"rounds": 9, "batch_size": 16, "lr": 0.05})
     wire = Nearby(recipe, tmp_path)
-    in_round(wire, 2, answered(change)(wire))
-    run = served(recipe, wire, tmp_path)
-    assert [len(record["refused"]) for record in run.history] == [0, 1, 0]
-    assert run.history[1]["refused"][0]["client"] == 1
-    assert reason in run.history[1]["refused"][0]["reason"]
-    other = Nearby(recipe, tmp_path / "dropped")
-    in_round(other, 2, lambda envelope: NodeError("killed"))
-    expected = served(recipe, other, tmp_path / "dropped")
-    assert same_models(tmp_path, tmp_path / "dropped")  # as if it had not been there
-    assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
 
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        if (node, envelope.kind, envelope.facts["round"]) == (BAD, "train", 1) or (node, envelope.kind) != (
+            BAD,
+            "train",
+        ):
+            return None
+        own = wire.ask(BAD, envelope)
+        assert isinstance(own, Envelope)
+        return NONSENSE[envelope.facts["round"]][0](own)
 
-DROPPED = [
-    (
-        lambda wire: lambda envelope: Envelope("train", {}, b""),
-        "expected the facts of an envelope (task result), got others at",
-    ),
-    (answered(say("steps", -1)), "expected the facts of an envelope (task result), got others at 'steps'"),
-    (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
-    (
-        lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\xff" * 50),
-        "got 50 that are none",
-    ),
-    (answered(put("lars", torch.zeros(300, 1000))), "expected an answer of at most 1000000 bytes, got 1200"),
-]
-
-
-@pytest.mark.parametrize(("answer", "reason"), rest_slow(DROPPED, -1))
-def test_an_answer_that_is_none_counts_as_no_answer(tmp_path: Path, answer: Any, reason: str) -> None:
-    recipe = three_rounds()
-    wire = Nearby(recipe, tmp_path)
-    in_round(wire, 2, answer(wire))
+    wire.fault = fault
     run = served(recipe, wire, tmp_path, max_megabytes=1.0)
-    assert [record["dropped"] for record in run.history] == [[], [1], []]
-    (number, client, told_reason) = troubles(tmp_path / "out")[0]
-    assert (number, client) == (2, 1)
-    assert reason in told_reason
-    assert "\n" not in told_reason
+    reasons = {number: reason for number, _, reason in troubles(tmp_path / "out")}
+    for record in run.history[1:]:
+        _, effect, reason = NONSENSE[record["round"]]
+        assert [entry["client"] for entry in record["refused"]] == ([1] if effect == "refused" else [])
+        assert record["dropped"] == ([1] if effect == "dropped" else [])
+        given = record["refused"][0]["reason"] if effect == "refused" else reasons[record["round"]]
+        assert reason in given
+        assert "\n" not in given
+
+
+def test_a_refused_upload_leaves_no_trace(tmp_path: Path) -> None:
+    recipe = three_rounds()
+    wire, other = Nearby(recipe, tmp_path), Nearby(recipe, tmp_path / "dropped")
+    in_round(wire, 2, lambda envelope: NONSENSE[2][0](wire.ask(BAD, envelope)))  # type: ignore[arg-type]
+    in_round(other, 2, lambda envelope: NodeError("killed"))
+    run, expected = served(recipe, wire, tmp_path), served(recipe, other, tmp_path / "dropped")
+    assert [len(record["refused"]) for record in run.history] == [0, 1, 0]
+    assert same_models(tmp_path, tmp_path / "dropped")
+    assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
 
 
 @pytest.mark.slow

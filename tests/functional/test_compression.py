@@ -99,11 +99,9 @@ F16, I8 = torch.ones(3, 2, dtype=torch.float16), torch.ones(3, 2, dtype=torch.in
     ("group", "line"),
     [
         ({}, "tensors 'values' and 'scale', got nothing"),
-        ({"scale": torch.ones(2)}, "got 'scale'"),
         ({"values": I8, "scale": torch.ones(2), "x": I8}, "got 'scale', 'values', 'x'"),
         ({"values": [[1.0]]}, "expected a packed matrix of tensors"),
         ({"values": torch.ones(3)}, r"float32 of shape \(3,\)"),
-        ({"values": torch.ones(3, 0)}, r"shape \(3, 0\)"),
         ({"values": torch.ones(3, 2, dtype=torch.float64)}, "got torch.float64"),
         ({"values": torch.ones(3, 2), "scale": torch.ones(())}, "expected no 'scale' beside 'values' of float32"),
         ({"values": F16}, "expected a 'scale' beside 'values' of float16"),
@@ -113,11 +111,8 @@ F16, I8 = torch.ones(3, 2, dtype=torch.float16), torch.ones(3, 2, dtype=torch.in
             r"float16 as float32 of shape \(\), got torch.float32 of shape \(2,\)",
         ),
         ({"values": I8, "scale": torch.ones(3)}, r"shape \(2,\), got torch.float32 of shape \(3,\)"),
-        ({"values": I8, "scale": torch.ones(2, dtype=torch.float64)}, "got torch.float64"),
         ({"values": I8, "scale": torch.tensor([1.0, -1.0])}, "at least 0, got -1.0"),
         ({"values": I8, "scale": torch.tensor([1.0, float("nan")])}, "inf or nan"),
-        ({"values": 4 * F16, "scale": torch.tensor(3e38)}, "inf or nan"),
-        ({"values": F16 / 0, "scale": torch.tensor(1.0)}, "inf or nan"),
         ({"values": torch.ones(3, 2) / 0}, "inf or nan"),
     ],
 )
@@ -198,7 +193,6 @@ BYTES = torch.tensor([6], dtype=torch.uint8)
         (torch.ones(2), torch.tensor([-1, 2], dtype=torch.int32), "places from 0 to 3, got -1 to 2"),
         (torch.ones(2), torch.tensor([0, 1]), "as torch.int32 or as bits, got torch.int64"),
         (torch.ones(3), BYTES, r"as many values as places, got \(3,\) and 2"),
-        (torch.ones(2, 1), BYTES, "as many values as places"),
         (torch.ones(2), torch.tensor([6, 0], dtype=torch.uint8), "places among 4 entries"),
         (torch.ones(2), torch.tensor([[0, 1]], dtype=torch.int32), "places among 4 entries"),
     ],
@@ -212,9 +206,6 @@ def test_places_that_are_none(values: Tensor, places: Tensor, what: str) -> None
     ("values", "scale"),
     [
         (torch.ones(2, 3, dtype=torch.int8), torch.ones(3)),  # a scale per column
-        (torch.ones(2, 3, dtype=torch.int8), torch.ones(())),
-        (torch.ones(2, 3, dtype=torch.int8), torch.tensor([1.0, math.nan])),
-        (torch.ones(2, 3, dtype=torch.int8), torch.tensor([1.0, -1.0])),
         (torch.ones(3, dtype=torch.float16), torch.ones(1)),
         (torch.ones(3), torch.ones(())),
         (torch.ones((), dtype=torch.int8), torch.ones(1)),

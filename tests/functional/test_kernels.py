@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from polyfed.functional import kernels
 from polyfed.functional.centering import center, center_and_scale
-from polyfed.functional.kernels import MeanKernelFactor, alignment, cka
+from polyfed.functional.kernels import alignment, cka
 from tests.helpers.kernels import kernel_factor
 
 F64 = torch.float64
@@ -373,28 +373,6 @@ def test_many_clients_in_little_memory():
         assert best * (1 - 1e-9) <= tail < best * 1.01
         assert tail <= each.truncation_error < 2 * tail
     assert up_to_scale(forth.matrix, back.matrix.numpy() @ back.matrix.numpy().T) < 0.1 * best
-
-
-@pytest.mark.parametrize("norm", ["none", "fro"])
-def test_a_stream_is_asked_as_often_as_one_likes(norm, gathered_as):
-    """After each representation: exact, bit for bit, while the widths allow; near the best later; peaks may rise."""
-    many, stream = clients(), MeanKernelFactor(rank=30, exact_rank=90, norm=norm)
-    assert stream.count == 0
-    for j, a in enumerate(many, 1):
-        stream.add(10.0**j * a)
-        found, k_bar = (
-            stream.result(),
-            numpy_mean_kernel([10.0**i * a for i, a in enumerate(many[:j], 1)], norm),
-        )
-        if sum(WIDTHS[:j]) <= 90:
-            assert torch.equal(found.matrix, stream.result().matrix)
-            assert found.rank == sum(WIDTHS[:j])
-            assert up_to_scale(found.matrix, k_bar) < 1e-12
-            assert found.truncation_error == 0
-        else:
-            assert found.rank == 30
-            assert tail_of(found.matrix.numpy(), k_bar) <= found.truncation_error * (1 + 1e-9) < 1e-3
-    assert stream.count == 5
 
 
 def test_no_large_square_array_is_ever_formed(monkeypatch):

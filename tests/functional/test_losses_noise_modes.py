@@ -84,36 +84,23 @@ def test_contrast_against_numpy(temperature):
     assert float(model_contrastive_loss(z, near, far, temperature, w)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_squared_error_against_numpy_means_over_features_and_trains_the_first_alone():
-    g = np.random.default_rng(3)
-    found, target = (torch.tensor(g.normal(size=(5, 4)), requires_grad=True) for _ in range(2))
-    w = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64)
-    loss = mse_loss(found, target, w)
-    gap = (found - target).detach().numpy()
-    np.testing.assert_allclose(loss.item(), (w.numpy() * (gap**2).mean(1)).sum() / 4.5)
-    loss.backward()
-    np.testing.assert_allclose(found.grad.numpy(), 2 * gap * w.numpy()[:, None] / (4 * 4.5))
-    assert target.grad is None
-    assert {float(s) for s in found.grad.sign().unique()} == {-1.0, 0.0, 1.0}
-    assert mse_loss(found, target, 0 * w).item() == 0
-    with pytest.raises(ValueError, match="found and target"):
-        mse_loss(found, target[:, :3], w)
-
-
-def test_absolute_error_against_numpy_means_over_classes_and_trains_the_first_alone():
+@pytest.mark.parametrize(
+    ("loss", "size", "slope"), [(mse_loss, np.square, lambda gap: 2 * gap), (l1_loss, np.abs, np.sign)]
+)
+def test_gaps_against_numpy_are_means_over_columns_and_train_the_first_alone(loss, size, slope):
     g = torch.Generator().manual_seed(3)
     found, target = (torch.randn(5, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in range(2))
     w = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64)
-    loss = l1_loss(found, target, w)
+    value = loss(found, target, w)
     gap, share = (found - target).detach().numpy(), w.numpy() / w.sum().item()
     assert gap.min() < 0 < gap.max()
-    assert loss.item() == pytest.approx((share * np.abs(gap).mean(1)).sum())
-    mine, other = torch.autograd.grad(loss, (found, target), allow_unused=True)
-    np.testing.assert_allclose(mine.numpy(), share[:, None] * np.sign(gap) / 4)
+    assert value.item() == pytest.approx((share * size(gap).mean(1)).sum())
+    mine, other = torch.autograd.grad(value, (found, target), allow_unused=True)
+    np.testing.assert_allclose(mine.numpy(), share[:, None] * slope(gap) / 4)
     assert other is None
-    assert l1_loss(found, target, 0 * w).item() == 0
-    with pytest.raises(ValueError, match="expected found and target"):
-        l1_loss(found, target[:, :3], w)
+    assert loss(found, target, 0 * w).item() == 0
+    with pytest.raises(ValueError, match="found and target"):
+        loss(found, target[:, :3], w)
 
 
 def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone():

@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
-from polyfed.methods import FedGH, Local, fedgh
+from polyfed.methods import FedGH, fedgh
 from polyfed.models import zoo
 from tests.helpers.toys import (
     CLASSES,
@@ -24,7 +24,6 @@ from tests.helpers.toys import (
     moved,
     rounds,
     same,
-    samples,
 )
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
@@ -209,16 +208,3 @@ def test_lost_uploads():
 def test_unequal_feature_widths_are_refused_before_round_1():
     with pytest.raises(ConfigError, match=r"client 2 \('broad'\) gives 8, client 0 \('shallow'\) gives 5.*feature_dim"):
         federation(FedGH(), clients(["shallow", "deep", "broad"]))
-
-
-@pytest.mark.slow
-def test_helps_where_classes_are_rare():
-    """Each client has two of three classes and is tested on all: Local can know two at most, the header knows three."""
-    members = [Client(a, samples(60, i, (i, (i + 1) % 3)), samples(150, 70 + i)) for i, a in enumerate(MIXED)]
-    method = FedGH(header_lr=0.1, header_batch=10, header_epochs=100)
-    received = {"extra_stages": ["received"]}
-    from polyfed.core.settings import Evaluation
-
-    result = federation(method, members, rounds=6, lr=0.1, evaluation=Evaluation(**received))[0].run().result
-    local = federation(Local(), members, rounds=6, lr=0.1)[0].run().result
-    assert result["accuracy_by_stage"]["received"]["mean"] > local["accuracy"] + 0.05

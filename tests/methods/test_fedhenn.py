@@ -246,6 +246,50 @@ def test_kernel_alignment_of_each_pool(pool, norm):
     assert len(seen) < 5 or pool != "seen", "choose another seed: somebody should stay unseen for long"
 
 
+# ---- controls: targets that should not help  ----
+
+
+@pytest.mark.parametrize("norm", ["none", "fro"])
+@pytest.mark.parametrize("pool", ["all", "seen"])
+def test_own_is_the_clients_own_kernel_alone(pool, norm):
+    members = clients([*MIXED, "deep"])
+    method = hetero(control="own", pool=pool, norm=norm)
+    history = rounds(method, members, held=public(), rounds=4, client_fraction=0.6, lose=lambda r, i: r == 2)
+    checked, known = 0, set()
+    for number, round in enumerate(history, 1):
+        weights = known_to_the_server(members, history, number)
+        for i in round.record["clients"]:
+            if number == 1 or (pool == "seen" and i not in known):
+                assert not round.down[i]
+                continue
+            expected = k_bar(members, weights, round.down[i]["rad"], [i])
+            assert up_to_scale(received_kernel(round.down[i]), expected) < 1e-6
+            checked += 1
+        known |= set(round.record["clients"]) if number != 2 else set()
+        assert not any(name.startswith("factor") for name in round.after)
+    assert checked >= 4
+
+
+def test_permuted_is_the_mean_kernel_in_another_order():
+    """Rows and columns alike; the inputs stay as they are, so that none has its own row."""
+    members = clients(MIXED)
+    method = hetero(control="permuted")
+    fed, watch = federation(method, members, held=public(), rounds=3)
+    fed.run()
+    plain = rounds(hetero(), members, held=public(), rounds=2)
+    assert torch.equal(plain[1].down[0]["rad"], watch.rounds[1].down[0]["rad"])
+    orders = []
+    for number in (2, 3):
+        message, weights = watch.rounds[number - 1].down[0], known_to_the_server(members, watch.rounds, number)
+        mean = k_bar(members, weights, message["rad"], range(4))
+        fed.server.round = number
+        order = torch.randperm(20, generator=fed.server.generator("permuted")).numpy()
+        assert up_to_scale(received_kernel(message), mean[np.ix_(order, order)]) < 1e-6
+        assert up_to_scale(received_kernel(message), mean) > 1e-2
+        orders.append(order.tolist())
+    assert orders[0] != orders[1]
+
+
 # ---- the RAD (8.14)  ----
 
 

@@ -23,7 +23,6 @@ from tests.helpers.toys import (
     CLASSES,
     NETS,
     batch,
-    bits,
     clients,
     federation,
     model_with,
@@ -257,21 +256,6 @@ def test_a_whole_round_by_hand(given):
 
 
 # ---- noise (8.5)  ----
-
-
-@pytest.mark.parametrize("where", ["both", "message", "forward"])
-def test_no_noise_is_level_0_including_the_generators(where):
-    members = clients(MIXED)
-    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(noise_std=0.0, noise_where=where), members), strict=True):
-        assert all(same(bits(a.up[i]), bits(b.up[i])) for i in range(4))
-        assert all(same(bits(a.down[i]), bits(b.down[i])) for i in range(4))
-    method = FedIN(noise_std=0.0, noise_where=where)
-    at, _ = at_step(method)
-    at.context = method.receive(at, {"model": {n: p.detach() for n, p in at.model.named_parameters()}})
-    draws = torch.Generator().manual_seed(0)
-    before = draws.get_state()
-    assert method.step_inputs(at, 0, draws) == {}
-    assert torch.equal(draws.get_state(), before)
 
 
 def test_messages_without_noise_are_the_plain_ones():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,6 @@ from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
 from polyfed.models.split import SequentialSplit
-from polyfed.models.vit import vision_transformer
 from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, model_with, moved, rounds, same, worker
 
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
@@ -30,49 +27,17 @@ def projected(kind: str = "fixed", **hyperparameters: object) -> FedIN:
     return FedIN(**{"aggregation": "same-shape", "projection": kind, **SMALL, **hyperparameters})
 
 
-# families -----------------------------------------------------------------------------------------------------------
-
-
-def cnn(width: int) -> SequentialSplit:
-    """s_in (width, 4, 4), s_out (2 width)."""
-    first = nn.Sequential(nn.Conv2d(1, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-    body = OrderedDict(conv=nn.Conv2d(width, 2 * width, 3), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1))
-    return SequentialSplit(
-        first, nn.Sequential(OrderedDict(**body, flat=nn.Flatten())), nn.Linear(2 * width, CLASSES), "cnn"
-    )
-
-
-FAMILIES = {
-    "narrow": lambda: cnn(3),
-    "broad": lambda: cnn(7),
-    "vit": lambda: vision_transformer((1, 8, 8), CLASSES, depth=2, width=12, heads=3),  # 5 tokens of 12
-}
-
-
-def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(0, CLASSES, (n,), generator=g)
-    patterns = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(99))
-    return patterns[y] + 0.3 * torch.randn(n, 1, 8, 8, generator=g), y
-
-
-def mixed(test: int = 0) -> list[Client]:
-    kinds = ["narrow", "vit", "broad", "vit", "narrow"]
-    return [Client(a, images(8, i), images(test, 50 + i) if test else None) for i, a in enumerate(kinds)]
-
-
 @pytest.mark.parametrize("kind", ["fixed", "trained"])
 def test_bytes_are_the_formulas_whatever_the_network(kind: str) -> None:
     """n_S pairs of q = (1 + g^2) C + F floats beside the weights; all pairs lie in one pool."""
-    first, second = rounds(projected(kind), mixed(), FAMILIES)
+    first, second = rounds(projected(kind), clients(UNEQUAL))
     q = (1 + 2 * 2) * 4 + 3
-    for i, client in enumerate(mixed()):
-        sent = [t for t in FAMILIES[client.architecture]().state_dict().values() if t.is_floating_point()]
-        weights = 4 * sum(t.numel() for t in sent)
+    for i, architecture in enumerate(UNEQUAL):
+        weights = 4 * sum(t.numel() for t in NETS[architecture]().state_dict().values())
         assert nbytes(first.up[i]) == nbytes(second.up[i]) == nbytes(second.down[i]) == weights + 4 * 4 * q
         assert nbytes(first.down[i]) == weights
         assert {n: t.shape for n, t in second.down[i]["features"].items()} == {"s_in": (4, 5, 4), "s_out": (4, 3)}
-    assert len(second.after["pool"]["sender"]) == 5 * 4
+    assert len(second.after["pool"]["sender"]) == 3 * 4
     assert second.record["sums"]["in_steps"] == 1.0
 
 

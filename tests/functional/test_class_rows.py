@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from polyfed.functional import server_prototypes
 from polyfed.functional.class_prototypes import (
     align,
+    batch_class_means,
+    entangle,
     merge,
     most_similar,
     nearest_prototype_scores,
     prototype_distance,
     soft_cross_entropy,
+    soft_header_sgd_step,
+    structure_loss,
     to_dense,
     update_rows,
 )
@@ -183,3 +189,98 @@ def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> N
     expected = -np.log(away[np.arange(60), labels.numpy()] / away.sum(1)).mean()
     found = server_prototypes.margin_loss(prototypes, rows, labels, 0.5)
     assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+# mixtures -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_mixture_and_its_label_have_the_same_weights() -> None:
+    rows, labels, weights = draw(3, 5), torch.tensor([4, 0, 2]), torch.tensor([0.2, 0.9, 0.5])
+    mixture, encoding = entangle(rows, labels, weights, classes=6)
+    shares = weights.double().numpy() / 1.6
+    assert mixture.numpy() == pytest.approx(shares @ rows.double().numpy(), abs=1e-6)
+    assert encoding.tolist() == pytest.approx([shares[1], 0, shares[2], 0, shares[0], 0])
+    again = entangle(rows, labels, 7 * weights, classes=6)
+    assert torch.allclose(again[0], mixture)
+    assert torch.allclose(again[1], encoding)
+
+
+def header() -> tuple[torch.Tensor, torch.Tensor]:
+    return draw(4, 5, seed=1), draw(4, seed=2)
+
+
+def test_a_step_is_that_of_autograd() -> None:
+    theta, bias = header()
+    z, q = draw(3, 5, seed=3), torch.softmax(draw(3, 4, seed=4), 1)
+    w, b = theta.clone().requires_grad_(), bias.clone().requires_grad_()
+    F.cross_entropy(z @ w.T + b, q, reduction="sum").backward()
+    found = soft_header_sgd_step(theta, bias, z, q, 0.3)
+    assert w.grad is not None
+    assert b.grad is not None
+    torch.testing.assert_close(found[0], theta - 0.3 * w.grad)
+    torch.testing.assert_close(found[1], bias - 0.3 * b.grad)
+    assert torch.equal(theta, header()[0])
+    assert all(map(torch.equal, soft_header_sgd_step(theta, bias, z, q, 0.0), (theta, bias)))
+
+
+# structure ----------------------------------------------------------------------------------------------------------
+
+COMMON = torch.tensor([True, False, True, True, False, True])
+
+
+MEANS, TARGETS = draw(6, 4), draw(6, 4, seed=1)
+
+
+def expected(means: torch.Tensor, targets: torch.Tensor) -> float:
+    """From the rows that count alone, in float64."""
+    m, t = (rows.double().numpy() for rows in (means, targets))
+    gaps = [np.linalg.norm(m[a] - m[b]) - np.linalg.norm(t[a] - t[b]) for a, b in permutations(range(len(m)), 2)]
+    return float(np.square(gaps).mean() / m.shape[1])
+
+
+def test_the_gap_is_that_of_the_common_rows() -> None:
+    found = structure_loss(MEANS, TARGETS, COMMON)
+    assert float(found) == pytest.approx(expected(MEANS[COMMON], TARGETS[COMMON]), rel=1e-5)
+    spoilt = torch.where(COMMON[:, None], MEANS, torch.full_like(MEANS, 1e6))
+    assert torch.equal(structure_loss(spoilt, TARGETS, COMMON), found)
+
+
+def test_turned_and_moved_means_have_the_same_structure() -> None:
+    turn = torch.linalg.qr(draw(4, 4, seed=2))[0]
+    other = TARGETS @ turn + draw(4, seed=3)
+    torch.testing.assert_close(structure_loss(MEANS, other, COMMON), structure_loss(MEANS, TARGETS, COMMON))
+    assert float(structure_loss(MEANS @ turn + 5, MEANS, COMMON)) == pytest.approx(0, abs=1e-6)
+
+
+def test_too_few_classes_have_no_structure() -> None:
+    for count in range(4):
+        common = torch.arange(6) < count
+        means = MEANS.clone().requires_grad_()
+        gap = structure_loss(means, TARGETS, common)
+        (slope,) = torch.autograd.grad(gap, means)
+        matters = count > 1
+        assert (float(gap.detach()) > 0) == bool(slope.abs().sum() > 0) == matters
+        assert torch.isfinite(slope).all()
+        assert slope[~common].eq(0).all()
+
+
+def test_gradients_against_finite_differences_and_under_vmap() -> None:
+    def gap(means: torch.Tensor) -> torch.Tensor:
+        return structure_loss(means, TARGETS.to(means), COMMON)
+
+    assert torch.autograd.gradcheck(gap, MEANS.double().requires_grad_())
+    several = torch.stack([MEANS, -0.5 * MEANS + 1])
+    found = torch.func.vmap(torch.func.grad(gap))(several)
+    for one, slope in zip(several, found, strict=True):
+        torch.testing.assert_close(torch.func.grad(gap)(one), slope)
+
+
+def test_means_of_a_batch() -> None:
+    z, y = draw(7, 3), torch.tensor([2, 0, 2, 2, 4, 0, 3])
+    w = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 0.0])
+    means, present = batch_class_means(z, y, w, classes=5)
+    assert present.tolist() == [True, False, True, False, True]  # the only row of class 3 has no weight
+    for c in range(5):
+        mine = (y == c).numpy() & (w > 0).numpy()
+        row = np.average(z.double().numpy()[mine], axis=0, weights=w.numpy()[mine]) if mine.any() else np.zeros(3)
+        assert means[c].numpy() == pytest.approx(row, abs=1e-6)

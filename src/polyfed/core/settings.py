@@ -30,6 +30,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     _place: ClassVar[tuple[str, ...] | None] = None  # what a recipe calls it; None: as the class, in small letters
+    _switches: ClassVar[tuple[str, ...]] = ()  # keys that are off at their default
 
     if not TYPE_CHECKING:  # where types are checked, each class has its own
         __init__ = in_one_line(BaseModel.__init__, lambda kind, complaints: _error_line(kind, complaints))
@@ -57,7 +58,9 @@ class Settings(BaseModel):
 
     def _inactive_keys(self) -> set[str]:
         """The keys that are switched off, or have no effect as things are set."""
-        return set(idle(type(self).model_fields, vars(self)))
+        fields = type(self).model_fields
+        off = {key for key in self._switches if getattr(self, key) == fields[key].default}
+        return off | set(idle(fields, vars(self)))
 
     @model_validator(mode="after")
     def _all_act(self) -> Self:
@@ -224,6 +227,11 @@ class Privacy(Settings):
     See `plugins.privacy`, `engine.dp_sgd` and, for what epsilon that is, `engine.privacy_ledger`.
     """
 
+    _switches: ClassVar[tuple[str, ...]] = (
+        *("upload_clip_norm", "upload_noise_multiplier", "max_grad_norm", "noise_multiplier"),
+        *("target_epsilon", "max_epsilon", "delta", "accountant"),
+    )
+
     upload_clip_norm: Finite = Field(
         0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none"
     )
@@ -263,20 +271,6 @@ class Privacy(Settings):
         """Whether batches are made by drawing each row by itself."""
         return self.max_grad_norm > 0 and self.sampling == "poisson"
 
-    def _inactive_keys(self) -> set[str]:
-        numbers = (
-            "upload_clip_norm",
-            "upload_noise_multiplier",
-            "max_grad_norm",
-            "noise_multiplier",
-            "target_epsilon",
-            "max_epsilon",
-        )
-        off = {key for key in numbers if not getattr(self, key)}
-        fields = type(self).model_fields
-        off |= {key for key in ("delta", "accountant") if getattr(self, key) == fields[key].default}
-        return super()._inactive_keys() | off
-
     @model_validator(mode="after")
     def _noise_is_for_what_is_bounded(self) -> Privacy:
         for key, bound in (("upload_noise_multiplier", "upload_clip_norm"), ("noise_multiplier", "max_grad_norm")):
@@ -297,6 +291,8 @@ class Privacy(Settings):
 
 class Evaluation(Settings):
     """``[evaluation]``: which model of each client is scored, on whose test data, how often."""
+
+    _switches: ClassVar[tuple[str, ...]] = ("missing_classes", "held_out", "held_out_epochs", "patience")
 
     stage: Stage | None = Field(
         None, description="which model of each client is scored; default: the one that the method's paper scores"
@@ -328,10 +324,6 @@ class Evaluation(Settings):
         0.0,
         description="patience: better means by more than this, accuracies being in [0, 1], RMSE in the target's unit",
     )
-
-    def _inactive_keys(self) -> set[str]:
-        switches = ("missing_classes", "held_out", "held_out_epochs", "patience")
-        return super()._inactive_keys() | {key for key in switches if not getattr(self, key)}
 
     @model_validator(mode="after")
     def _each_is_asked_once(self) -> Self:

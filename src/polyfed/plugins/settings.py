@@ -26,6 +26,8 @@ class Availability(Settings):
     would arrive after the last round is lost.
     """
 
+    _switches: ClassVar[tuple[str, ...]] = ("dropout_rate", "delay_rate", "late_joiners")
+
     dropout_rate: Share = Field(0.0, description="probability that a client asked in a round drops out")
     dropout_stage: Annotated[Literal["before", "after"], ActsWith("dropout_rate")] = Field(
         "before", description="before: nothing reaches it; after: it trains and keeps its work, its upload never leaves"
@@ -40,8 +42,7 @@ class Availability(Settings):
     )
 
     def _inactive_keys(self) -> set[str]:
-        off = {key for key in ("dropout_rate", "delay_rate", "late_joiners") if not getattr(self, key)}
-        return super()._inactive_keys() | off | ({"delay_rounds"} if not self.delay_rate else set())
+        return super()._inactive_keys() | ({"delay_rounds"} if not self.delay_rate else set())
 
 
 class Compression(Settings):
@@ -49,6 +50,8 @@ class Compression(Settings):
 
     See `plugins.compression`.
     """
+
+    _switches: ClassVar[tuple[str, ...]] = ("dtype", "top_k_fraction")
 
     dtype: Literal["float32", "float16", "int8"] = Field("float32", description="of the numbers that go up")
     top_k_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -63,10 +66,6 @@ class Compression(Settings):
         """Whether anything is compressed."""
         return self.dtype != "float32" or self.top_k_fraction < 1
 
-    def _inactive_keys(self) -> set[str]:
-        off = {"dtype": self.dtype == "float32", "top_k_fraction": self.top_k_fraction == 1}
-        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
-
 
 class RobustAggregation(Settings):
     """``[robust_aggregation]``: what the server does about uploads that lead astray; all but `max_magnitude` off by
@@ -76,6 +75,7 @@ class RobustAggregation(Settings):
     """
 
     _place: ClassVar[tuple[str, ...]] = ("robust_aggregation",)
+    _switches: ClassVar[tuple[str, ...]] = ("aggregator", "bucket_size", "max_update_norm", "max_magnitude")
 
     aggregator: Literal["none", "median", "trimmed_mean", "geometric_median", "multi_krum", "norm_clipping"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
@@ -96,21 +96,16 @@ class RobustAggregation(Settings):
         1e6, description="largest magnitude of a number in an upload; above it is refused; 0: any that is finite"
     )
 
-    def _inactive_keys(self) -> set[str]:
-        off = {
-            "aggregator": self.aggregator == "none",
-            "bucket_size": self.bucket_size == 1,
-            "max_update_norm": not self.max_update_norm,
-            "max_magnitude": self.max_magnitude == type(self).model_fields["max_magnitude"].default,
-        }
-        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
-
 
 class Adversaries(Settings):
     """``[adversaries]``: clients that play false, drawn by the seed; none by default.
 
     See `plugins.adversaries`.
     """
+
+    _switches: ClassVar[tuple[str, ...]] = (
+        *("label_flip_fraction", "sign_flip_fraction", "inner_product_fraction", "alie_fraction"),
+    )
 
     label_flip_fraction: Share = Field(
         0.0, description="share of the clients, rounded up, that train on labels C - 1 - y"
@@ -127,12 +122,7 @@ class Adversaries(Settings):
     )
 
     def _inactive_keys(self) -> set[str]:
-        off = {
-            kind
-            for kind in ("label_flip_fraction", "sign_flip_fraction", "inner_product_fraction", "alie_fraction")
-            if not getattr(self, kind)
-        }
-        return off | ({"attack_scale"} if self._scales_nothing() else set())
+        return super()._inactive_keys() | ({"attack_scale"} if self._scales_nothing() else set())
 
     def _scales_nothing(self) -> bool:
         return not (self.sign_flip_fraction or self.inner_product_fraction or self.alie_fraction)
@@ -178,6 +168,8 @@ BUILT_IN: Mapping[str, Profile] = {
 class Devices(Settings):
     """``[devices]``: who computes on what; off unless `profiles` assigns devices."""
 
+    _switches: ClassVar[tuple[str, ...]] = ("custom", "time_jitter")
+
     profiles: list[str] = Field([], description="profiles, assigned to the clients as `assignment` says")
     assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles", several=True)] = Field(
         "round_robin", description="profiles: as in [models]"
@@ -212,10 +204,7 @@ class Devices(Settings):
         return self.custom[name] if name in self.custom else BUILT_IN[name]
 
     def _inactive_keys(self) -> set[str]:
-        if not self.enabled:
-            return set(type(self).model_fields)
-        off = {key for key in ("custom", "time_jitter") if not getattr(self, key)}
-        return super()._inactive_keys() | off
+        return super()._inactive_keys() if self.enabled else set(type(self).model_fields)
 
     @field_validator("custom", mode="before")
     @classmethod

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Method, NotVectorizable, StepResult, TrainingResult
@@ -467,26 +466,6 @@ def test_dropout_has_a_mask_for_every_client_the_same_when_run_again(stacks: lis
     assert torch.equal(plain[0], plain[1])
 
 
-def test_dropout_resumes_with_the_same_masks(tmp_path: Path, stacks: list[int]) -> None:
-    """Also where what steps are stacked is tried again."""
-    run = of_toys(FedAvg(), toys.NETS["dropout"], training=Training(rounds=4, batch_size=8, lr=0.1))
-    whole = run(executor="vectorized")
-    with pytest.raises(RuntimeError, match="stopped"):
-        run(executor="vectorized", out=tmp_path, checkpoint_every=1, loggers=[Stops(2)])
-    members = toys.clients(["net"] * len(SIZES), SIZES, test=5)
-    given = grouped(
-        executor="vectorized",
-        out=tmp_path,
-        checkpoint_every=1,
-        builders={"net": toys.NETS["dropout"]},
-        classes=toys.CLASSES,
-    )
-    again = Federation(members, FedAvg(), Training(rounds=4, batch_size=8, lr=0.1), **given)
-    again.run(resume=True)
-    assert stacks
-    assert difference(all_state(whole), all_state(again)) is None
-
-
 def test_a_loss_that_is_no_function_is_found_out() -> None:
     told = Told()
     of_toys(Remembers(), training=TWO_ROUNDS)(executor="vectorized", loggers=[told])
@@ -512,10 +491,6 @@ def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
     serial, found = run(executor="serial"), run(executor="vectorized", loggers=[told])
     assert difference(all_state(serial), all_state(found)) is None
     assert re.search("reads 'more' of the context in some steps only", told.messages[0])
-
-
-def test_fedin_trains_alone() -> None:
-    same(of_kit(FedIN(), one=True), ["fedin: clients train one after the other; net0: its `gradients` wants more"])
 
 
 @pytest.mark.parametrize("method", [FedIN(), Asks()], ids=["inputs", "kinds"])
@@ -637,21 +612,6 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
         choose("cohorts", "cpu")
     with pytest.raises(ConfigError, match=r"expected 2 or more workers, as the executor 'vectorized' .*, got 1"):
         choose("vectorized", "cpu", workers=1)
-
-
-@pytest.mark.parametrize(("before", "now"), [("auto", "serial"), ("serial", "auto")])
-def test_a_run_goes_on_with_another_executor_that_trains_clients_one_by_one(
-    before: str, now: str, tmp_path: Path
-) -> None:
-    recipe = {
-        "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 20},
-        "models": {"architectures": ["digits-cnn1"]},
-        "method": {"name": "local"},
-    }
-    for rounds, executor in ((1, before), (2, now)):
-        settings = {**recipe, "training": {"rounds": rounds}, "run": {"executor": executor}}
-        history = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run", resume=rounds == 2)
-    assert len(history.history) == 2
 
 
 def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:

@@ -160,3 +160,23 @@ def words_of(number: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_server_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    loopback.prepare()
+    server = loopback.start_server()
+    loopback.register([0, 1])
+    for number in (0, 1):
+        loopback.start_node(number)
+    loopback.submit({"out": str(out)})
+    until(lambda: len(records(out)) >= 1, "a round is done")
+    kill(server)
+    before = records(out)
+    until(lambda: not loopback.processes.is_running("run"), "the log ends")
+    loopback.start_server()
+    loopback.run({"out": str(out), "resume": True})
+    assert records(out)[: len(before)] == before
+    check_same_numbers(out, recipe, tmp_path / "alone")

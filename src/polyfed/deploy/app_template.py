@@ -26,7 +26,9 @@ from polyfed.version import __version__
 
 __all__ = ["app_config", "command_line", "create_app"]
 
-_EXAMPLES = (
+_FILES = (
+    "federated_app.py",
+    "pyproject.toml",
     "README.md",
     "config.toml",
     "nginx.conf",
@@ -73,14 +75,20 @@ def create_app(
     if place.exists() and not place.is_dir():
         raise ConfigError(f"expected a folder for the app, got the file {place}")
     settings = app_config(method=method, overrides=overrides, seed=seed, preset=preset)
-    about = _about(place, chosen, host, command_line(method, overrides, seed, preset))
-    files = {name: _filled(name, about) for name in ("federated_app.py", *_EXAMPLES)}
-    files["recipe.toml"] = source.read_text(encoding="utf-8")
-    files["pyproject.toml"] = tomli_w.dumps(_project(about, settings))
-    taken = [place / name for name in files if (place / name).exists() and not _is_same(place / name, source)]
+    variables = _variables(place, chosen, host, command_line(method, overrides, seed, preset))
+    variables["config"] = tomli_w.dumps({"tool": {"flwr": {"app": {"config": settings}}}})
+    files = {place / name: _filled(name, variables) for name in _FILES}
+    files[place / "recipe.toml"] = source.read_text(encoding="utf-8")
+    taken = [path for path in files if path.exists() and not path.samefile(source)]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
-    return [_written(place / name, text) for name, text in sorted(files.items())]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            atomic_write(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"expected a place for {place}, got {error.strerror}") from None
+    return sorted(files)
 
 
 def app_config(
@@ -113,7 +121,7 @@ def command_line(method: str | None, overrides: Sequence[str], seed: int | None,
     return [*words, *(word for change in overrides for word in ("--set", change))]
 
 
-def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict[str, str]:
+def _variables(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict[str, str]:
     """The templates' variables."""
     words = "".join(f" {shlex.quote(word)}" for word in asked)
     clients = recipe.data.client_count
@@ -139,38 +147,6 @@ def _app_name(folder: Path) -> str:
     return name[:_LONGEST_NAME].rstrip("-")
 
 
-def _project(about: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """pyproject.toml: nothing to install at run time, the two apps, the settings of a run."""
-    name = about["name"]
-    project = {
-        "name": name,
-        "version": "1.0.0",
-        "description": f"The federation {name}: polyfed on Flower",
-        "license": "Apache-2.0",
-        "dependencies": [],
-    }
-    app = {
-        "publisher": "polyfed",
-        "components": {"serverapp": "federated_app:server_app", "clientapp": "federated_app:client_app"},
-        "config": dict(settings),
-    }
-    return {"project": project, "tool": {"flwr": {"app": app}}}
-
-
-def _filled(name: str, about: Mapping[str, str]) -> str:
+def _filled(name: str, variables: Mapping[str, str]) -> str:
     template = resources.files("polyfed.deploy") / "template" / f"{name.removeprefix('.')}.template"
-    return string.Template(template.read_text(encoding="utf-8")).substitute(about)
-
-
-def _is_same(path: Path, source: Path) -> bool:
-    """Whether the recipe asked for is the one that lies in the folder already."""
-    return path.name == "recipe.toml" and path.samefile(source)
-
-
-def _written(path: Path, text: str) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"expected a place for {path}, got {error.strerror}") from None
-    return path
+    return string.Template(template.read_text(encoding="utf-8")).substitute(variables)

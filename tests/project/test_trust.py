@@ -22,8 +22,8 @@ import polyfed as pf
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import representations
 from polyfed.cli import app as cli
-from polyfed.config.loading import code_named
 from polyfed.config.recipe import Recipe
+from polyfed.config.resolve import code_named
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments import prediction, privacy_report

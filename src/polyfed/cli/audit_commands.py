@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.options import AsJson, OwnDevice, Trust, parse_decimals, parse_names
+from polyfed.cli.options import AsJson, OwnDevice, Trust, parse_names, parse_numbers
 from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
 
 
@@ -49,7 +49,7 @@ def attack(
         run,
         client=client,
         images=images,
-        noise=None if noise is None else parse_decimals(noise, "--noise"),
+        noise=None if noise is None else parse_numbers(noise, "--noise", float, "0,0.8"),
         sources=None if sources is None else parse_names(sources, "--sources", "s_in,s_out"),
         steps=steps,
         seed=seed,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from polyfed.errors import ConfigError
 
+_Number = TypeVar("_Number", int, float)
 DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
@@ -29,10 +30,7 @@ PresetNames = Annotated[
     str | None, typer.Option(metavar="NAME", help="Lay a table of the recipe's [presets] over it; or several: A,B.")
 ]
 Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help=f"{DEVICES} [the recipe's]."),
-]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help=f"{DEVICES} [the recipe's].")]
 OwnDevice = Annotated[str, typer.Option(metavar="NAME", help=f"{DEVICES}.")]
 Workers = Annotated[
     int | None, typer.Option(metavar="NUMBER", help="Clients that train at the same time [the cores; GPU: 32].")
@@ -83,17 +81,15 @@ def parse_names(text: str, option: str = "--methods", example: str = "local,fedg
     return names
 
 
+def parse_numbers(text: str, option: str, kind: type[_Number], example: str) -> list[_Number]:
+    """``"0,1,2"`` to [0, 1, 2]; raises `ConfigError` for anything else. option: whose value it is."""
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"expected {option} as {what} with commas between ({example}), got '{text}'") from None
+
+
 def parse_seeds(text: str) -> list[int]:
-    """``"0,1,2"`` to [0, 1, 2]; raises `ConfigError` for anything else."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"expected --seeds as whole numbers with commas between (0,1,2), got '{text}'") from None
-
-
-def parse_decimals(text: str, option: str) -> list[float]:
-    """``"0,0.8"`` to [0.0, 0.8]; raises `ConfigError` for anything else. option: whose value it is."""
-    try:
-        return [float(number) for number in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"expected {option} as numbers with commas between (0,0.8), got '{text}'") from None
+    """The seeds of `--seeds`."""
+    return parse_numbers(text, "--seeds", int, "0,1,2")

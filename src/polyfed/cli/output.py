@@ -66,7 +66,7 @@ def announce_imports(recipe: Path, overrides: Sequence[str] | None, *methods: st
 
     methods: that are asked for beside the recipe's own.
     """
-    from polyfed.config.loading import code_named
+    from polyfed.config.resolve import code_named
 
     asked = [name for name in methods if name is not None]
     for line in code_named(recipe, overrides or (), asked):
@@ -94,8 +94,9 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         summary = result["metrics"].get(stage, {}).get("r2")
         if summary is not None:
             print_text(f"R2   {stage:<12} {summary['mean']:6.3f}")
-    for parts in result.get("accuracy_by_classes", {}).items():
-        _print_classes(*parts)
+    for stage, parts in result.get("accuracy_by_classes", {}).items():
+        scores = [f"on {name} classes {100 * score['mean']:.2f} %" for name, score in parts.items()]
+        print_text(f"accuracy {stage:<12} {', '.join(scores)}")
     for stage, score in result.get("held_out", {}).items():
         value = main.text(score["mean"]) + main.unit
         print_text(f"{main.title} of {score['n']} clients held out, {stage}: {value}")
@@ -113,12 +114,6 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         if result.get("stopped_by") == "budget":
             why = "another round would exceed privacy.max_epsilon"
         print_text(f"stopped after round {stopped}, as {why}")
-
-
-def _print_classes(stage: str, parts: Mapping[str, Mapping[str, float]]) -> None:
-    """The accuracies on the classes that clients have, and on those that they lack."""
-    parts_text = ", ".join(f"on {name} classes {100 * score['mean']:.2f} %" for name, score in parts.items())
-    print_text(f"accuracy {stage:<12} {parts_text}")
 
 
 def _print_kept_models(result: Mapping[str, Any]) -> None:

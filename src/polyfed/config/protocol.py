@@ -39,8 +39,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from polyfed.config.loading import read_recipe
-from polyfed.config.resolve import to_toml
+from polyfed.config.resolve import read_recipe, to_toml
 from polyfed.errors import ConfigError
 from polyfed.places import check_values
 from polyfed.results.read import flat_table

@@ -38,8 +38,16 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
-from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
-from polyfed.config.resolve import LABEL, join, preset_names, resolve
+from polyfed.config.resolve import (
+    LABEL,
+    join,
+    module_folders,
+    preset_names,
+    read_recipe,
+    recipe_stem,
+    resolve,
+    without_run,
+)
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation

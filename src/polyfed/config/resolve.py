@@ -1,4 +1,4 @@
-"""From the settings of a recipe's file to those of one experiment: presets, ``--method`` and ``--set`` laid over them.
+"""A recipe's file, and the settings of one experiment in it: presets, ``--method`` and ``--set`` laid over the others.
 
 `resolve` takes dictionaries and gives one; `Recipe` checks it, once.
 """
@@ -8,19 +8,33 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from polyfed.config.schema import SECTIONS
+from polyfed.data.files import check_file
 from polyfed.errors import ConfigError
-from polyfed.registry import METHODS, suggest
+from polyfed.registry import METHODS, file_of, own_names, suggest, texts
 from polyfed.results.read import flat_table, parse_toml
 from polyfed.validation.effect import idle
 from polyfed.validation.error_lines import shown
 from polyfed.validation.hyperparameters import flat_fields
 
-__all__ = ["LABEL", "join", "parse_override", "preset_names", "resolve", "to_toml"]
+__all__ = [
+    "LABEL",
+    "code_named",
+    "join",
+    "module_folders",
+    "parse_override",
+    "preset_names",
+    "read_recipe",
+    "recipe_stem",
+    "resolve",
+    "to_toml",
+    "without_run",
+]
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's or a preset's name is a folder's name, too
 _WRITTEN = {  # what a run's own recipe keeps, and nobody sets
@@ -261,3 +275,58 @@ def _drop(table: dict[str, Any], keys: Sequence[str]) -> None:
     _drop(inner, keys[1:])
     if not inner:
         del table[first]
+
+
+# files --------------------------------------------------------------------------------------------------------------
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    check_file(path)
+    try:
+        return parse_toml(path.read_bytes())
+    except FileNotFoundError:
+        near = [str(p) for folder in (path.parent, Path("recipes")) for p in folder.glob("*.toml")]
+        hint = suggest(str(path), near)
+        hint = hint if "did you mean" in hint else ""
+        raise ConfigError(f"expected a recipe file, got '{path}', which is not there{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"expected a recipe file, got '{path}': {reason}") from None
+    except ValueError as error:
+        raise ConfigError(f"expected TOML in '{path}', got something else: {error}") from None
+
+
+def recipe_stem(path: Path) -> str:
+    """``recipes/fedgh/table3.toml`` -> "fedgh/table3", so that the default run folders of two papers differ."""
+    folders = path.parent.parts
+    below = folders[len(folders) - folders[::-1].index("recipes") :] if "recipes" in folders else ()
+    return "/".join([*below, path.stem])
+
+
+def code_named(path: str | Path, overrides: Sequence[str] = (), names: Sequence[str] = ()) -> list[str]:
+    """What `Recipe.load` will import that is not polyfed's: a line for each module, with its file. Nothing is imported.
+
+    Args:
+        path: the recipe's file. overrides: see `Recipe.load`. names: of methods that are asked for beside it.
+
+    Raises:
+        ConfigError: no such file, or not TOML.
+    """
+    settings = read_recipe(Path(path))
+    run = settings.get("run")
+    kept = list(texts(run.get("modules", []))) if isinstance(run, Mapping) else []
+    beside = [*module_folders(Path(path)), *kept]
+    asked = [value for keys, value in map(parse_override, overrides) if keys[0] != "run"]
+    modules = dict.fromkeys(name.partition(":")[0] for name in own_names([without_run(settings), asked, list(names)]))
+    files = {module: file_of(module, beside) for module in modules}
+    return [f"imports {module}, from {file}" for module, file in files.items() if file is not None]
+
+
+def without_run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without [run], in which there are only labels and places."""
+    return {section: table for section, table in settings.items() if section != "run"}
+
+
+def module_folders(path: Path) -> list[str]:
+    """Where modules that a recipe's file names are looked for, too."""
+    return [str(path.parent.absolute()), str(Path.cwd())]

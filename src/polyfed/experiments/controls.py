@@ -9,6 +9,7 @@ pooled-steps      the same with as many steps as a client takes
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -17,7 +18,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Control
 from polyfed.core.client import Client
 from polyfed.core.method import Exchange, Method
-from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.core.settings import Evaluation, Privacy
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data
 from polyfed.engine.uploads import has_upload
@@ -52,17 +53,14 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
             controls[found.name] = found
     for kind in POOLED:
         controls[kind] = pooled(base, kind)
-    return {recipe.name: recipe for recipe in controls.values() if recipe.name not in _names_of(chosen)}
+    taken = {one.name for one in chosen.values()}
+    return {recipe.name: recipe for recipe in controls.values() if recipe.name not in taken}
 
 
 def runs_alone(chosen: Recipe) -> bool:
     """Whether a method is also run with each client alone: it sends something, and is no control itself."""
     method = chosen.chosen_method
     return not chosen.method.alone and not method.is_control and has_upload(method)
-
-
-def _names_of(chosen: Mapping[str, Recipe]) -> list[str]:
-    return [recipe.name for recipe in chosen.values()]
 
 
 def longer(base: Recipe, epochs: int, names: Sequence[str]) -> Recipe:
@@ -115,33 +113,16 @@ def epochs_of_local(federation: Federation) -> int:
     Rows that a phase draws for itself count as all of its data. What is computed outside of phases is not counted.
     """
     training = federation.training
-    method = federation.method
+    clients = [client for client in federation.clients if client.id not in federation.held_out]
+    drawn = Fraction(training.cohort_size(len(clients)), len(clients))  # of the clients, who take part in a round
+    rounds = [federation.method.exchanges(number) for number in range(1, training.rounds + 1)]
     taken = Fraction(0)
-    for number in range(1, training.rounds + 1):
-        taken += _steps(federation, method.exchanges(number))
-    taken += _steps(federation, method.final_exchanges())
-    clients = _training_clients(federation)
-    drawn = _share_drawn(training, len(clients))
+    for exchange in itertools.chain(*rounds, federation.method.final_exchanges()):
+        if exchange.trains:
+            share = Fraction(1) if exchange.who == "all" else drawn
+            taken += share * sum(_steps_of(client, federation.method, exchange) for client in clients)
     epoch = sum(_batches(client, len(client.data.train)) for client in clients)
     return math.ceil(taken / (training.rounds * drawn * epoch))
-
-
-def _steps(federation: Federation, exchanges: Sequence[Exchange]) -> Fraction:
-    """Steps of all clients in these, on average over who is drawn."""
-    total = Fraction(0)
-    clients = _training_clients(federation)
-    for exchange in exchanges:
-        if not exchange.trains:
-            continue
-        everybody = exchange.who == "all"
-        share = Fraction(1) if everybody else _share_drawn(federation.training, len(clients))
-        total += share * sum(_steps_of(client, federation.method, exchange) for client in clients)
-    return total
-
-
-def _training_clients(federation: Federation) -> list[Client]:
-    """All but those that are held out."""
-    return [client for client in federation.clients if client.id not in federation.held_out]
 
 
 def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:
@@ -152,8 +133,3 @@ def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:
 
 def _batches(client: Client, rows: int) -> int:
     return math.ceil(rows / client.training.batch_size)
-
-
-def _share_drawn(training: Training, clients: int) -> Fraction:
-    """The share of the clients that take part in a round."""
-    return Fraction(training.cohort_size(clients), clients)

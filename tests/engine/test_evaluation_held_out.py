@@ -71,6 +71,30 @@ def test_the_others_train_as_if_there_were_no_such_client(method: Method) -> Non
 # what they are scored with ------------------------------------------------------------------------------------------
 
 
+class Watched(FedAvg):
+    """FedAvg that notes who uploads."""
+
+    uploaded: list[int] = []  # noqa: RUF012 - of the test
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        self.uploaded.append(client.id)
+        return super().upload(client, trained)
+
+
+def test_held_out_clients_upload_nothing_and_release_nothing() -> None:
+    Watched.uploaded.clear()
+    privacy = Privacy(upload_clip_norm=1.0, upload_noise_multiplier=1.0)
+    held = run(Watched(), privacy=privacy)
+    assert set(Watched.uploaded) == set(range(LAST))
+    released = {client for record in held.history for entry in record["releases"] for client in entry["clients"]}
+    assert released == set(range(LAST))
+    world = usual(FedAvg())
+    plain = dataclasses.replace(world, clients=world.clients[:LAST]).run(FedAvg(), THREE, privacy=privacy)
+    assert last(held)["epsilon"] == last(plain)["epsilon"]
+    assert held.clients[LAST].weights is None
+    assert held.clients[LAST].state == {}
+
+
 def test_of_fedavg_they_receive_the_average() -> None:
     held = run(FedAvg())
     average = held.export(2).eval()  # of the same network; what it has trained since is overwritten

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.method import Method
-from polyfed.core.settings import Evaluation, Training
+from polyfed.core.message import Message
+from polyfed.core.method import Method, TrainingResult
+from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation

@@ -101,16 +101,6 @@ def test_a_clone_has_tensors_of_its_own_in_the_plain_order() -> None:
         assert not value.requires_grad
 
 
-def test_a_shallow_copy_has_other_dictionaries_around_the_same_tensors() -> None:
-    state = example()
-    copy: Any = messages.shallow_copy(state)
-    assert copy["header"]["weight"] is state["header"]["weight"]
-    assert copy["n"] is state["n"]
-    copy["header"]["weight"] = copy["n"] = torch.zeros(1)
-    copy["late"] = torch.ones(1)
-    assert nested_list(state) == nested_list(example())
-
-
 def test_groups_and_tensors_by_name() -> None:
     message = example()
     assert messages.get_group(message, "header") is message["header"]

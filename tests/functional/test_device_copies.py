@@ -44,15 +44,6 @@ def test_what_goes_the_same_way_crosses_together_for_each_type() -> None:
     assert found[0].data_ptr() != tensors[0].data_ptr()
 
 
-def test_every_tensor_goes_to_its_own_device() -> None:
-    tensors = [torch.ones(2, 3), torch.ones(4), torch.ones(5)]
-    devices = [torch.device("meta"), HERE, torch.device("meta")]
-    found = move_together(tensors, devices)
-    assert [t.device.type for t in found] == ["meta", "cpu", "meta"]
-    assert [t.shape for t in found] == [t.shape for t in tensors]
-    assert move_together([], []) == []
-
-
 def test_within_the_block_a_tensor_crosses_once_until_it_changes() -> None:
     tensor, other = torch.arange(3.0), torch.arange(4.0)
     with Copies() as copies:
@@ -83,16 +74,6 @@ def test_tensors_that_tell_of_no_change_always_cross() -> None:
             tensor.add_(1)
         (found,) = move_together([tensor], [THERE])
     assert torch.equal(found, tensor)
-
-
-def test_a_block_within_another_knows_what_that_one_has_copied() -> None:
-    tensor, other = torch.arange(3.0), torch.arange(4.0)
-    with Copies() as copies, copy_once():
-        move_together([tensor], [THERE])
-        with copy_once():
-            move_together([tensor, other], [THERE, THERE])
-        move_together([other], [THERE])
-    assert copies.joined == [1, 1]
 
 
 def test_copies_in_place_share_nothing_but_what_was_shared() -> None:

@@ -56,15 +56,6 @@ def test_the_online_ratio_is_that_of_two_gaussians_fitted_by_hand() -> None:
     assert bool((low < 0).all()), "both signs"
 
 
-def test_the_offline_score_orders_rows_as_the_papers_probability_does() -> None:
-    shadows, target = draws(1, 6, 5) + torch.arange(5), torch.tensor([3.0, -1.0, 2.0, 5.0, 0.0], dtype=torch.float64)
-    mean = shadows.mean(dim=0)
-    spread = math.sqrt(float(shadows.var(dim=0).mean()))
-    chance = [NormalDist(float(m), spread).cdf(float(t)) for m, t in zip(mean, target, strict=True)]  # 1 - P[Z > t]
-    score = likelihood_ratio(target, shadows)
-    assert [NormalDist().cdf(float(z)) for z in score] == pytest.approx(chance)
-
-
 def test_with_many_shadow_models_each_row_has_its_own_spread() -> None:
     scale = torch.tensor([0.1, 10.0], dtype=torch.float64)
     many, few = draws(2, 64, 2) * scale, draws(2, 63, 2) * scale

@@ -114,17 +114,3 @@ def test_bfloat16_is_that_of_one_after_the_other(function: Callable[..., Tensor]
             found = torch.func.vmap(function)(*given)
     assert found.dtype == alone.dtype == torch.bfloat16
     torch.testing.assert_close(found, alone, rtol=0.02, atol=0.05)
-
-
-@pytest.mark.parametrize("name", ["cross entropy", "squared error"])
-def test_means_are_float32_whatever_networks_compute_in(name: str) -> None:
-    shares = ROWS / ROWS.sum(dim=1, keepdim=True).clamp(min=1)
-
-    def mean(x: Tensor, w: Tensor, shares: Tensor) -> Tensor:
-        with FewerKernels(RowShares(w, shares, -shares)):
-            return MEANS[name](x, w)
-
-    expected = torch.func.vmap(MEANS[name])(X, ROWS)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = torch.func.vmap(mean)(X, ROWS, shares)
-    torch.testing.assert_close(found, expected)

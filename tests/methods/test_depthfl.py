@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
-from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL
 from tests.helpers.slices import order_of
 from tests.helpers.toys import NETS, batch, clients, federation, log_softmax, moved, numpy_mean, rounds, samples
@@ -50,23 +49,6 @@ def by_formula(outputs, y, weight):
                 grad = grad + weight / (m - 1) * (np.exp(log_p[i]) - p) / n  # o_j is a constant
         grads.append(grad)
     return total, grads
-
-
-@pytest.mark.parametrize("exits", [1, 2, 4])
-@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
-def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, weight):
-    generator = torch.Generator().manual_seed(exits)
-    outputs = [(3 * torch.randn(6, 4, generator=generator)).requires_grad_() for _ in range(exits)]
-    y = torch.randint(4, (6,), generator=generator)
-    expected, grads = by_formula(outputs, y, weight)
-    for given in (weight, torch.tensor(weight)):
-        for out in outputs:
-            out.grad = None
-        loss = mutual_exits_loss(outputs, y, torch.ones(6), given)
-        loss.backward()
-        assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
-        for out, grad in zip(outputs, grads, strict=True):
-            np.testing.assert_allclose(out.grad.numpy(), grad, atol=1e-6)
 
 
 # a round --------------------------------------------------------------------------------------------------------------

@@ -208,15 +208,6 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
     assert plain == records
 
 
-def test_a_draw_is_never_taken_for_another():
-    fed, at, _, _ = received(hetero(refresh=2), clients(MIXED), round=1)
-    kept = dict(at.state)
-    fed.server.state["rad_draw"], fed.server.state["rad_holders"] = torch.tensor(3), torch.tensor([0])
-    with pytest.raises(RunError, match="holds the RAD of round 3"):
-        fed.method.receive(at, fed.method.broadcast(fed.server, 0))
-    assert at.state.keys() == kept.keys()
-
-
 @pytest.mark.parametrize("bad", [torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)])
 def test_rows_that_nobody_has_are_refused(bad):
     _, at, _, _ = received(hetero(transport="indices"), clients(MIXED))

@@ -295,9 +295,6 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor) -> Te
         means_CD: rows that are trained. targets_CD: constants for the gradient.
         common_C: bool, the classes of which both have a row.
 
-    Returns:
-        0-d tensor; its gradient is finite, also where rows coincide.
-
     Source: Wu et al. (FedSAF), arXiv:2605.05959, for the idea; the measure is the plain one.
 
     >>> rows, both = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([True, True])

@@ -113,9 +113,6 @@ def to_common(s: Tensor, matrix: Tensor, grid: int) -> Tensor:
 
     Returns:
         (M, 1 + g g, C), the summary first.
-
-    Raises:
-        ValueError: see `layout`.
     """
     at = layout(s.shape[1:])
     places = s[:, int(at.token) :].transpose(1, 2) if s.dim() == 3 else s
@@ -134,9 +131,6 @@ def from_common(u: Tensor, matrix: Tensor, shape: Sequence[int]) -> Tensor:
 
     Returns:
         (M, *shape). What has no class token has no use for the summary.
-
-    Raises:
-        ValueError: see `layout`.
     """
     at = layout(shape)
     grid = math.isqrt(u.shape[1] - 1)

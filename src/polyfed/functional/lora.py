@@ -10,7 +10,7 @@ s = alpha / r. Its update is s B A = sum_j s b_j a_j over its r components, a_j 
     svd       the mean's largest singular values and vectors                     within the rank
     stack     the components of all clients beside each other                    yes
 
-Weights are normalized to sum 1. Sums are taken in float64. Results have s = 1 and the dtype of what came in.
+Weights are normalized to sum 1. Sums are taken in float64. Results have s = 1 and the dtype of the adapters.
 Sources: Hu et al. (LoRA), ICLR 2022; Cho et al. (HETLoRA), EMNLP 2024; Bai et al. (FlexLoRA), NeurIPS 2024; Wang et al.
 (FLoRA), NeurIPS 2024.
 

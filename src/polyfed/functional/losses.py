@@ -35,8 +35,7 @@ def task_loss(outputs_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
     """The loss of a task: cross entropy where y are classes, squared error where they are numbers.
 
     Args:
-        outputs_NC: of a network: scores before the softmax; for numbers (N, 1).
-        y_N: classes, or float targets. w_N: row weights, as in `cross_entropy`.
+        outputs_NC: scores before the softmax; for numbers (N, 1). y_N: classes, or float targets. w_N: row weights.
 
     >>> task_loss(torch.tensor([[3.0]]), torch.tensor([1.0]), torch.ones(1))
     tensor(4.)

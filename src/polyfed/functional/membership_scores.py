@@ -124,7 +124,7 @@ def roc(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
 def auc(scores: Tensor, member: Tensor) -> Interval:
     """The area under the ROC curve, ties counting half, with DeLong's 95 % interval, kept within [0, 1].
 
-    Where DeLong's variance is 0 or unknown (all are told apart, or a side has a single row), the interval reaches
+    Where DeLong's variance is 0 or unknown (no errors at all, or a side of a single row), the interval reaches
     1 / (rows of the smaller side + 1) to either side.
 
     Raises:

@@ -22,12 +22,8 @@ def eval_mode(module: nn.Module) -> Iterator[nn.Module]:
     >>> [m.training for m in net]
     [False, True]
     """
-    flags = [(m, m.training) for m in module.modules()]
-    try:
+    with _kept_flags(list(module.modules())):
         yield module.eval()
-    finally:
-        for m, flag in flags:
-            m.training = flag
 
 
 @contextmanager
@@ -95,11 +91,19 @@ def dropout_layers(module: nn.Module) -> list[nn.Module]:
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[nn.Module]:
     """Dropout layers drop nothing inside; afterwards each has its own training flag back."""
-    flags = [(m, m.training) for m in dropout_layers(module)]
-    try:
-        for m, _ in flags:
-            m.training = False
+    layers = dropout_layers(module)
+    with _kept_flags(layers):
+        for layer in layers:
+            layer.training = False
         yield module
+
+
+@contextmanager
+def _kept_flags(layers: list[nn.Module]) -> Iterator[None]:
+    """Afterwards each layer has its own training flag back."""
+    flags = [layer.training for layer in layers]
+    try:
+        yield
     finally:
-        for m, flag in flags:
-            m.training = flag
+        for layer, flag in zip(layers, flags, strict=True):
+            layer.training = flag

@@ -1,7 +1,7 @@
 """Robust centers: what K vectors agree on, whatever some of them say; who stands apart; and how far one may pull.
 
 The mean of K vectors goes wherever a single one of them pulls. Here are the ways that stop it, for vectors (K, D), one
-per client. Sums and distances are float64, results have the type of what came in. Equal vectors are their own center,
+per client. Sums and distances are float64, results have the type of the vectors. Equal vectors are their own center,
 bit for bit. The order of the vectors is nothing: exactly for medians and trimmed means, which sort; up to the rounding
 of float64 sums for the geometric median and for distances.
 """

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["call_with", "find_ties", "first_names", "tensor_places", "without_ties"]
-
 
 def first_names(module: nn.Module) -> dict[str, str]:
     """Every name of each parameter and buffer -> the first name of that tensor.

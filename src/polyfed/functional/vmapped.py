@@ -17,8 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.functional.losses import mean_cross_entropy, weighted_mean
 
-__all__ = ["FewerKernels", "RowShares"]
-
 
 class RowShares(NamedTuple):
     """What each row of a batch counts: its weight, its share in the sum of all weights, and minus that, (B,) each."""

@@ -209,14 +209,17 @@ def common_inputs(run: RunRecord, count: int, inputs_from: str = "test", cache: 
     if inputs_from == "holdout":
         if not len(data.holdout):
             raise ConfigError(f"expected rows that the server set aside (data.holdout), got {run.path} without any")
-        x, y, whose = data.holdout.x, data.holdout.y, "rows that the server set aside"
+        rows = [data.holdout]
+        whose = "rows that the server set aside"
     elif data.test is not None:
-        x, y, whose = data.test.x, data.test.y, "rows of the common test set"
+        rows = [data.test]
+        whose = "rows of the common test set"
     else:
-        x = torch.cat([client.test.x for client in data.clients])
-        y = torch.cat([client.test.y for client in data.clients])
+        rows = [client.test for client in data.clients]
         skew = run.recipe.data.get("feature_shift", "none")
         whose = "test rows of all clients together" + ("" if skew == "none" else f", each with its client's {skew}")
+    x = torch.cat([part.x for part in rows])
+    y = torch.cat([part.y for part in rows])
     order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]
     which = f"all {len(y)} {whose}" if len(order) == len(y) else f"{len(order)} of the {len(y)} {whose}, classes evenly"
     return ProbeInputs(x[order], y[order], which, tuple(data.source.class_names))

@@ -489,7 +489,8 @@ def nearest_of(images: Tensor, behind: Sequence[Tensor]) -> Tensor:
 
 def reconstruction_grid(result: AttackResult) -> Figure:
     """The private images, and below them a row of images for each reconstruction."""
-    target, features = result.target, result.target.kind == "features"
+    target = result.target
+    features = target.kind == "features"
     shown = min(len(target.behind), _ACROSS)
     trials = result.trials
     counts = [f" ({len(group)})" for group in target.behind]
@@ -551,7 +552,8 @@ def to_text(result: AttackResult, width: int = 100) -> str:
         columns.append(Column(heading, [decimals(row[2].mean(key), digits) for row in rows]))
     columns.append(Column("loss", ["" if row[1] is None else f"{row[1]:.2g}" for row in rows]))
     count = len(result.target.behind)
-    noun = ("class" if count == 1 else "classes") if classes else ("image" if count == 1 else "images")
+    singular, plural = ("class", "classes") if classes else ("image", "images")
+    noun = singular if count == 1 else plural
     notes = [
         f"PSNR, SSIM: means over {count} {noun}, against {result.against}.",
         *(["best: against the training image of that class that comes nearest, by PSNR."] if classes else []),
@@ -569,7 +571,8 @@ def decimals(value: float | None, digits: int) -> str:
 
 def _about(result: AttackResult) -> str:
     """One paragraph: method, data, noise, seeds, the attacker."""
-    target, config, run = result.target, result.config, result.target.run
+    target, config = result.target, result.config
+    run = target.run
     features = target.kind == "features"
     own = f"; the run's own noise: {target.noise_of_run:g}" if features else ""
     transforms = describe_transforms(run)

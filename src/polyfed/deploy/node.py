@@ -256,7 +256,9 @@ class NodeTask:
 
     def run_job(self, message: Message) -> tuple[JobResult, bool]:
         """The job's result, which the client takes over if it counts; and whether it has new weights."""
-        task, client, method = self._task, self.client, self._method
+        task = self._task
+        client = self.client
+        method = self._method
         exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
         if task.exchange_index >= len(exchanges):
             raise RunError(
@@ -282,7 +284,9 @@ class NodeTask:
         """Write the client's personal model to the disk, and send it if this node shares it."""
         about = self._entry()
         self._take_up()
-        task, client, method = self._task, self.client, self._method
+        task = self._task
+        client = self.client
+        method = self._method
         keeper = working_copy(client, task.variant, self._model_factory)
         keeper.round = task.round
         if message is not None:

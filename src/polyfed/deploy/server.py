@@ -84,7 +84,9 @@ class DeployedFederation(Federation):
         known: Mapping[int, ClientHello] | None = None,
     ) -> None:
         method = recipe.chosen_method
-        known = dict(sorted((registry.known if known is None else known).items()))
+        if known is None:
+            known = registry.known
+        known = dict(sorted(known.items()))
         usual = Counter(map(kind, known.values())).most_common(1)[0][0]
         first = next(hello for hello in known.values() if kind(hello) == usual)
         count = registry.count
@@ -204,7 +206,9 @@ class DeployedFederation(Federation):
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse settings that nodes cannot follow."""
-    evaluation, keep, epsilon = recipe.evaluation, recipe.run.keep, recipe.privacy.target_epsilon
+    evaluation = recipe.evaluation
+    keep = recipe.run.keep
+    epsilon = recipe.privacy.target_epsilon
     own_recipes = "expected noise in numbers, which every node reads in its own recipe"
     refused: list[tuple[object, str]] = [
         (recipe.devices.enabled, "[devices]: expected none, as nodes are devices of their own, got some"),
@@ -214,7 +218,7 @@ def check_recipe(recipe: Recipe) -> None:
         (recipe.method.alone or recipe.run.control, "expected a federation's own method, got a control"),
         (
             evaluation.missing_classes,
-            "evaluation.missing_classes: expected false, not others' rows, got true",
+            "evaluation.missing_classes: expected false, as test rows are with nodes, got true",
         ),
         (evaluation.held_out, "evaluation.held_out: expected none, as all nodes train, got some"),
         (recipe.adversaries.effective(), "adversaries: expected none in a deployment, got some"),

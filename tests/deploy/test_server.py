@@ -31,6 +31,7 @@ from tests.helpers.nearby import DATA, Nearby, own_recipe, recipe_of
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "fedhenn": {"alignment_data": {"size": 10}},
+    "fedhenn-homogeneous": {"alignment_data": {"size": 10}},
     "feddf": {"server_steps": 2, "server_batch": 20},
     "fedet": {"server_steps": 2, "server_batch": 20},
 }

@@ -12,7 +12,7 @@ from polyfed.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (
             {"requirements": lambda self: Requirements()},
@@ -27,10 +27,10 @@ from polyfed.errors import ConfigError
         ({"upload": True}, r"Mine.upload is called, not read; a hyperparameter or class variable needs another name"),
     ],
 )
-def test_hooks_of_another_kind_are_refused_where_the_class_is_made(body: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_hooks_of_another_kind_are_refused_where_the_class_is_made(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         type("Mine", (pf.Method,), body)
-    with pytest.raises(ConfigError, match=told):  # also from a class beside it
+    with pytest.raises(ConfigError, match=message):  # also from a class beside it
         type("Mine", (type("Part", (), body), pf.Method), {})
 
 

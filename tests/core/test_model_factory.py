@@ -115,7 +115,7 @@ def test_its_representation_can_be_projected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "made", "said"),
+    ("shared", "made", "message"),
     [
         ("smalest", None, r"expected 'smallest', 'largest' or a network .* got 'smalest'; did you mean 'smallest'\?"),
         ("midle", None, "did you mean 'middle'"),
@@ -128,8 +128,8 @@ def test_its_representation_can_be_projected() -> None:
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         federation(Both(shared=shared), **({} if made is None else {"other": made}))
     assert "\n" not in str(refused.value)
 
@@ -179,7 +179,7 @@ def test_a_recipe_names_any_registered_network(shared: str, name: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("shared", "said"),
+    ("shared", "message"),
     [
         ("digits-cnn9", "did you mean 'digits-cnn"),
         ("nowhere:net", "cannot import model 'nowhere:net'"),
@@ -187,8 +187,8 @@ def test_a_recipe_names_any_registered_network(shared: str, name: str | None) ->
     ],
 )
 def test_a_recipe_with_a_wrong_name_is_refused_before_anything_is_written(
-    tmp_path: Any, shared: str, said: str
+    tmp_path: Any, shared: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         pf.run(recipe(shared=shared), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

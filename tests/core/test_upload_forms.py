@@ -1,4 +1,4 @@
-"""What is not of a method's form is told in a line; what is, passes."""
+"""What is not of a method's form is named in a line; what is, passes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import AggregationScene
 
 
-def told(method: Any, change: Any) -> str | None:
-    """What is said of client 0's first upload after a change."""
+def fault(method: Any, change: Any) -> str | None:
+    """What is wrong with client 0's first upload after a change."""
     found: list[str | None] = []
 
     def look(scene: AggregationScene) -> None:
@@ -36,7 +36,7 @@ def put(name: str, value: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (put("more", torch.ones(1)), "expected 'labels', 'lars', got 'more'"),
         (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', got '{'x' * 60}'"),
@@ -52,12 +52,12 @@ def put(name: str, value: torch.Tensor) -> Any:
         (lambda m: m.update(lars={"x": torch.ones(1)}), "expected a tensor as 'lars', got the other"),
     ],
 )
-def test_what_is_otherwise_is_told(change: Any, said: str) -> None:
-    assert told(FedGH(), change) == said
+def test_what_is_otherwise_is_named(change: Any, expected: str) -> None:
+    assert fault(FedGH(), change) == expected
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (put("n", torch.tensor(25)), "expected at most 24 in 'n', got 25"),
         (put("n", torch.tensor(23)), "expected at least 24 in 'n', got 23"),
@@ -67,8 +67,8 @@ def test_what_is_otherwise_is_told(change: Any, said: str) -> None:
         (lambda m: m["model"].update({"head.bias": torch.ones(4)}), "expected a size of 3 in 'model/head.bias'"),
     ],
 )
-def test_what_is_otherwise_in_weights_is_told(change: Any, said: str) -> None:
-    assert said in (told(FedAvg(), change) or "")
+def test_what_is_otherwise_in_weights_is_named(change: Any, expected: str) -> None:
+    assert expected in (fault(FedAvg(), change) or "")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -132,11 +132,11 @@ def test_scale_sign_and_transposition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("like", "said"),
+    ("like", "message"),
     [({"v": torch.zeros(9, 9)}, "expected 'v' among"), ({"w": torch.zeros(9, 8)}, r"of shape \(9, 8\), got 81")],
 )
-def test_what_does_not_fit_is_named(like: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_fit_is_named(like: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         decode(encode({"w": gaussian(9, 9)}, 1.0), like)
 
 

@@ -131,7 +131,7 @@ def test_lists_that_are_no_shares_are_refused(depths):
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "text"),
     [
         (DepthFL(), "reaches 0.7% of its weight in the last round; set method.ramp_up = 300"),
         (DepthFL(ramp_up=1), ""),
@@ -139,8 +139,8 @@ def test_lists_that_are_no_shares_are_refused(depths):
         (DepthFL(distillation=0.0), ""),
     ],
 )
-def test_a_run_that_ends_before_its_ramp_says_so(method, told):
+def test_a_run_that_ends_before_its_ramp_says_so(method, text):
     (*_, last) = rounds(method, clients(["deep"] * 4), rounds=2)
-    said = method.remark(last.record)
-    assert told in said
-    assert bool(told) == bool(said)
+    remark = method.remark(last.record)
+    assert text in remark
+    assert bool(text) == bool(remark)

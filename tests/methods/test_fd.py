@@ -94,9 +94,9 @@ def test_the_control_flat_keeps_a_classs_own_entry_and_spreads_the_rest(method):
     for i in range(4):
         assert flat.down[i]["labels"].tolist() == plain.down[i]["labels"].tolist()
         labels = plain.down[i]["labels"].tolist()
-        for label, told, sent in zip(labels, plain.down[i]["outputs"], flat.down[i]["outputs"], strict=True):
-            rest = np.delete(told.numpy(), label)
-            assert sent[label] == told[label]
+        for label, mean, sent in zip(labels, plain.down[i]["outputs"], flat.down[i]["outputs"], strict=True):
+            rest = np.delete(mean.numpy(), label)
+            assert sent[label] == mean[label]
             assert np.delete(sent.numpy(), label) == pytest.approx(np.full(CLASSES - 1, rest.mean()), abs=1e-7)
             assert rest.std() > 1e-4, "else nothing is spread"
 

@@ -312,8 +312,8 @@ def test_rad_rows_are_drawn_from_the_hold_out_without_replacement_and_anew():
 
 
 def test_too_few_hold_out_rows_are_refused_before_round_1():
-    for held, came in ((public(19), "got 19"), (None, "got 0")):
-        with pytest.raises(ConfigError, match=rf"20 rows.*{came}.*data.holdout"):
+    for held, given in ((public(19), "got 19"), (None, "got 0")):
+        with pytest.raises(ConfigError, match=rf"20 rows.*{given}.*data.holdout"):
             federation(hetero(), clients(MIXED), held=held)
     federation(hetero(), clients(MIXED), held=public(20))
 

@@ -213,11 +213,11 @@ def test_rows_that_nobody_has_are_refused(bad):
     _, at, _, _ = received(hetero(transport="indices"), clients(MIXED))
     with pytest.raises(RunError, match="rows below 40"):
         hetero(transport="indices").receive(at, {"rad_rows": bad})
-    for other, came in (
+    for other, given in (
         (torch.zeros(20, 5), r"\(5,\) float32"),
         (torch.zeros(20, 4, dtype=torch.uint8), r"\(4,\) uint8"),
     ):
-        with pytest.raises(RunError, match=r"inputs \(4,\) float32, got " + came):
+        with pytest.raises(RunError, match=r"inputs \(4,\) float32, got " + given):
             hetero().receive(at, {"rad": other})
 
 

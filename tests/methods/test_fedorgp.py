@@ -33,7 +33,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pairs(round: Round) -> tuple[np.ndarray, np.ndarray]:
-    """All means that came, with their labels."""
+    """All means received, with their labels."""
     sent = [round.up[i] for i in sorted(round.up)]
     labels = np.concatenate([message["labels"].numpy() for message in sent])
     return np.concatenate([message["prototypes"].double().numpy() for message in sent]), labels
@@ -55,7 +55,7 @@ def numpy_loss(w: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, g
 
 
 def test_a_step_of_the_server_against_finite_differences() -> None:
-    """One epoch, one batch: the network moves down the slope of the means over all pairs that came."""
+    """One epoch, one batch: the network moves down the slope of the means over all pairs received."""
     method = FedORGP(gamma=2.0, server_lr=0.05)
     (round,) = rounds(method, members(), rounds=1, batch_size=20)
     rows, labels = pairs(round)

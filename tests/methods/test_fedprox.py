@@ -1,4 +1,4 @@
-"""FedProx against NumPy by hand: the squared norm, about what came this round, of parameters alone."""
+"""FedProx against NumPy by hand: the squared norm, about what was received this round, of parameters alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cross_entropy(w, data):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_rounds_by_hand(weighting, aggregation):
-    """Also the logged loss, which has the squared norm; a client that was not drawn starts from what came last."""
+    """Also the logged loss, which has the squared norm; a client that was not drawn starts from what it received last."""
     members, mu, lr = two_parameter_clients(3), 0.7, 0.5
     method = FedProx(mu=mu, weighting=weighting, aggregation=aggregation)
     history = rounds(

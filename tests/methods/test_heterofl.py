@@ -93,7 +93,7 @@ def test_rates_that_mean_nothing_are_refused_in_one_line(text):
     assert "\n" not in str(caught.value)
 
 
-def test_fixed_rates_are_dealt_in_blocks_once():
+def test_fixed_rates_are_given_to_blocks_of_clients_once():
     fed, _ = federation(HeteroFL(), clients(["shallow"] * 10, 4))
     for round in (0, 1, 7):
         fed.server.round = round

@@ -1,4 +1,4 @@
-"""MOON against gradients by hand: drawn to what came, away from the client's own last model."""
+"""MOON against gradients by hand: drawn to what was received, away from the client's own last model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def term(z, near, far, temperature):
 
 @pytest.mark.parametrize("architecture", ["deep", "bn"])
 def test_rounds_by_hand(architecture):
-    """Full batches, three epochs: every client's way from what came, with its own last model as it then was."""
+    """Full batches, three epochs: every client's way from what was received, with its own last model as it then was."""
     members, mu, temperature = clients([architecture] * 3, 8), 2.0, 0.3
     method = MOON(mu=mu, temperature=temperature)
     history = rounds(method, members, rounds=4, local_epochs=3, batch_size=8, lr=0.3, client_fraction=0.7)

@@ -125,18 +125,18 @@ def test_levels_that_mean_nothing_are_refused_in_one_line(text):
     assert "\n" not in str(caught.value)
 
 
-def test_clients_are_dealt_to_the_levels_in_equal_shares_once_as_the_seed_says():
-    dealt = []
+def test_clients_get_the_levels_in_equal_shares_once_as_the_seed_says():
+    levels = []
     for seed in (0, 0, 1):
         fed, _ = federation(ScaleFL(), clients(["deep"] * 10, 4), seed=seed)
         fed.method.init_server(fed.server)
-        dealt.append([fed.method.variant(fed.server, i) for i in range(10)])
+        levels.append([fed.method.variant(fed.server, i) for i in range(10)])
         for fed.server.round in (1, 7):
-            assert [fed.method.variant(fed.server, i) for i in range(10)] == dealt[-1]
-        assert sorted(dealt[-1]) == list("1122334455")
+            assert [fed.method.variant(fed.server, i) for i in range(10)] == levels[-1]
+        assert sorted(levels[-1]) == list("1122334455")
         fed.server.set_available([3, 9])  # who is absent keeps its level
-        assert [fed.method.variant(fed.server, i) for i in (3, 9)] == [dealt[-1][3], dealt[-1][9]]
-    assert dealt[0] == dealt[1] != dealt[2]
+        assert [fed.method.variant(fed.server, i) for i in (3, 9)] == [levels[-1][3], levels[-1][9]]
+    assert levels[0] == levels[1] != levels[2]
     fed, _ = federation(ScaleFL(), clients(["deep"] * 2, 4))
     fed.method.init_server(fed.server)
     assert {fed.method.variant(fed.server, i) for i in range(2)} == {"5", "3"}  # the largest is never left out

@@ -17,7 +17,7 @@ _known: ContextVar[_Known | None] = ContextVar("_known", default=None)
 def copy_once() -> Iterator[None]:
     """Within the block `move_together` does not copy again what has not changed since it was copied.
 
-    Its results are shared then: before one is changed it has to be copied. A block within another shares what that one knows.
+    Its results are shared then: copy one before changing it. A block within another shares what that one knows.
     """
     known = _known.get()
     before = _known.set({} if known is None else known)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from polyfed.loggers.console import Console
-from polyfed.units import human_bytes, human_seconds
 
 INFO = {
     "method": "fedgh",
@@ -167,10 +166,3 @@ def test_dumb_terminals_get_plain_lines_and_standard_error_is_the_default(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "fedgh: done" in captured.err
-
-
-def test_units_at_their_edges() -> None:
-    assert human_bytes(1024**2 - 1) == "1.0 MiB"
-    assert human_bytes(2**70) == "1048576.0 PiB"
-    assert human_bytes(float("nan")) == human_seconds(float("inf")) == human_seconds(-1) == "?"
-    assert human_seconds(3600 * 24 - 1) == "1 d 00 h"

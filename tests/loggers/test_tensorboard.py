@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import RunInterrupted
 from polyfed.loggers.tensorboard import TensorBoard
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
@@ -168,11 +167,3 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert cli.status(["run", recipe, "--out", str(tmp_path / "other"), "--logger", "tensorbord"]) == 2
     assert "expected 'tensorboard', got 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
-
-
-def test_a_run_without_a_folder_has_no_place_for_curves(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text(RECIPE)
-    with pytest.raises(ConfigError, match="run folder for live curves"):
-        pf.run(tmp_path / "r.toml", overrides=['run.loggers=["tensorboard"]'])
-    with pytest.raises(ConfigError, match="run folder for live curves"):
-        TensorBoard().start({})

@@ -359,11 +359,3 @@ def test_figures_of_other_data_are_not_joined() -> None:
     assert join_results(stored, other, []) == other
     unknown = stored.model_copy(update={"data": {}})
     assert join_results(unknown, other, []).data == {"1": "c", "2": "d"}
-
-
-@pytest.mark.parametrize("name", ["one.json", "processor-seconds.json"])
-def test_a_folder_in_the_place_of_a_file_is_no_missing_file(name: str, tmp_path: Path) -> None:
-    """Else all would run for hours, and then could not be written."""
-    (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match=name):
-        read_processor_time(tmp_path) if name.startswith("processor") else read_result(tmp_path, "one")

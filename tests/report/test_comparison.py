@@ -228,16 +228,6 @@ def test_spreads_of_few_seeds(make: Any) -> None:
     assert "two seeds: no interval is given, which takes three" in table.sections[0].notes
 
 
-def test_differences_are_paired_on_shared_seeds(make: Any) -> None:
-    make("local-0", "local", 0, (0.5,))
-    make("local-1", "local", 1, (0.9,))
-    make("fedgh-0", "fedgh", 0, (0.625,))
-    make("fedin-7", "fedin", 7, (0.6,))
-    _, fedgh, fedin = section_of(make.root).rows
-    assert (fedgh.difference.mean, fedgh.difference.seeds) == (0.125, (0,))
-    assert (fedin.difference.mean, fedin.difference.seeds) == (None, ())
-
-
 def test_csv_and_json_keep_exact_bytes(make: Any) -> None:
     make("a", "fedgh", 0, bytes_up=123_456_789_012_345_677, label='odd, "name" | x_y')
     make("b", "local", 0, bytes_up=7)
@@ -370,16 +360,6 @@ def test_other_figures_are_in_every_file_and_on_request_on_the_terminal(make: An
     assert "cnn1" not in plain
     assert "F1" in more
     assert ["fedgh", "65.00", "80.00"] in [line.split() for line in more.splitlines()]
-
-
-def test_one_architecture_needs_no_table_of_its_own_and_old_runs_have_none(make: Any) -> None:
-    make("local", **figures(0.3, 0.2, cnn1=0.5))
-    assert "by architecture" not in to_markdown(compared(make.root))
-    make("old", "fedgh")
-    _, old = section_of(make.root).rows
-    assert (old.groups["metric"], old.groups["by_architecture"], old.means["bottom_decile"]) == ({}, {}, None)
-    assert "| - | - | - | 2.0 KiB |" in to_markdown(compared(make.root))
-    assert "tenth" not in to_text(compared(make.root / "old"), metrics=True)
 
 
 # simulated time: there where it was recorded, and not a word of it elsewhere -----------------------------------------

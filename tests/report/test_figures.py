@@ -32,12 +32,10 @@ from polyfed.report.plot_style import (
     bar_style,
     canvas,
     empty_figure,
-    inches,
     legend,
     legends,
     line_style,
     save,
-    shortened,
 )
 from polyfed.report.run_records import load_runs
 from tests.helpers.readable import unreadable
@@ -270,14 +268,6 @@ def test_clients_are_drawn_as_found(runs: Any) -> None:
     assert drawing.figure.legends[0].get_texts()[1].get_text() == "fedgh"
 
 
-def test_a_figure_for_each_experiment(make: Any) -> None:
-    make("a")
-    make("b", data={"dataset": "cifar10"})
-    make("c", "fedgh", finished=False)
-    drawn = clients(load_runs(make.root))
-    assert [drawing.stem for drawing in drawn] == ["accuracy-per-client-1", "accuracy-per-client-2"]
-
-
 def test_bars_by_hand(two_by_two: Path) -> None:
     (drawing,) = variants(load_runs(two_by_two))
     axes = drawing.figure.axes[0]
@@ -320,14 +310,6 @@ def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
     words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
     figure, _ = empty_figure("Title", f"{words * 5}{'path/' * 40}")
     assert unreadable(figure) == []
-
-
-def test_shortened_names_still_differ() -> None:
-    assert shortened(["a long name of the first", "short"], 11) == ["a lon…first", "short"]
-    alike = ["the same start, one, the same end", "the same start, two, the same end"]
-    assert shortened(alike, 20) == alike
-    assert inches(["", " "], 8) == 0
-    assert 0.9 < inches(["i", "a name of 20 letters"], 8) < 1.3
 
 
 def test_legends_stand_side_by_side() -> None:

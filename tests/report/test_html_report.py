@@ -192,16 +192,6 @@ def test_clients_seed_by_seed(two_by_two: Path) -> None:
     assert shown(two_by_two)["sections"][0]["clients"]["seeds"][0]["labels"] == [None, None], "one deal is not another"
 
 
-def test_counts_of_classes_without_room_are_told(make: Any) -> None:
-    labels = {str(label): 1 for label in range(31_000)}
-    table = [{"id": n, "architecture": "net", "samples": 31_000, "labels": labels} for n in range(2)]
-    run = make("a", clients_table=table, class_names=[str(label) for label in range(31_000)])
-    clients = shown(run)["sections"][0]["clients"]
-    assert clients["seeds"][0]["labels"] == [None, None]
-    assert clients["note"] == "Who holds which classes has no room on this page."
-    assert clients["class_names"] == []
-
-
 def test_every_column_and_stage_is_explained(make: Any, two_by_two: Path) -> None:
     make("fedgh-2", "fedgh", 2, (0.5, 0.6, 0.65))  # so that there are intervals
     make("local-2", "local", 2, (0.3, 0.4, 0.52))
@@ -290,15 +280,6 @@ def test_heat_maps_of_analyses_and_of_the_confusion(two_by_two: Path) -> None:
     assert head["rows"] == head["columns"] == ["0 cnn", "1 mlp"]
     assert confusion["title"] == "confusion, local, seed 1"
     assert (confusion["row_axis"], confusion["column_axis"]) == ("true class", "predicted class")
-
-
-def test_of_a_file_of_several_runs_only_the_runs_own_is_shown(two_by_two: Path) -> None:
-    several = [
-        {"name": n, "seed": 0, "places": {"head": {"matrix": [[v]]}}} for n, v in (("local", 0.25), ("fedgh", 0.5))
-    ]
-    analysis(two_by_two / "fedgh-0", "cka", {"about": "All.", "runs": several})
-    (head,) = shown(two_by_two)["sections"][0]["heat_maps"]["maps"]
-    assert (head["title"], head["values"]) == ("cka head, fedgh, seed 0", [[0.5]])
 
 
 @pytest.mark.parametrize("matrix", [[], [[1, 2], [3]], [[1, "x"]], [[None]], "ab", [[True]]])

@@ -40,19 +40,6 @@ COUNTS = {
 OTHER_PAPERS = {"fedtgp", "fedkwaz", "fedfree", "fedre"}
 OTHER_METHODS = {"fedfree", "fedktl", "per-fedavg", "pfedla", "fedkwaz-to-private", "fedkwaz-to-proxy"}  # of theirs
 
-# rows that no recipe runs -> why
-NOT_RUN = {
-    ("fedgh/table1", "fd", "cifar100"): "diverged in the paper",
-    ("fedin/table2", "heterofl"): "takes slices of one network's channels",
-    ("fedin/table2", "fedrolex"): "takes slices of one network's channels",
-    ("fedin/table4", "inclusivefl"): "it is made of what small and large networks share",
-    ("fedin/table1", "heterofl"): "wants the preset slices, whose variants --methods names",
-    ("fedin/table1", "fedrolex"): "wants the preset slices",
-    ("fedin/table1", "scalefl"): "wants the preset slices",
-    ("fedin/table1", "fedet"): "wants the preset fedet",
-    ("fedin/table1", "fedfomo"): "wants the preset fedfomo",
-}
-
 
 def test_every_table_has_as_many_numbers_as_are_printed() -> None:
     assert Counter(entry.place for entry in entries()) == COUNTS
@@ -93,18 +80,3 @@ def test_every_row_is_a_method_a_model_or_a_variant_of_a_recipe() -> None:
     variants = {label for recipe in recipes for label in recipe.get("methods", {})}
     assert {entry.method for entry in entries()} <= {*METHODS, *MODELS, *variants, *OTHER_METHODS}
     assert {entry.paper for entry in entries() if entry.method in OTHER_METHODS} <= OTHER_PAPERS
-
-
-def test_every_row_of_a_table_is_run_by_a_recipe_that_names_it_or_is_declared_not_to_be() -> None:
-    run: dict[str, set[str]] = {}
-    for recipe in (tomllib.loads(path.read_text(encoding="utf-8")) for path in RECIPES):
-        for place in recipe.get("run", {}).get("paper_tables", []):
-            run.setdefault(place, set()).update(recipe["methods"])
-    left = {
-        (e.place, e.method, e.dataset)
-        for e in entries()
-        if not e.place.endswith("/text") and e.place != "fedgh/table2" and e.method not in run.get(e.place, set())
-        if e.paper not in OTHER_PAPERS
-    }
-    declared = {one for one in left if any(set(key) <= set(one) for key in NOT_RUN)}
-    assert left == declared

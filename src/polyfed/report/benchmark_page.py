@@ -141,7 +141,7 @@ def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
     there = [method for method in asked.methods if found.row(method) is not None]
     expected = [*asked.methods, *(control for method in there for control in asked.controls.get(method, []))]
     expected += [asked.longer] if asked.longer else []
-    federated = [name for name in there if (row := found.row(name)) is not None and row.method != "local"]
+    federated = [row.name for row in found.rows if row.name in there and row.method != "local"]
     if asked.as_many_steps:
         least = found.recipe["training"]["local_epochs"]
         epochs = [found.epochs_of_local.get(name, 0) for name in federated]

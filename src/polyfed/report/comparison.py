@@ -179,7 +179,9 @@ class _Section:
         rows = {other: runs[0] for other, runs in self.group.rows.items()}
         methods = [other for other, run in rows.items() if not run.is_local and not run.control]
         found = {}
-        for other in methods if name in methods else ():
+        if name not in methods:
+            return ""
+        for other in methods:
             shared = [self.scores[other][seed] for seed in self.scores[name] if seed in self.scores[other]]
             mean = mean_of(shared)
             if other != name and mean is not None:

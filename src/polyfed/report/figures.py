@@ -304,19 +304,19 @@ def draw_series(group: Group, lines: Sequence[Series], x: str, metric: str, capt
     labels = []
     for number, line in enumerate(lines):
         style = line_style(group.looks[line.name])
-        at, mean, low, high = (line.axes[x], line.mean, line.low, line.high)
+        places = [value / divisor for value in line.axes[x]]
+        shown = [[factor * value for value in values] for values in (line.mean, line.low, line.high)]
         label = line.name
-        if x != "round" and max(at) == 0 < farthest:
-            at, mean, low, high = ((nearest, farthest), mean[-1:] * 2, low[-1:] * 2, high[-1:] * 2)
+        if x != "round" and max(line.axes[x]) == 0 < farthest:
+            places = [nearest / divisor, farthest / divisor]
+            shown = [[values[-1], values[-1]] for values in shown]
             label += " (sends nothing; its last round)"
-        places = [value / divisor for value in at]
+        mean, *edges = shown
         if has_bands(len(lines), line.seeds):
-            edges = ([factor * value for value in band] for band in (low, high))
             axes.fill_between(places, *edges, color=style["color"], alpha=0.15, linewidth=0)
         step = max(1, math.ceil(len(places) / _MARKERS_PER_LINE))
         every = (number % step, step)  # markers of neighboring lines do not fall on one another
-        shown = [factor * value for value in mean]
-        handles += axes.plot(places, shown, **style, markersize=5, markevery=every, gid=f"series-{number}")
+        handles += axes.plot(places, mean, **style, markersize=5, markevery=every, gid=f"series-{number}")
         labels.append(label)
     axes.set_xlabel(f"{AXES[x]} [{unit}]" if unit else AXES[x])
     axes.set_ylabel(f"test {named} [%]" if factor > 1 else f"test {named}")
@@ -658,7 +658,8 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: st
         begin = one.local or 0.0
         for (part, look), gain, side in zip(_PARTS.items(), (one.alone, one.federated), (-0.18, 0.18), strict=True):
             end = score.improved(begin, gain.mean or 0.0)
-            left, right = score.shown(begin), score.shown(end)
+            left = score.shown(begin)
+            right = score.shown(end)
             bar = look | ({"facecolor": "white"} if (gain.mean or 0.0) < 0 else {})
             axes.barh(place + side, right - left, height=0.36, left=left, **bar, gid=part)
             if gain.margin is not None:

@@ -215,10 +215,10 @@ def _clients(group: Group, room: int) -> dict[str, Any]:
 
     room: counts of classes that may be shown.
     """
-    seeds = [found for seed in group.seeds if (found := _clients_of(group, seed)) is not None]
+    seeds = [found for found in (_clients_of(group, seed) for seed in group.seeds) if found is not None]
     crowded = sum(len(labels or ()) for one in seeds for labels in one["labels"]) > room
-    for one in seeds if crowded else ():
-        one["labels"] = [None] * len(one["labels"])
+    if crowded:
+        seeds = [one | {"labels": [None] * len(one["labels"])} for one in seeds]
     names: list[str] = next((run.result.class_names for run in group.runs if run.result.class_names is not None), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     where = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"

@@ -223,8 +223,9 @@ def map_of(table: SweepTable) -> Figure | None:
         value = cells[y][x]
         text = f"{value:.1f}" if score.is_share else f"{value:.3g}"
         axes.text(x, y, text, ha="center", va="center", color="white" if value > middle else "black")
-        for color, thick in (("white", 4.5), ("black", 2.0)) if row.chosen else ():  # shows on light and dark
-            axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=color, lw=thick))
+        if row.chosen:
+            for color, thick in (("white", 4.5), ("black", 2.0)):  # shows on light and dark
+                axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=color, lw=thick))
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(across)

@@ -214,7 +214,8 @@ def _row(cell: SweepCell, chosen: bool) -> SweepRow:
     scores = {run.seed: finite(run.result.accuracy) for run in cell.runs}
     local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
     by_seed = _validation(cell.runs)
-    validation, test = Estimate.of(by_seed), Estimate.of(scores)
+    validation = Estimate.of(by_seed)
+    test = Estimate.of(scores)
     difference = Estimate.difference(scores, local)
     of_run = ("bytes_up", "bytes_down", "seconds")
     return SweepRow(
@@ -319,7 +320,8 @@ def _columns(table: SweepTable) -> list[Column]:
         Column("time", [duration(row.seconds) for row in rows]),
         Column("refused", [str(row.refused or "-") for row in rows]),
     ]
-    chosen = ["nothing learnt" if row.nothing_learnt else "yes" if row.chosen else "" for row in rows]
+    words = {True: "yes", False: ""}
+    chosen = ["nothing learnt" if row.nothing_learnt else words[row.chosen] for row in rows]
     return [
         Column("method", [row.method for row in rows], words=True),
         *(

@@ -118,9 +118,7 @@ def test_everybody_starts_from_one_model() -> None:
         start = message["start"]
         assert all(torch.equal(t, first[0]["start"][name]) for name, t in start.items())
         assert start.keys() == float_state(NETS[people[i].architecture]()).keys()
-    assert any(first[i].keys() > {"start"} for i in first), (
-        "somebody was drawn later, and was sent others' models as well"
-    )
+    assert any(first[i].keys() > {"start"} for i in first), "somebody was drawn later, and was sent others, too"
     for i in history[0].record["clients"]:
         assert same(STARTS[1, i], first[i]["start"])
     for before, round in itertools.pairwise(history):

@@ -24,7 +24,7 @@ def cross_entropy(w, data):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_rounds_by_hand(weighting, aggregation):
-    """Also the logged loss, which has the squared norm; a client that was not drawn starts from what it received last."""
+    """Also the logged loss, which has the squared norm; who was not drawn starts from what it received last."""
     members, mu, lr = two_parameter_clients(3), 0.7, 0.5
     method = FedProx(mu=mu, weighting=weighting, aggregation=aggregation)
     history = rounds(

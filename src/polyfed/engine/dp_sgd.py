@@ -98,11 +98,7 @@ def per_sample_gradients(client: Client, draws: torch.Generator | Normals) -> It
 
 
 class _PerSampleModel:
-    """A network whose gradients are taken row by row; within the block only.
-
-    Args:
-        draws: where the noise comes from, on the CPU.
-    """
+    """A network whose gradients are taken row by row; within the block only."""
 
     def __init__(self, model: nn.Module, settings: Privacy, draws: torch.Generator | Normals) -> None:
         sampler, optimizer = _package()

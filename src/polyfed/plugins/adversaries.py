@@ -49,9 +49,6 @@ def assign_attacks(settings: Adversaries, count: int, seed: int, held_out: Colle
 
     Args:
         count: of the federation's clients, also those that join later. held_out: of these, who never trains.
-
-    Raises:
-        ConfigError: nobody would be honest.
     """
     everybody = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
     order = [client for client in everybody if client not in held_out]

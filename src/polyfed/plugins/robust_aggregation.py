@@ -65,10 +65,6 @@ class DefenseLog:
     shortened: int = 0
     few: int = 0
 
-    def record(self) -> dict[str, Any]:
-        """For the round's record."""
-        return {"left_out": sorted(self.left_out), "shortened": self.shortened, "few": self.few}
-
 
 class RobustAggregator(Plugin):
     """Rejects uploads that are too large, and holds the others to what they have in common."""
@@ -102,7 +98,7 @@ class RobustAggregator(Plugin):
         if self.settings.aggregator == "none":
             return {}
         done = round.notes.get(self.name, DefenseLog())
-        return {self.name: done.record()}
+        return {self.name: {**vars(done), "left_out": sorted(done.left_out)}}
 
 
 def check_rule(method: Method, rule: str) -> None:

@@ -244,11 +244,7 @@ def effective_availability(availability: Availability, devices: Devices) -> dict
 
 
 def check_lateness(availability: Availability, devices: Devices) -> None:
-    """Whether anybody can be late by `delay_rounds`.
-
-    Raises:
-        ConfigError: it was given, and nobody can: nothing arrives late, and there is no deadline to miss.
-    """
+    """Whether anybody can be late by `delay_rounds`."""
     default = Availability.model_fields["delay_rounds"].default
     off = not availability.delay_rate and "delay_rate" not in availability.model_fields_set
     if off and devices.round_timeout is None and availability.delay_rounds != default:

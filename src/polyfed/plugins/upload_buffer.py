@@ -192,11 +192,7 @@ def _mapped(method: Method, message: Message, received: Message, function: Calla
 
 
 def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float]) -> None:
-    """Whether uploads can be buffered here. availability: of the clients' devices.
-
-    Raises:
-        ConfigError: they cannot; says why.
-    """
+    """Whether uploads can be buffered here. availability: of the clients' devices."""
     size = settings.buffer_size
     if size is None:
         return

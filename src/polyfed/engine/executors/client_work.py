@@ -105,11 +105,7 @@ class ClientWork:
 
     @timed("messages")
     def receive(self) -> None:
-        """Take in the message; count operations, also those of the training to come, where they are counted.
-
-        Raises:
-            RunError: the method failed, as for `run_job`.
-        """
+        """Take in the message; count operations, also those of the training to come, where they are counted."""
         client, method = self.client, self.method
         with self.stage("receiving"), self._counting() as done:
             client.context = method.receive(client, freeze(self.job.message))
@@ -124,11 +120,7 @@ class ClientWork:
                 self._operations += training_operations(client, method, client.context, phases, block)
 
     def train(self, training: Callable[[ClientWork], TrainingResult] | None = None) -> None:
-        """Train, where the exchange does.
-
-        Raises:
-            RunError: the method failed, as for `run_job`.
-        """
+        """Train, where the exchange does."""
         if self.job.exchange.trains:
             with self.stage("training"):
                 self.trained = (training or _train)(self)
@@ -139,9 +131,6 @@ class ClientWork:
 
         Args:
             nonfinite: gives the name of the first weight that is NaN or infinite, where that is known already.
-
-        Raises:
-            RunError: the method failed, as for `run_job`.
         """
         client, job = self.client, self.job
         self.after = self.model_factory.state(client.architecture, job.variant)
@@ -160,11 +149,7 @@ class ClientWork:
 
     @timed("messages")
     def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
-        """What was made leaves the device, and plugins encode the upload. fresh: see `run_job`.
-
-        Raises:
-            RunError: the method failed, as for `run_job`.
-        """
+        """What was made leaves the device, and plugins encode the upload. fresh: see `run_job`."""
         client, job = self.client, self.job
         message, refused = freeze({}), self.refused
         with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept

@@ -249,11 +249,7 @@ class ProcessPool:
             self.running.pop().terminate()
 
     def hire(self) -> Worker:
-        """Begin to make one more worker.
-
-        Raises:
-            WorkerUnavailable: there can be none.
-        """
+        """Begin to make one more worker."""
         return ForkedWorker(self._context, [worker for worker in self.running if isinstance(worker, ForkedWorker)])
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
@@ -392,9 +388,6 @@ class ForkedWorker(Worker):
 
     Args:
         context: what it works on. others: the other workers, whose lines it must not hold open.
-
-    Raises:
-        WorkerUnavailable: no process can be forked.
     """
 
     def __init__(self, context: WorkerContext, others: Sequence[ForkedWorker] = ()) -> None:

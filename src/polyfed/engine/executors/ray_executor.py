@@ -199,11 +199,7 @@ class _DiedAtOnce(RunError):
 
 
 class _RayWorker(Worker):
-    """See `Worker`; it answers when `pending` is ready.
-
-    Args:
-        context: what it works on. ray: where its actor is made. rebuild: see `RayExecutor`.
-    """
+    """See `Worker`; it answers when `pending` is ready."""
 
     def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild) -> None:
         super().__init__(context.store)
@@ -218,11 +214,7 @@ class _RayWorker(Worker):
         return bool(self._ray.ready([self._placed], seconds))
 
     def wait_ready(self) -> None:
-        """See `Worker`.
-
-        Raises:
-            RunError: it died. PolyfedError: it cannot make the federation.
-        """
+        """See `Worker`."""
         try:
             reply = json.loads(bytes(self.await_reply()))
         except WorkerDied as how:
@@ -342,11 +334,7 @@ class RaySession:
         return found
 
     def received(self, promise: Any) -> bytes:
-        """What an actor has promised, when it is there.
-
-        Raises:
-            WorkerDied: the actor is no more.
-        """
+        """What an actor has promised, when it is there."""
         import ray
 
         try:
@@ -411,11 +399,7 @@ class RaySession:
 
 
 def check_reachable(address: str) -> None:
-    """Whether anybody listens there, for whom Ray itself would wait for minutes.
-
-    Raises:
-        ConfigError: nobody does.
-    """
+    """Whether anybody listens there, for whom Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "auto": Ray knows where it is
         return

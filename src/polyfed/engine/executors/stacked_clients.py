@@ -116,11 +116,7 @@ class StackedClients:
 
     @timed("train")
     def train(self, phases: Sequence[Phase]) -> tuple[list[TrainingResult], list[str | None]]:
-        """Go through the phases; what it left behind and the first tensor that is not finite, client by client.
-
-        Raises:
-            NotVectorizable: these clients cannot train as one; `rows` mean nothing then.
-        """
+        """Go through the phases; what it left behind and the first tensor that is not finite, client by client."""
         self._template.train()
         for place, phase in enumerate(phases):
             for walk in self._walks:

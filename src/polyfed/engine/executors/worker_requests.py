@@ -47,9 +47,6 @@ def pack(facts: Mapping[str, Any], tree: Tree, room: Callable[[int], Buffer] = b
 
     Args:
         room: gives memory of so many bytes.
-
-    Raises:
-        RunError: something in `tree` is neither a tensor, nor a mapping, nor None.
     """
     placed_tensors: list[tuple[Tensor, list[Any]]] = []
     size = 0
@@ -111,11 +108,7 @@ class WorkerDied(Exception):
 
 
 class Worker(abc.ABC):
-    """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there.
-
-    Args:
-        store: of the clients' weights.
-    """
+    """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there."""
 
     def __init__(self, store: WeightStore) -> None:
         self._store = store
@@ -123,11 +116,7 @@ class Worker(abc.ABC):
 
     @profiling.timed("messages")
     def send(self, asked: Job, evaluation: int = 0) -> None:
-        """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to.
-
-        Raises:
-            RunError: a message or a state holds something that is no tensor.
-        """
+        """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to."""
         self._asked = asked
         self.transmit(*_request(asked, evaluation))
 
@@ -146,11 +135,7 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def wait_ready(self) -> None:
-        """Wait until it is there.
-
-        Raises:
-            WorkerUnavailable: it cannot compute.
-        """
+        """Wait until it is there."""
 
     @abc.abstractmethod
     def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
@@ -158,11 +143,7 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def await_reply(self) -> Buffer:
-        """Its answer, when it is there.
-
-        Raises:
-            WorkerDied: it is no more.
-        """
+        """Its answer, when it is there."""
 
     @abc.abstractmethod
     def is_alive(self) -> bool:
@@ -190,11 +171,7 @@ def _request(asked: Job, evaluation: int) -> tuple[dict[str, Any], Tree]:
 
 
 def check_reply(reply: Mapping[str, Any]) -> None:
-    """Whether it is an answer; the times that the worker has measured count here, too.
-
-    Raises:
-        PolyfedError: the worker's; where it was raised is in the notes.
-    """
+    """Whether it is an answer; the times that the worker has measured count here, too."""
     if "error" in reply:
         kind, text, where = reply["error"]
         error = _error_class(kind)(text)

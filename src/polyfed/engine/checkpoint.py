@@ -1,4 +1,4 @@
-"""Checkpoints: the whole state of a federation after a round, verified by checksum when it is read.
+"""Checkpoints: the whole state of a federation after a round, verified by checksum when it is read; and which are kept.
 
 `checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
 `server.safetensors`, their states; `late.safetensors` and `work.safetensors` if uploads or work are under way; and

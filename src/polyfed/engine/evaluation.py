@@ -1,4 +1,7 @@
-"""Scores the clients of a federation at the stages that are asked for, anew only where a score may have changed."""
+"""Scores of a federation's clients at the stages that are asked for, taken anew only where they may have changed.
+
+And what a round's record says of them: means, other figures, classes that clients lack, clients that are held out.
+"""
 
 from __future__ import annotations
 

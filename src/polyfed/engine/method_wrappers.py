@@ -1,12 +1,13 @@
-"""A method with every client a federation of its own: the control that says what the other clients are worth.
+"""A method in another setting: every client alone, networks with adapters, or asked what it would do in round 1.
 
-Networks, initial weights, batches, random streams and the method stay as they are, and every client has a server of its
-own, which knows of nobody else. Only the others are gone. Nothing leaves a client, so that no byte counts as sent.
+`alone` is the control that says what the other clients are worth: every client is a federation of its own. Networks,
+initial weights, batches, random streams and the method stay as they are, and every client has a server of its own,
+which knows of nobody else. Nothing leaves a client, so that no byte counts as sent. With one client it is the method,
+bit for bit. Where there are more, `Server.state` holds the state of client 3's server under names that begin with
+"client 3: ", in one state for checkpoints and for resuming. An auxiliary model (`Method.auxiliary_model`) stays that of
+the whole federation.
 
-A server of a single client is that client's own already: there the method is called as it stands, so that with one
-client alone is the method, bit for bit. Where there are more, `Server.state` holds the state of client 3's server under
-names that begin with "client 3: ", in one state for checkpoints and for resuming. An auxiliary model
-(`Method.auxiliary_model`) stays that of the whole federation.
+`adapted`: clients train adapters and heads of frozen networks, which may differ. What the method sends stays as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scores of a client: how well the model it holds predicts given samples."""
+"""Scores of a client: how well the model it holds predicts given samples; and those already taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: whether there are any, their tensors, and where changes of weights began."""
+"""Uploads: whether there are any, where changes of weights began, and whether one has the form of its method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients have begun and the server has not got yet, where it does not wait for them."""
+"""Work and uploads under way that the server has not got yet, and what checkpoints keep of them."""
 
 from __future__ import annotations
 

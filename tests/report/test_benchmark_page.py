@@ -287,6 +287,17 @@ def test_the_published_example_comes_out() -> None:
     assert ranking.p_value == pytest.approx(chi2.sf(9.28 / ties, 3), abs=2e-4)
 
 
+def test_a_method_that_a_setting_lacks_is_left_out_and_equals_have_equal_ranks() -> None:
+    ranking = rank({"one": {"a": 0.1, "b": 0.2, "c": 0.3}, "two": {"a": 0.5, "b": 0.4}})
+    assert ranking.ranks == {"a": (2.0, 1.0), "b": (1.0, 2.0)}
+    assert ranking.unranked == {"c": ("two",)}
+    assert (ranking.p_value, ranking.critical_difference) == (None, None)
+    ranking = rank({name: {"a": 0.5, "b": 0.5, "c": 0.5} for name in ("one", "two")})
+    assert set(ranking.ranks.values()) == {(2.0, 2.0)}
+    assert ranking.p_value is None
+    assert ranking.critical_difference is not None
+
+
 def test_a_setting_with_less_than_half_of_the_methods_is_left_out() -> None:
     full = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
     ranking = rank({"one": full, "begun": {"a": 0.5}, "two": {"a": 0.4, "b": 0.2}})

@@ -165,14 +165,19 @@ def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values:
 @pytest.mark.parametrize(("accuracy", "leaders"), [(0.1, "fedgh"), (0.9, None)])
 def test_what_has_learnt_nothing_leads_nowhere(accuracy: float, leaders: str | None, make: Any) -> None:
     make_all(make, SEEN)
-    make_all(make, {"fedin": (accuracy,) * 3}, nothing_learnt="nothing was learnt")
+    for seed in range(3):
+        lost = None if seed else "nothing was learnt"
+        make(
+            f"fedin-{seed}", "fedin", seed, (accuracy,), nothing_learnt=lost, epsilon={"client": 1.5 + seed}, delta=1e-5
+        )
     section = section_of(make.root)
     assert section.leaders.get("accuracy") == leaders
     assert section.finding.startswith("fedgh leads with 72.00 %")
     assert section.finding.endswith(" Nothing was learnt by fedin.")
-    assert [row.nothing_learnt for row in section.rows] == [0, 0, 0, 3]
+    assert [row.nothing_learnt for row in section.rows] == [0, 0, 0, 1]
+    assert section.rows[3].groups["epsilon"] == {"client": 3.5}, "the largest"
     assert "fedin: nothing was learnt" in section.notes
-    assert "fedin (nothing learnt)" in to_text(compared(make.root))
+    assert "fedin (nothing learnt in 1 of 3 runs)" in to_markdown(compared(make.root))
 
 
 def test_latex_means_what_it_says(make: Any) -> None:

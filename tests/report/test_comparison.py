@@ -242,8 +242,8 @@ def test_csv_and_json_keep_exact_bytes(make: Any) -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     assert [line["name"] for line in lines] == ["local", 'odd, "name" | x_y', "fedavg"]
     assert [line["bytes_up"] for line in lines] == ["7", "123456789012345677", "11.5"]
-    first = {key: lines[2][key] for key in ("dataset", "rounds", "test", "seeds", "accuracy_std")}
-    assert first == {"dataset": "digits", "rounds": "2", "test": "client", "seeds": "0 1", "accuracy_std": "0.0"}
+    first = {key: lines[2][key] for key in ("table", "rounds", "test", "seeds", "accuracy_std")}
+    assert first == {"table": "1", "rounds": "2", "test": "client", "seeds": "0 1", "accuracy_std": "0.0"}
     assert lines[1]["accuracy_std"] == ""
     assert float(lines[1]["by_stage_received"]) == pytest.approx(0.4)
     found = json.loads(to_json(table))["tables"][0]

@@ -163,12 +163,6 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     assert (folders[1] / "result.json").stat().st_mtime_ns == times[1]
 
 
-def test_compare_gives_the_runs_that_run_gives(polyfed_: Terminal) -> None:
-    polyfed_("compare", "tiny.toml", "--methods", "fedavg", "--seeds", "2", "--out", "all", "-q")
-    polyfed_("run", "tiny.toml", "--method", "fedavg", "--seed", "2", "--out", "one", "-q")
-    assert rounds(Path("all/fedavg/seed-2")) == rounds(Path("one"))
-
-
 def test_one_failing_run_does_not_lose_the_others(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ArithmeticError("no more numbers")
@@ -243,20 +237,6 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     polyfed_("report", "all", "--results", "page.md")
     assert "\n    polyfed compare tiny.toml --methods fedgh --seeds 0 --out all\n" in Path("page.md").read_text()
     assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "keys"),
-    [
-        ("methods", "fedgh", {"paper", "scored", "needs", "hyperparameters"}),
-        ("models", "digits-cnn1", {"parameters", "feature_dim", "in_shape", "classes", "paper"}),
-        ("datasets", "digits", {"about", "here"}),
-    ],
-)
-def test_lists_for_people_and_for_machines(polyfed_: Terminal, command: str, name: str, keys: set[str]) -> None:
-    entries = {row["name"]: row for row in json.loads(polyfed_(command, "--json").out)}
-    assert keys <= set(entries[name])
-    assert set(entries) <= set(polyfed_(command).out.replace(":", " ").split())
 
 
 def test_help_and_version(polyfed_: Terminal) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import polyfed
 from polyfed.cli.app import status
-from polyfed.experiments.sweep import sweep
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
@@ -57,20 +55,6 @@ def test_run_lays_the_preset_over_and_says_so(recipe: str, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert out.startswith("fedavg on digits: 3 clients, 3 rounds")
     assert out.splitlines()[-1] == "preset three"
-
-
-def test_tables_say_it_and_keep_presets_apart(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    done = polyfed.compare(recipe, ["fedavg"], preset="small", out="runs/one")
-    assert done.table is not None
-    assert SAID in done.table.sections[0].caption
-    one = ["training.rounds=1"]
-    polyfed.compare(recipe, ["fedavg"], overrides=one, out="runs/two")
-    assert status(["report", "runs/one", "runs/two"]) == 0
-    assert " ".join(capsys.readouterr().out.split()).count(SAID) == 1
-    found = sweep(recipe, {"training.lr": [0.01, 0.02]}, preset="small", out="runs/three")
-    assert found.table is not None
-    assert SAID in found.table.caption
-    assert found.table.chosen_options.startswith("--preset small ")
 
 
 @pytest.mark.parametrize("verb", ["run", "compare", "check", "sweep"])

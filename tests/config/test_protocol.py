@@ -61,12 +61,6 @@ def test_variants_are_laid_over_every_recipe_before_a_settings_own_changes(tmp_p
     assert protocol.overrides_of("more") == [*variants, "methods.fedgh.name=b"]
 
 
-def test_trials_are_all_combinations(tmp_path: Path) -> None:
-    protocol = load(tmp_path, PROTOCOL)
-    assert protocol.trials("plain", "fedgh") == protocol.trials("plain", "fedproto") == 4
-    assert protocol.trials("plain", "local") == 0
-
-
 def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
     own = '[settings.more.tuning.fedgh]\n"training.lr" = [0.1, 0.2, 0.3, 0.4]\n'
     protocol = load(tmp_path, PROTOCOL + own)
@@ -125,14 +119,6 @@ def test_what_is_wrong_is_told_in_one_line(old: str, new: str, said: str, tmp_pa
     assert said in str(caught.value)
     assert "protocol.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_method_with_a_single_trial_is_not_tuned(tmp_path: Path) -> None:
-    text = (
-        PROTOCOL.split("[tuning.fedgh]")[0] + "[tuning.fedgh]\nheader_lr = [0.1]\n[settings.one]\nrecipe = 'a.toml'\n"
-    )
-    with pytest.raises(ConfigError, match="expected at least two trials for a method, got one"):
-        load(tmp_path, text)
 
 
 def test_a_folder_without_a_protocol_is_no_suite(tmp_path: Path) -> None:

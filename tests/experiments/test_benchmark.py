@@ -376,26 +376,6 @@ def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     assert "Not finished: short (fedgh); long." in (tmp_path / "out/results/benchmark.md").read_text()
 
 
-def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -> None:
-    """FedGH alone, then also Local for as many steps as what takes two epochs."""
-    own = tmp_path / "suite"
-    shutil.copytree(suite, own)
-    plain = PROTOCOL.split("[tuning.fedgh]")[0].replace("tuning_seeds = [7]", "CONTROLS")
-    plain = plain.replace('"fedproto"]', '"local-mutual", "fedkwaz"]') + "[settings.short]\nrecipe = 'plain.toml'\n"
-    for controls, names in (
-        ('["alone"]', ["local", "fedgh", "local-mutual", "fedkwaz", "fedgh-alone", "fedkwaz-alone"]),
-        ('["alone", "longer"]', ["local-longer-2"]),
-        ("true", ["pooled", "pooled-steps"]),
-    ):
-        (own / "protocol.toml").write_text(plain.replace("CONTROLS", f"controls = {controls}"))
-        out = tmp_path / str(len(names))
-        benchmark(own, out, results=tmp_path / "figures")
-        assert {place.split("/")[1] for place in runs_in(out)} == set(names)
-    stored = json.loads((tmp_path / "figures/short.json").read_text())
-    assert stored["epochs_of_local"] == {"fedgh": 1, "local-mutual": 1, "fedkwaz": 2}
-    assert len(stored["rows"]) == 9
-
-
 def test_a_variant_of_local_may_have_its_rate_tuned(tmp_path: Path) -> None:
     """The row has the rate that validation chose; one with another rate is another row."""
     (tmp_path / "plain.toml").write_text(RECIPE)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 import polyfed as pf
 from polyfed.cli import app as cli
@@ -27,7 +26,6 @@ from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.experiments.build import build_federation
-from polyfed.models.split import SequentialSplit, SplitModel
 from tests.helpers.hospitals import hospitals
 
 SOURCE = digits()
@@ -122,23 +120,6 @@ def test_every_kind_of_network_comes_back(sections: Any, tmp_path: Path) -> None
         said = prediction.predict(tmp_path / "run", client.id, test.x)
         with torch.inference_mode():
             assert torch.equal(said.scores, module(client.prepare(test.x)))
-
-
-def mine(in_shape: tuple[int, ...], classes: int) -> SplitModel:
-    """An architecture of one's own."""
-    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.BatchNorm1d(7), nn.ReLU())
-    return SequentialSplit(nn.Identity(), body, nn.Linear(7, classes), "mine")
-
-
-def test_an_architecture_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
-    settings = recipe(models={"architectures": ["own_networks:mine"]}, method={"name": "local"})
-    found = pf.run(settings, out=tmp_path / "run")
-    x = SOURCE.train.x[:20]
-    assert torch.equal(prediction.predict(tmp_path / "run", 0, x, trust=True).scores, own_scores(found, 0, x))
-    monkeypatch.delitem(sys.modules, "own_networks")
-    with pytest.raises(ConfigError, match="No module named 'own_networks'"):
-        prediction.load_model(tmp_path / "run", 0, trust=True)
 
 
 # files --------------------------------------------------------------------------------------------------------------

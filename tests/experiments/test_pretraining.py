@@ -49,23 +49,6 @@ def test_networks_begin_alike_but_for_their_heads_and_have_learnt(cache):
     }  # fmt: skip
 
 
-def test_the_second_time_they_come_from_the_cache_with_the_seconds_of_the_first(cache):
-    federation = build_federation(recipe())
-    kept = sorted(cache.glob("*.safetensors"))
-    again = build_federation(recipe())
-    assert again.facts["pretraining"] == federation.facts["pretraining"]
-    for one, other in zip(starts(federation), starts(again), strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    for path in kept:
-        path.unlink()
-    anew = build_federation(recipe())  # deterministic
-    for one, other in zip(starts(federation), starts(anew), strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    assert sorted(cache.glob("*.safetensors")) == kept
-    build_federation(recipe(pretraining={"lr": 0.01}))
-    assert len(list(cache.glob("*.safetensors"))) > len(kept)
-
-
 def test_a_run_tells_it_and_a_check_does_not_train(cache, tmp_path):
     pf.check(recipe())
     checked = set(cache.glob("*.safetensors"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import tomllib
 from collections.abc import Mapping
@@ -305,19 +304,3 @@ def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", fail)
     assert cli.status([*words, "--seeds", "1", "-q"]) == 1
     assert capsys.readouterr().err.count("failed: server, round 1") == 2
-
-
-def test_what_has_learnt_nothing_is_not_chosen() -> None:
-    local, good, lost = cells({1: (0.4, 0.4), 2: (0.9, 0.9)})
-    (run,) = lost.runs
-    result = run.result.model_copy(update={"nothing_learnt": "nothing was learnt: why"})
-    run = dataclasses.replace(run, stored=result)
-    table = build_table(["method.header_lr"], [local, good, dataclasses.replace(lost, runs=[run])])
-    assert table is not None
-    assert table.chosen is not None
-    assert table.chosen.settings == {"method.header_lr": 1}
-    assert "not to be chosen, header_lr=2: nothing was learnt: why" in table.notes
-    assert [line.endswith("nothing learnt") for line in to_text(table).splitlines() if line.startswith("fedgh  ")] == [
-        False,
-        True,
-    ]

@@ -12,8 +12,6 @@ from pydantic import Field
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, MethodCard
 from polyfed.errors import ConfigError
-from polyfed.experiments.method_table import list_hyperparameters
-from polyfed.experiments.method_table import page as described
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
 from polyfed.methods.building_blocks.mean_kernel import MeanKernel
@@ -71,14 +69,6 @@ def test_tables_are_joined_key_by_key(path: Path) -> None:
     assert method.eta0 == 0.1
 
 
-def test_the_resolved_recipe_is_read_again(path: Path, tmp_path: Path) -> None:
-    recipe = Recipe.load(path, method="rbf")
-    again = tmp_path / "again.toml"
-    again.write_text(recipe.dumps())
-    assert "[method.kernel]" in recipe.dumps()
-    assert Recipe.load(again).chosen_method == recipe.chosen_method
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -126,11 +116,3 @@ def test_a_table_of_ones_own() -> None:
         Mine(pull=Pull(reach=3))
     with pytest.raises(ConfigError, match=r"Pull: strength = 2\.0 does nothing beside kind = 'none'"):
         Pull(strength=2.0)
-
-
-def test_tables_are_shown_with_what_is_said_of_them() -> None:
-    shown = {one.name: one for one in list_hyperparameters(FedHeNN)}
-    assert "kernel" not in shown
-    assert shown["alignment_data.size"].default == 5000
-    assert all(one.about for one in shown.values() if one.name.startswith(("alignment_data.", "kernel.")))
-    assert described("fedhenn")["kinds"]["kernel.norm"] == '"none" or "fro"'

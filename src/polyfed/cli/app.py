@@ -172,7 +172,10 @@ def status(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_status(error, received))
     except RunInterrupted as error:
-        return _fail(f"{error}{_resume_hint(error)}", exit_status(error, received))
+        is_single = "whole rounds" in str(error) and "same command" not in str(
+            error
+        )  # several runs have a hint already
+        return _fail(f"{error}{'; go on with --resume' if is_single else ''}", exit_status(error, received))
     except PolyfedError as error:
         return _fail(str(error), error.exit_status)
     except Exception as error:
@@ -188,12 +191,6 @@ def _fail(text: str, code: int) -> int:
     with contextlib.suppress(OSError):  # a terminal that has gone
         print_stderr(f"polyfed: {text}")
     return code
-
-
-def _resume_hint(error: RunInterrupted) -> str:
-    """How to go on with a single run; the message of several says so itself."""
-    is_single = "whole rounds" in str(error) and "same command" not in str(error)
-    return "; go on with --resume" if is_single else ""
 
 
 def describe_usage_error(error: Any, arguments: Sequence[str]) -> str:

@@ -111,7 +111,8 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         for line in text.splitlines():
             lines += textwrap.wrap(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT) or [""]
         lines.append("")
-    lines += _legend(row, width)
+    for symbol, meaning in symbols_in(f"{row['down']} {row['up']}"):
+        lines += textwrap.wrap(f"{symbol:<11} {meaning}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
     use = f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}'
     lines += textwrap.wrap(use, width)
     return "\n".join(lines)
@@ -126,12 +127,6 @@ def of_section(section: Section, width: int) -> str:
             table.add_row(key.name, key.type, key.default, key.meaning)
         lines += ["", _rendered(table, width)]
     return "\n".join(lines)
-
-
-def _legend(row: Mapping[str, Any], width: int) -> Iterator[str]:
-    """What the symbols mean in which sizes are given."""
-    for symbol, meaning in symbols_in(f"{row['down']} {row['up']}"):
-        yield from textwrap.wrap(f"{symbol:<11} {meaning}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
 
 
 def _table(columns: Sequence[tuple[str, Any]]) -> Table:

@@ -80,7 +80,10 @@ def print_run(result: Mapping[str, Any], path: Path | None) -> None:
     """What a run has reached and cost, as its `result.json` says."""
     _print_scores(result)
     _print_kept_models(result)
-    _print_privacy(result)
+    for unit, epsilon in result.get("epsilon", {}).items():
+        spent_on = result["epsilon_of"][unit]
+        given = ", for given weights" if spent_on == ["features"] else ""
+        print_text(f"epsilon {epsilon:.4g} at delta {result['delta']:g}, by {unit}: {', '.join(spent_on)}{given}")
     _print_costs(result)
     print_text(f"run folder {path}")
 
@@ -126,13 +129,6 @@ def _print_kept_models(result: Mapping[str, Any]) -> None:
     best = result[f"{main.name}_best_by_validation"]
     score = "" if best is None else f": {main.title} {main.text(best)}{main.unit}"
     print_text(f"the models are those of round {kept}, the best by validation{score}")
-
-
-def _print_privacy(result: Mapping[str, Any]) -> None:
-    for unit, epsilon in result.get("epsilon", {}).items():
-        spent_on = result["epsilon_of"][unit]
-        given = ", for given weights" if spent_on == ["features"] else ""
-        print_text(f"epsilon {epsilon:.4g} at delta {result['delta']:g}, by {unit}: {', '.join(spent_on)}{given}")
 
 
 def _print_costs(result: Mapping[str, Any]) -> None:

@@ -113,7 +113,9 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     wanted = None if target is None else Target.parse(target)
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
     data = DataCache()
-    chosen = _choose(base, given or base.variants())
+    chosen = {name: base.choose(name) for name in given or base.variants()}
+    if not any(one.method.name == "local" for one in chosen.values()):
+        chosen = {"local": base.choose("local"), **chosen}
     if controls:
         chosen |= controls_of(base, chosen, data)
     unique_seeds = list(dict.fromkeys(seeds))
@@ -154,14 +156,6 @@ def command_line(
     }
     named = [word for pair in options.items() if pair[1] for word in pair]
     return [str(recipe), *named, *(word for text in overrides for word in ("--set", text))]
-
-
-def _choose(base: Recipe, names: Sequence[str]) -> dict[str, Recipe]:
-    """What is compared, by name; Local is always among them."""
-    chosen = {name: base.choose(name) for name in names}
-    if not any(recipe.method.name == "local" for recipe in chosen.values()):
-        chosen = {"local": base.choose("local"), **chosen}
-    return chosen
 
 
 def _plan_runs(

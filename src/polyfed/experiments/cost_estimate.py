@@ -141,8 +141,13 @@ def _page(check: CostEstimate) -> Iterator[str]:
     yield from _networks(check.architectures)
     yield from _clients(check)
     yield ""
-    yield from _feature_names(facts["feature_names"])
-    yield from _class_names(facts["class_names"])
+    features, classes = facts["feature_names"], facts["class_names"]
+    if features:
+        more = f", ... and {len(features) - _SHOWN_FEATURES} more" if len(features) > _SHOWN_FEATURES else ""
+        yield from _wrap([f"features: {', '.join(features[:_SHOWN_FEATURES])}{more}"])
+    if list(classes) != [str(label) for label in range(len(classes))]:
+        listed = ", ".join(f"{k} {name}" for k, name in enumerate(classes))
+        yield from textwrap.wrap(f"classes: {listed}", _WIDTH)
     yield from _client_summary(check.clients)
     yield from _wrap([*check.class_remarks, *check.data_remarks])
     yield f"rows: {check.holdout} held out for the server, {check.unused} unused"
@@ -226,19 +231,6 @@ def _label_text(labels: Mapping[int, int]) -> str:
     most = sorted(labels, key=lambda label: -labels[label])
     text = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
     return textwrap.shorten(text, _LABELS, placeholder=" ...")
-
-
-def _feature_names(names: Sequence[str]) -> list[str]:
-    """Which columns of a table are learned from, the first of them where there are many."""
-    more = f", ... and {len(names) - _SHOWN_FEATURES} more" if len(names) > _SHOWN_FEATURES else ""
-    return _wrap([f"features: {', '.join(names[:_SHOWN_FEATURES])}{more}"]) if names else []
-
-
-def _class_names(names: Sequence[str]) -> list[str]:
-    """What the classes are called, where they have names."""
-    if list(names) == [str(label) for label in range(len(names))]:
-        return []
-    return textwrap.wrap("classes: " + ", ".join(f"{k} {name}" for k, name in enumerate(names)), _WIDTH)
 
 
 def _client_summary(clients: Sequence[Mapping[str, Any]]) -> Iterator[str]:

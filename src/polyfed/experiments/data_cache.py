@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -94,11 +93,7 @@ def _check_names(kept: Sequence[str], names: Sequence[str]) -> None:
 
 def data_generators(seed: int) -> Generators:
     """Purpose of a draw of data -> its generator, derived from the run's seed."""
-    return functools.partial(_data_generator, seed)
-
-
-def _data_generator(seed: int, purpose: str) -> Any:
-    return numpy_generator(seed, f"data {purpose}")
+    return lambda purpose: numpy_generator(seed, f"data {purpose}")
 
 
 def federate(

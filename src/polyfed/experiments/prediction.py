@@ -206,7 +206,12 @@ def predict(
         ConfigError: see `load_model` and `polyfed.data.inference_inputs.read`.
     """
     model = load_model(run, client, device, trust)
-    form = _resizing(model.form) if resize else model.form
+    form = model.form
+    if resize:
+        if not form.images:
+            raise ConfigError(f"resize is of images, got it where the run's inputs are {form}")
+        height, width = form.shape[1:]
+        form = dataclasses.replace(form, image_size=(height, width))
     refuse_masked(data, "inputs")
     if isinstance(data, Tensor | np.ndarray):
         inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
@@ -215,14 +220,6 @@ def predict(
     else:
         inputs = read(Path(data), form, image_column, label_column, text_column)
     return _predicted(model, inputs)
-
-
-def _resizing(form: InputSpec) -> InputSpec:
-    """The form, for images of any size."""
-    if not form.images:
-        raise ConfigError(f"resize is of images, got it where the run's inputs are {form}")
-    height, width = form.shape[1:]
-    return dataclasses.replace(form, image_size=(height, width))
 
 
 def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:

@@ -111,9 +111,9 @@ def one_line(
     more = f" (and {others} more)" if others else ""
     if unknown:
         valid = known_keys(kind, own[:-1]) if known is None else known
-        home = [name for name in _homes(keys[-1], sections or {}) if len(keys) == 2 and name != keys[0]]
+        home = [name for name, one in (sections or {}).items() if keys[-1] in one.model_fields and name != keys[0]]
         hint = suggest(keys[-1], valid) if valid else ""
-        if home:
+        if home and len(keys) == 2:
             hint = f"; it belongs to [{home[0]}]"
         return f"unknown key '{where}'{hint}{more}"
     if first["type"] == "missing":
@@ -189,11 +189,6 @@ def _fields(kind: Any) -> list[str]:
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     return list(kind.model_fields)
-
-
-def _homes(key: str, sections: Sections) -> list[str]:
-    """The sections that have such a key."""
-    return [name for name, kind in sections.items() if key in kind.model_fields]
 
 
 def _expected(complaint: Any) -> str:

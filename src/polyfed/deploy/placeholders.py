@@ -104,12 +104,17 @@ def can_build(hello: ClientHello, recipe: Recipe) -> bool:
     return hello.words >= 0 and (hello.architecture in recipe.models.architectures or hello.architecture in MODELS)
 
 
+def builder_of(name: str, hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
+    """Makes a network for a client's inputs."""
+    form = (tuple(hello.shape), classes, recipe.models.feature_dim, max(hello.words, 0) or None)
+    return functools.partial(build, name, *form, beside=recipe.beside, categories=hello.categories)
+
+
 def placeholder_builder(hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
     """Makes a client's network here, or its placeholder."""
     if not can_build(hello, recipe):
         return functools.partial(PlaceholderModel, hello, classes)
-    form = (tuple(hello.shape), classes, recipe.models.feature_dim, hello.words or None)
-    return functools.partial(build, hello.architecture, *form, beside=recipe.beside, categories=hello.categories)
+    return builder_of(hello.architecture, hello, recipe, classes)
 
 
 def check_size(hello: ClientHello, first: ClientHello, recipe: Recipe, classes: int) -> None:

@@ -27,6 +27,7 @@ from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodePresence, Node
 from polyfed.deploy.placeholders import (
     UNSEEN,
     RemoteStore,
+    builder_of,
     can_build,
     check_size,
     placeholder_builder,
@@ -46,7 +47,6 @@ from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.tied_tensors import without_ties
 from polyfed.loggers.base import notify
-from polyfed.models.zoo import build
 from polyfed.places import make_private, private_files
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
@@ -100,19 +100,8 @@ class DeployedFederation(Federation):
             for i, name in enumerate(assign_architectures(recipe, count))
         ]
         self.unseen = {hello.architecture for hello in expected if not can_build(hello, recipe)}
-        builders: dict[str, Builder] = {
-            name: functools.partial(
-                build,
-                name,
-                tuple(first.shape),
-                len(names),
-                recipe.models.feature_dim,
-                max(first.words, 0) or None,
-                beside=recipe.beside,
-                categories=first.categories,
-            )
-            for name in auxiliary_candidates(method)
-        }
+        candidates = auxiliary_candidates(method)
+        builders: dict[str, Builder] = {name: builder_of(name, first, recipe, len(names)) for name in candidates}
         for hello in reversed(expected):  # of two of one name, the first counts
             builders[hello.architecture] = placeholder_builder(hello, recipe, len(names))
         for hello in {(kind(hello), hello.architecture): hello for hello in reversed(known.values())}.values():

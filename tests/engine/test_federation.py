@@ -41,34 +41,6 @@ from tests.helpers.mutants import sound
 from tests.helpers.quick import others_slow
 
 
-class Watcher:
-    """A logger that keeps what it was told, and may act."""
-
-    def __init__(self, act: Callable[[str], None] | None = None) -> None:
-        self.told: list[tuple[str, Any]] = []
-        self.act = act
-
-    def _hear(self, event: str, what: Any) -> None:
-        self.told.append((event, what))
-        if self.act is not None:
-            self.act(event)
-
-    def start(self, info: Mapping[str, Any]) -> None:
-        self._hear("start", dict(info))
-
-    def client_done(self, done: int, total: int) -> None:
-        self._hear("client_done", (done, total))
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        self._hear("round", dict(record))
-
-    def message(self, text: str) -> None:
-        self._hear("message", text)
-
-    def end(self, result: Mapping[str, Any] | None) -> None:
-        self._hear("end", result)
-
-
 def usual(method: Method, training: Training = SHORT, **options: Any) -> Federation:
     return ConformanceKit(method=method).usual.federation(method, training, **options)
 
@@ -296,12 +268,6 @@ def test_mean_and_spread_over_clients_and_samples() -> None:
     assert summarize([], "clients") == {}
 
 
-def test_rounds_between_evaluations_are_recorded_without_scores() -> None:
-    federation = usual(Local(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every_n_rounds=2))
-    federation.run()
-    assert [record["evaluated"] for record in federation.history] == [False, True, False, True, True]
-
-
 # resuming -----------------------------------------------------------------------------------------------------------
 
 FIVE = Training(rounds=5, batch_size=8, lr=0.1, momentum=0.9, client_fraction=0.67)
@@ -388,7 +354,7 @@ def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     out = tmp_path / "run"
 
-    class Second(Watcher):
+    class Second:
         def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
             for options in ({"resume": True}, {"overwrite": True}):
                 with pytest.raises(ConfigError, match="another process is at work"):

@@ -200,10 +200,3 @@ def test_arrays_and_clients_that_differ(tmp_path: Path, monkeypatch: pytest.Monk
     names: dict[str, Any] = {}
     exec(networks[0] + inputs[0], names)
     assert torch.equal(names["outputs"], run.models[0](x[:3]))
-
-
-def test_a_method_that_scores_otherwise_says_so(tmp_path: Path) -> None:
-    run = pf.run(pf.Recipe.from_dict({**RECIPE, "method": {"name": "fedproto"}}), out=tmp_path / "run")
-    (inputs,) = parts(run)[1]
-    assert "# the method scores by more than the network's output" in inputs
-    assert "argmax" not in inputs

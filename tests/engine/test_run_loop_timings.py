@@ -62,14 +62,6 @@ def test_sections_add_up_and_change_nothing(workers: int, chunk: int, monkeypatc
     assert result["timings"] == {name: sum(record["timings"][name] for record in rounds) for name in SECTIONS}
 
 
-def test_what_a_method_does_not_do_takes_no_time() -> None:
-    result, _ = records({"name": "fedavg", "aggregation": "same-shape"}, True)
-    assert result["timings"]["align"] == result["timings"]["prototypes"] == result["timings"]["idle"] == 0
-    result, rounds = records({"name": "fedgh"}, True)
-    assert all(record["timings"]["prototypes"] > 0 for record in rounds)
-    assert result["timings"]["align"] == 0
-
-
 def test_off_there_is_no_key() -> None:
     result, rounds = records({"name": "local"}, False)
     assert "timings" not in result

@@ -204,13 +204,6 @@ def test_a_body_that_was_received_is_another(monkeypatch: pytest.MonkeyPatch) ->
     assert passes(FedAvg(), monkeypatch, client_fraction=1.0) == (count, records)
 
 
-def test_workers_remember_too() -> None:
-    def records(executor: str) -> Sequence[dict[str, Any]]:
-        return [{**record, **dict.fromkeys(TIMES, 0)} for record in federation(FedGH(), executor).run().history]
-
-    assert records("processes") == records("serial")
-
-
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _, records = passes(FedGH(), monkeypatch)
     monkeypatch.setattr(scoring, "REMEMBERED_BYTES", 10 * 64 * 4 + 1)  # one client's

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from polyfed.data.datasets import load_dataset
-from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from tests.helpers.small_data import some_images, write_parquet
 
@@ -80,31 +79,6 @@ def test_declared_images_and_named_classes_in_folders_of_files(owner: Path) -> N
     assert rows == {pictures[0].tobytes(): 0, pictures[1].tobytes(): 1, pictures[2].tobytes(): 0}
 
 
-def test_texts(owner: Path) -> None:
-    for split, texts in (("train", ["so good", "bad day", "good"]), ("test", ["good zebra"])):
-        write_parquet(
-            owner / "notes" / "data" / f"{split}-0.parquet",
-            None,
-            {"body": texts, "label": [0, 1, 0][: len(texts)], "user": ["u", "v", "u"][: len(texts)]},
-            features=False,
-        )
-    source = load_dataset("hub:someone/notes", words=TextConfig("body", length=3), columns=["user"])
-    assert source.train.x.tolist() == [[5, 2, 0], [3, 4, 0], [2, 0, 0]]
-    assert source.test is not None
-    assert source.test.x.tolist() == [[2, 1, 0]]
-    assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 0], ("0", "1"), 5002)
-    assert source.train_columns["user"].tolist() == ["u", "v", "u"]
-    assert "or a column of texts with text_column" in refusal("hub:someone/notes")
-    assert "did you mean 'body'" in refusal("hub:someone/notes", words=TextConfig("bodi"))
-    assert "expected texts in column 'label'" in refusal("hub:someone/notes", words=TextConfig("label"))
-    assert "no use for image_column beside text_column" in refusal(
-        "hub:someone/notes", words=TextConfig("body"), image_column="user"
-    )
-    write_parquet(owner / "gaps" / "train.parquet", None, {"body": ["a", None], "label": [0, 1]}, features=False)
-    empty = refusal("hub:someone/gaps", words=TextConfig("body"))
-    assert "got an empty one in row 1 of split 'train' of hub:someone/gaps" in empty
-
-
 def test_configurations(owner: Path) -> None:
     for name, count in (("small", 3), ("large", 9)):
         write_parquet(
@@ -120,21 +94,6 @@ def test_configurations(owner: Path) -> None:
     assert "large" in message
     assert "did you mean 'large'" in refusal("hub:someone/sized", subset="larg")
     assert len(load_dataset("hub:someone/sized", subset="large").train) == 9
-
-
-@pytest.mark.parametrize(
-    ("images_", "labels", "problem"),
-    [
-        (None, {"label": [0, 1]}, "expected one image column"),
-        ([*some_images(1), *some_images(1, (6, 4, 3))], {"label": [0, 1]}, "got RGB 6x4 pixels in row 1"),
-        ([*some_images(1), b"no image"], {"label": [0, 1]}, "do not decode"),
-        (some_images(2), {"label": [0, None]}, "expected 'label' in every row"),
-        (some_images(2), {}, "expected one label column"),
-    ],
-)
-def test_what_does_not_fit(owner: Path, images_: Any, labels: dict[str, Any], problem: str) -> None:
-    write_parquet(owner / "odd" / "train.parquet", images_, labels, features=False)
-    assert problem in refusal("hub:someone/odd")
 
 
 @pytest.mark.parametrize("name", ["", "../secret", "/etc/passwd", "a/b/c", "a b", "https://x/y"])

@@ -50,13 +50,6 @@ def test_sides_classes_and_order(animals: Path) -> None:
     assert source.mean == pytest.approx([np.mean([GRAY + 1, GRAY, GRAY + 2]) / 255])
 
 
-def test_other_splits_can_make_the_training_side(animals: Path) -> None:
-    put(animals / "extra" / "ape", GRAY + 9)
-    put(animals / "extra" / "bee", GRAY + 8)
-    assert read(animals, train_splits=["train", "extra"]).train.x[:, 0, 0, 0].tolist() == [1, 0, 2, 9, 8]
-    assert "expected a split 'extras'" in refusal(animals, train_splits=["extras"])
-
-
 def test_several_sizes_need_image_size(tmp_path: Path) -> None:
     put(tmp_path / "a", GRAY)
     put(tmp_path / "b", np.tile(GRAY, (2, 2)))

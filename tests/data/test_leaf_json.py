@@ -149,13 +149,3 @@ def test_what_is_refused(tmp_path: Path, train: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         read(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_without_files(tmp_path: Path) -> None:
-    """And settings that LEAF's files have no use for."""
-    with pytest.raises(ConfigError, match="expected LEAF's files train/"):
-        read(tmp_path)
-    put(tmp_path, train_0=content(IMAGES))
-    for options in ({"label_column": "y"}, {"train_splits": ["train", "valid"]}, {"feature_columns": ["a"]}):
-        with pytest.raises(ConfigError):
-            read(tmp_path, **options)

@@ -111,19 +111,6 @@ def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> N
     assert "expected a name of its own for every column" in caught.value.problems[1]
 
 
-def test_a_label_that_is_missing_is_no_class(tmp_path: Path) -> None:
-    assert "expected a label in line 3 of column 'y'" in refusal(tmp_path / "a.csv", "a,y\n1,0\n2,NA\n3,1\n")
-    report = refusal(tmp_path / "a.csv", "a,y\n1,no\n2,-\n", missing_words=["-"], may_be_missing=True)
-    assert "got '-'; correct or drop such rows, or leave this word out of data.missing_words" in report
-
-
-def test_columns_of_ones_choice(tmp_path: Path) -> None:
-    source = read(table(tmp_path / "a.csv"), feature_columns=["town", "height"], label_column="name")
-    assert source.train.x.tolist() == [[2, 1.5], [1, 2.5], [2, 2]]
-    assert source.class_names == ("Ann", "Bob", "Cem")
-    assert "label" not in read(tmp_path / "a.csv", label_column="town").feature_names
-
-
 def test_a_column_to_deal_by_is_no_feature(tmp_path: Path) -> None:
     source = read(table(tmp_path / "a.csv"), columns=["town", "name"])
     assert source.feature_names == ("height", "weight")

@@ -16,7 +16,6 @@ import polyfed
 from polyfed.errors import RunInterrupted
 from polyfed.models import build
 from polyfed.models.split import SplitModel
-from polyfed.models.texts import TextEncoder
 
 SIZES = {"fedhenn-lstm1": 221_472, "fedhenn-lstm2": 353_568}
 
@@ -163,11 +162,3 @@ def test_sizes():
     assert total - 100 * 64 == 101_826
     assert model.feature_dim == 64
     assert {model.part_of(name) for name in model.state_dict()} == {"extractor", "intermediate", "head"}
-
-
-def test_given_word_vectors_stay_and_are_mapped():
-    vectors = torch.randn(12, 7)
-    encoder = TextEncoder(vectors, 6)
-    assert encoder(IDS).shape == (3, 64)
-    assert all("vectors" not in name for name in encoder.state_dict())
-    assert encoder.map.in_features == 7

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from polyfed.functional import kernels
 from polyfed.functional.centering import center, center_and_scale
-from polyfed.functional.kernels import alignment, cka
+from polyfed.functional.kernels import MeanKernelFactor, alignment, cka
 from tests.helpers.kernels import kernel_factor
 
 F64 = torch.float64
@@ -373,6 +373,14 @@ def test_many_clients_in_little_memory():
         assert best * (1 - 1e-9) <= tail < best * 1.01
         assert tail <= each.truncation_error < 2 * tail
     assert up_to_scale(forth.matrix, back.matrix.numpy() @ back.matrix.numpy().T) < 0.1 * best
+
+
+def test_a_factor_is_exact_up_to_its_largest_width_and_counts_what_it_has():
+    stream = MeanKernelFactor(rank=2, exact_rank=73)
+    assert stream.count == 0
+    for count, (a, columns) in enumerate(zip(clients(), (3, 73, 2), strict=False), 1):
+        stream.add(a)
+        assert (stream.count, stream.result().rank) == (count, columns)
 
 
 def test_no_large_square_array_is_ever_formed(monkeypatch):

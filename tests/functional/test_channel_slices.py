@@ -116,6 +116,8 @@ def test_a_part_of_weight_0_has_no_say_and_nobody_changes_nothing():
     base, other = tensors(0), tensors(1)
     for parts, weights in (([], []), ([SlicedModel(other, {})], [0.0])):
         assert all(torch.equal(t, base[name]) for name, t in partial_mean(PLAN, base, parts, weights).items())
+    alike = partial_mean(PLAN, base, [SlicedModel(other, {})] * 3, [0.1, 0.7, 3.0])
+    assert all(torch.equal(t, other[name]) for name, t in alike.items()), "the mean of equal entries is that entry"
 
 
 def test_absent_classes_have_logit_0_and_no_gradient():

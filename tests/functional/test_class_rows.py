@@ -146,6 +146,12 @@ def test_a_step_of_the_fit_against_finite_differences() -> None:
             assert float(new[name][place]) == pytest.approx(t[place] - 0.5 * slope, abs=1e-5)
 
 
+def test_initial_layers_are_uniform_within_one_over_the_root_of_their_inputs() -> None:
+    made = server_prototypes.init_network(3, 400, 100, torch.Generator().manual_seed(0))
+    for layer, inputs in (("hidden", 100), ("output", 400)):
+        assert 0.95 * inputs**-0.5 < float(made[f"{layer}.weight"].abs().max()) <= inputs**-0.5
+
+
 def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
     centers = draw(4, 3)
     d = np.linalg.norm(centers.numpy()[:, None] - centers.numpy()[None], axis=2) + np.diag([np.inf] * 4)

@@ -87,6 +87,11 @@ def test_wrong_shapes_are_refused() -> None:
         masks.fill_personal({"a": torch.zeros(2)}, {"a": torch.tensor([True, False])}, {"a": torch.zeros(2)})
 
 
+def test_of_equal_entries_the_first_are_taken() -> None:
+    grown = masks.grow_mask(torch.zeros(200, dtype=torch.bool), torch.ones(200), 0.1, 1.0)
+    assert grown.nonzero().flatten().tolist() == list(range(20))
+
+
 def test_at_the_limit_nothing_grows() -> None:
     mask = torch.tensor([True, True, False, False])
     delta = torch.tensor([0.0, 0.0, 1.0, 2.0])

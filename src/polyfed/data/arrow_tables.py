@@ -122,12 +122,7 @@ def parquet_sides(places: Sequence[Path], train_splits: Sequence[str], of_client
 
     Files whose name (or folder) says train are the training side, those that say test the test side. Without a test
     file, validation files are the test side (Tiny-ImageNet); beside one they are not read. When no name says anything,
-    all files are training files.
-
-    Args:
-        places: one folder, or with `of_clients` one of each client, whose rows get the further column "client".
-        train_splits: the words in files' names that say "training side", in the order in which their rows follow.
-        of_clients: see above.
+    all files are training files. `places` is one folder, or with `of_clients` one of each client.
     """
     files = gathered(functools.partial(find_split_files, place, train_splits) for place in places)
     check_sides({place.name: "test" in sides for place, sides in zip(places, files, strict=True)})
@@ -144,10 +139,8 @@ def parquet_sides(places: Sequence[Path], train_splits: Sequence[str], of_client
 def read_images(sides: Parts, options: SourceOptions, label_column: str | None = None) -> LabeledImages:
     """Decode images; Parquet files' are taken from the cache where they were decoded before.
 
-    Args:
-        sides: "train" and, if there is one, "test".
-        options: of it image_column, label_column and columns, of which one that the test side lacks is left out there.
-        label_column: where the options name none.
+    options: of it image_column, label_column and columns, of which one that the test side lacks is left out there.
+    label_column: where the options name none.
     """
     found = _same_columns(sides, "image", options.image_column, options.label_column or label_column)
     key = _cache_key(sides, found)
@@ -305,11 +298,8 @@ def _extra_columns(parts: Sequence[Part], names: Sequence[str], needed: bool) ->
 def hub_sides(repository: str, options: SourceOptions) -> Parts:
     """The splits of each side of a data set, downloaded, or as they were downloaded before.
 
-    A folder ``owner/name`` below the present one goes before the Hub, as always with `datasets`.
-
-    Args:
-        repository: ``owner/name``, or a name alone.
-        options: of it subset (needed where there are several and none is the default), revision and train_splits.
+    A folder ``owner/name`` below the present one goes before the Hub, as always with `datasets`. options: of it subset
+    (needed where there are several and none is the default), revision and train_splits.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")

@@ -30,11 +30,11 @@ def encode_labels(
     """Labels as 0..C-1 and the classes' names.
 
     Labels are kept as they are where the files name the classes or where they are whole numbers that fill 0..C-1.
-    Otherwise (0 and 4, or strings) the sorted different values of both sides become 0..C-1, their spelling the names.
+    Otherwise (0 and 4, or strings) the sorted different values of both sides become 0..C-1, their spelling the names. A
+    number below 0 is refused, unless all labels are -1 and 1.
 
     Args:
-        raw: side -> (N,) labels, int64 or strings.
-        column: where they stood.
+        raw: side -> (N,) labels, int64 or strings. column: where they stood.
         names: of the classes, if the files name them.
         files: side -> what it was read from, to name the row of a label that is refused.
     """

@@ -40,8 +40,8 @@ def pick_columns(
     """The column with images, or with texts, and the one with labels of an Arrow schema.
 
     Args:
-        kind: "image" or "text". schema: of Arrow. features: what `datasets` knows about the columns.
-        named: the column of images or texts, when it cannot be found. label_column: likewise. where: for messages.
+        kind: "image" or "text". features: what `datasets` knows about the columns.
+        named, label_column: the columns, where they are not to be found by their name or type. where: for messages.
     """
     content = pick_content(kind, schema, features, named, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)

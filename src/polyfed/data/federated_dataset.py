@@ -269,9 +269,9 @@ def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators:
 def assign_rows(
     pool: _Pool, rows: Rows, values: NDArray[Any] | None, options: PartitionOptions, generators: Generators
 ) -> Partition:
-    """Deal rows of the pool; the result counts among them and always has class shares.
+    """Divide rows of the pool among clients; the result counts among them and always has class shares.
 
-    values: what they are assigned by, of a deal by group.
+    values: what they are divided by, of a deal by group.
     """
     y = pool.y[rows]
     if values is not None:

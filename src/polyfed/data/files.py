@@ -52,11 +52,7 @@ def check_unpacked(archive: ZipFile, path: Path) -> None:
 
 
 def check_room(size: int, what: str, where: object) -> None:
-    """Whether this machine has so much memory at all.
-
-    Args:
-        size: in bytes. what: needs it, and where it comes from, for the message.
-    """
+    """Whether this machine has so many bytes of memory at all. what: needs them; where: it is from, for the message."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise ConfigError(
@@ -146,9 +142,9 @@ def _words_of(name: str) -> set[str]:
 
 
 def client_folders(place: Path) -> tuple[str, list[Path]]:
-    """The clients' folders and what all of them hold: "parquet", "csv" or "images" (a folder per class).
+    """The clients' folders, in the order of their names, by value where all are whole numbers, and what they hold.
 
-    They are in the order of their names, by value where all are whole numbers.
+    That is "parquet", "csv" or "images" (a folder per class), of all the same.
     """
     if not place.is_dir():
         raise ConfigError(f"expected a folder with one folder per client at {place}, got no such folder")

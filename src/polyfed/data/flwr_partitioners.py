@@ -24,16 +24,10 @@ _NO_ROWS = ("Partitioner", "VerticalEvenPartitioner", "VerticalSizePartitioner")
 
 
 def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed: int) -> Any:
-    """A partitioner by its class's name.
+    """A partitioner by its class's name and the arguments of its constructor.
 
     What the class takes and `arguments` do not hold is filled in: num_partitions with `clients`, partition_by with
-    "label", seed with `seed`.
-
-    Args:
-        name: "DirichletPartitioner", after "flwr:".
-        arguments: of its constructor.
-        clients: K.
-        seed: derived from the run's.
+    "label", seed with `seed`, which is derived from the run's.
     """
     kinds = _kinds()
     usable = sorted(set(kinds) - set(_NO_ROWS))

@@ -112,16 +112,13 @@ def read_folders(
 ) -> LabeledImages:
     """Read and decode folders of class folders, or take the decoded copy from the cache.
 
-    Where a folder right below is called train (or as `train_splits` says), the folders right below are sides; which is
-    which: `polyfed.data.files.choose_splits`. Otherwise they are the classes of a training side without a test side.
-
-    A class is called as its folder; classes are in sorted order, by value where all are whole numbers. Rows go through
-    the classes in turn, the first file of each, then the second, so that the first rows are of all classes. Gray images
-    among RGB ones become RGB (three equal channels).
+    Where a folder right below is called train (or as `train_splits` says), the folders right below are sides
+    (`polyfed.data.files.choose_splits`); otherwise they are the classes of a training side without a test side. A class
+    is called as its folder; rows go through the sorted classes in turn, the first file of each, then the second, so that
+    the first rows are of all classes. Gray images among RGB ones become RGB (three equal channels).
 
     Args:
-        places: one folder, or with `of_clients` one of each client, see above; files are PNG or JPEG, others are passed
-            over.
+        places: one folder, or with `of_clients` one of each client.
         train_splits: the folders that make the training side, in this order.
         image_size: pixels a side, to which each image is resized; None: all have one size.
         of_clients: gives the further column "client"; a client may lack classes, and have some in its test side alone.

@@ -44,13 +44,8 @@ class RawTexts:
 def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how: TextConfig) -> DatasetSource:
     """Texts and their labels as numbers; the vocabulary is made of the training side alone.
 
-    A text without any word is a row of padding.
-
-    Args:
-        name: of the source.
-        sides: "train" and, if there is one, "test".
-        columns: where texts and labels stood, and the classes' names, if the files name them.
-        how: vocabulary, length and vectors.
+    A text without any word is a row of padding. columns: where texts and labels stood, and the classes' names, if the
+    files name them.
     """
     if columns.content == columns.label:
         raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
@@ -122,10 +117,6 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
     """The vectors of some words, (E,) each, from a text file: a word and E numbers on every line, as GloVe's are.
 
     Lines of other words are only checked for their width, and words with blanks in them passed over.
-
-    Args:
-        path: the file, in UTF-8.
-        wanted: the words to take.
     """
     found: dict[str, NDArray[np.float32]] = {}
     width = 0

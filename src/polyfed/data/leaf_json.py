@@ -56,11 +56,7 @@ class _Side:
 
 
 def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
-    """Read a folder with train/*.json and, if there is one, test/*.json.
-
-    Args:
-        name: of the source. place: the folder. how: texts are read; of characters tokens alone.
-    """
+    """Read a folder with train/*.json and, if there is one, test/*.json; of characters `how` says tokens alone."""
     every = {side: _read_side(place / side) for side in ("train", "test")}
     if not every["train"].y:
         raise ConfigError(f"expected LEAF's files train/*.json with at least one sample in {place}, got none")

@@ -88,12 +88,7 @@ class _Array:
 def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
     """The one dictionary in an array of objects, as ``numpy.savez(file, data={"x": x, "y": y})`` writes it.
 
-    Args:
-        stream: what is pickled.
-        where: what it is, for the message.
-
-    Returns:
-        Its arrays of numbers; None for a value that is something else.
+    Its arrays of numbers; None for a value that is something else. where: the stream is from, for the message.
     """
     try:
         kept = _run(stream)

@@ -154,13 +154,9 @@ def _check_names(names: Sequence[str], where: str) -> None:
 
 
 def read_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: bool = False) -> dict[str, Frame]:
-    """The sides that there are in some places.
+    """The sides that there are in some places: one file, which is a training side, or a folder with train*.csv and test*.csv.
 
-    Args:
-        places: a file, which is a training side, or a folder with train*.csv and test*.csv; or with `of_clients` a
-            folder of each client, whose rows get the column "client".
-        train_splits: the words in files' names that say "training side".
-        of_clients: see above.
+    of_clients: `places` are a folder of each client, whose rows get the column "client".
     """
     import pandas as pd
 
@@ -516,17 +512,13 @@ def _texts(frame: Frame, column: str) -> list[str]:
 def read_new_rows(
     path: Path, features: Sequence[str], label_column: str | None, usual_label: str | None, columns: TableColumns
 ) -> tuple[NDArray[np.float64], NewLabels]:
-    """Rows of a CSV file for a trained model.
+    """Rows of a CSV file for a trained model, (N, F), and their labels, or None; the file may hold other columns.
 
     Args:
-        path: the file; it may hold other columns, in any order.
         features: the columns to take, in this order.
         label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
         usual_label: the label column of the files that the model was trained on.
         columns: which of the features are categories, or say where another is missing.
-
-    Returns:
-        (N, F) values and the N labels, or None.
     """
     frame = read_csv(path)
     flagged = {flag for _, flag in columns.flags}

@@ -113,9 +113,9 @@ def read_folders(
     """Read and decode folders of class folders, or take the decoded copy from the cache.
 
     Where a folder right below is called train (or as `train_splits` says), the folders right below are sides
-    (`polyfed.data.files.choose_splits`); otherwise they are the classes of a training side without a test side. A class
-    is called as its folder; rows go through the sorted classes in turn, the first file of each, then the second, so that
-    the first rows are of all classes. Gray images among RGB ones become RGB (three equal channels).
+    (`polyfed.data.files.choose_splits`); otherwise they are the classes of a training side without a test side. Classes
+    are called as their folders; rows go through the sorted classes in turn, the first file of each, then the second, so
+    that the first rows are of all classes. Gray images among RGB ones become RGB (three equal channels).
 
     Args:
         places: one folder, or with `of_clients` one of each client.

@@ -154,7 +154,7 @@ def _check_names(names: Sequence[str], where: str) -> None:
 
 
 def read_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: bool = False) -> dict[str, Frame]:
-    """The sides that there are in some places: one file, which is a training side, or a folder with train*.csv and test*.csv.
+    """The sides in some places: a file, which is a training side, or a folder with train*.csv and test*.csv.
 
     of_clients: `places` are a folder of each client, whose rows get the column "client".
     """

@@ -357,7 +357,6 @@ PARTITIONS = Registry(
         "by_group": "polyfed.data.partition:by_group",
     },
 )
-EXECUTORS = Registry("executor", {"ray": "polyfed.engine.executors.ray_executor:RayExecutor"})  # needs an extra
 PLUGINS = Registry(  # in the order of their hooks
     "plugin",
     {

@@ -48,11 +48,10 @@ from polyfed.engine.executors.worker_requests import (
 )
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.profiling import section, timed
-from polyfed.registry import EXECUTORS
 from polyfed.signals import TERMINATION_SIGNALS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
-_OURS = ("auto", "serial", "processes", "vectorized")
+_NAMES = ("auto", "serial", "processes", "vectorized", "ray")
 _LOOKED_AT = 64  # of those that wait
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 _RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
@@ -80,7 +79,7 @@ def make_executor(
     Args:
         name: "serial", "processes", "vectorized", or "auto": on device "cpu" "processes" where it is possible, two or
             more clients train in a round, and `workers` asks for it, or the work is so much that it pays; on others
-            "vectorized". Or one of `EXECUTORS`.
+            "vectorized". Or "ray".
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `vectorized.SIZE`.
         context: what is worked on. training: how much. say: is given a line when a worker had to be replaced, or of
@@ -89,17 +88,19 @@ def make_executor(
     Raises:
         ConfigError: no such executor, or it is not possible here.
     """
-    if rebuild is not None and name not in EXECUTORS:
+    if rebuild is not None and name != "ray":
         raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
-    if name not in (*_OURS, *EXECUTORS):
-        known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
-        raise ConfigError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
-    if name in EXECUTORS:
-        other: Executor = EXECUTORS[name](context, workers, training, say, rebuild)
-        return other
-    _check_workers(name, workers)
-    drawn = training.cohort_size(len(context.clients))
+    if name not in _NAMES:
+        known = "', '".join(_NAMES[:-1])
+        raise ConfigError(f"expected the executor '{known}' or '{_NAMES[-1]}', got '{name}'")
+    if name == "ray":
+        from polyfed.engine.executors.ray_executor import RayExecutor
+
+        return RayExecutor(context, workers, training, say, rebuild)
+    if name == "serial" and (workers or 1) > 1:
+        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
+    if name == "vectorized" and workers == 1:
+        raise ConfigError("expected 2 or more workers, as the executor 'vectorized' trains them as one, got 1")
     device = context.model_factory.device.type
     if (size := clients_per_batch(name, device, workers)) > 1:
         return VectorizedExecutor(context, size, say)
@@ -110,22 +111,16 @@ def make_executor(
         raise ConfigError(f"expected the executor {instead}, as {reason}")
     count = min(workers or available_cores(), len(context.clients))
     estimates = Estimates(context, training)
-    several = count > 1 and drawn > 1
-    if name == "serial" or (name == "auto" and not several):
-        return serial
-    if not asked and (unavailable_reason(device) or estimates.run() < _WORTH):
-        return serial
-    return ProcessPool(context, count, estimates, say)
+    if name == "processes" or (name == "auto" and _pays(estimates, training, count, bool(asked), device)):
+        return ProcessPool(context, count, estimates, say)
+    return Serial(context.method, context.model_factory, context.store, context.from_scores)
 
 
-def _check_workers(name: str, workers: int | None) -> None:
-    """Whether an executor can have so many."""
-    if name == "serial" and (workers or 1) > 1:
-        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
-    if name == "vectorized" and workers == 1:
-        raise ConfigError(
-            "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
-        )
+def _pays(estimates: Estimates, training: Training, count: int, asked: bool, device: str) -> bool:
+    """Whether so many workers are worth having where nobody says so, or where some are asked for."""
+    if count == 1 or training.cohort_size(len(estimates.clients)) == 1:
+        return False
+    return asked or (unavailable_reason(device) is None and estimates.run() >= _WORTH)
 
 
 def unavailable_reason(device: str) -> str | None:
@@ -151,7 +146,7 @@ class Estimates:
 
     def __init__(self, context: WorkerContext, training: Training) -> None:
         template = context.model_factory.module
-        self._clients = context.clients
+        self.clients = context.clients
         names = {client.architecture for client in context.clients}
         self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
         self._training = training
@@ -166,8 +161,8 @@ class Estimates:
 
     def run(self) -> float:
         """Seconds of the training of a whole run, guessed."""
-        mean = sum(map(self.training, self._clients)) / len(self._clients)
-        return self._training.rounds * self._training.cohort_size(len(self._clients)) * mean
+        mean = sum(map(self.training, self.clients)) / len(self.clients)
+        return self._training.rounds * self._training.cohort_size(len(self.clients)) * mean
 
     def seconds(self, asked: Job) -> float:
         """What it took last time, or the guess."""

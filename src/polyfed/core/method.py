@@ -115,7 +115,7 @@ class Requirements:
     shared_parts: tuple[Part, ...] | None = None  # parts of split models for which this holds; None: all
     more_than_head: bool = False  # with `shared_shapes`: architectures share more than the head
     same_cut_shapes: bool = False  # inputs and outputs of the intermediate layers have the same shapes
-    gridlike_cuts: bool = False  # their inputs are a vector, a map, or tokens of a square (functional.projections)
+    gridlike_cuts: bool = False  # their inputs are a vector, a map, or tokens of a square (functional.feature_pooling)
     public: int = 0  # public rows (data.holdout, data.public_dataset)
     public_origin: Literal["", "holdout", "other"] = ""  # their origin; "": any
     same_input_shape: bool = False  # all stored inputs, public rows included, have the same shape and type

@@ -75,7 +75,7 @@ def clip_and_noise(
     """The update, shortened to the norm `bound` if it is longer, plus N(0, std^2) on every entry; std 0 draws nothing.
 
     Args:
-        source: of the normal numbers. With others than a generator's, the result lies on a grid (`keyed.on_grid`).
+        source: of the normal numbers. With others than a generator's, the result lies on a grid (`noise.on_grid`).
 
     >>> clip_and_noise({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
     {'a': tensor([0.6000, 0.8000])}

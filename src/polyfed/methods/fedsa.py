@@ -7,7 +7,7 @@ Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training;
            delta_k = the larger of the gap of A and that of its last C_k, the gap being the mean over the classes of
            the distance to the nearest other class.
-Server:    A is drawn before round 1 (`functional.semantic_anchors`);
+Server:    A is drawn before round 1 (`functional.server_prototypes`);
            A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c], over those who sent one.
 Scored: the client's own head, stage `personal`; with `predictor = "prototype"` the class of the nearest mean over k of
            the newest C_k[c], stage `received`, and the head besides.

@@ -144,7 +144,7 @@ def flip_labels(message: Message, client: Client, method: Method, received: Mess
         return start - scale * (tensor - start)
 
     def of_group(entry: str, group: Group) -> dict[str, Tensor]:
-        if group.keys() == {"values", "scale"}:  # see `functional.quantization.quantize_columns`: no scale is negative
+        if group.keys() == {"values", "scale"}:  # see `functional.compression.quantize_columns`: no scale is negative
             return {**group, "values": -group["values"]}
         base = base_tensors(method, entry, group, received)
         return {name: opposite(name, tensor, base) for name, tensor in group.items()}

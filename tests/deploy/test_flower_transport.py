@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import flower_transport, node_registry
+from polyfed.deploy import flower_transport
 from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, make_client_app, make_server_app
 from polyfed.deploy.protocol import Envelope
 from polyfed.engine.federation import Run
@@ -79,7 +79,6 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
     settings = {key: default for key, (default, _) in RUN_CONFIG.items()}
     settings |= {"out": str(folder / "out"), **{key.replace("_", "-"): value for key, value in config.items()}}
     grid = Grid(make_client_app(recipe), settings, folder, range(3))

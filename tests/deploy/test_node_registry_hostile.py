@@ -18,7 +18,6 @@ from torch import Tensor
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
-from polyfed.deploy import node_registry
 from polyfed.deploy.node_executor import NodeExecutor
 from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry, RequestBroker, release
 from polyfed.deploy.protocol import Envelope, deserialize, serialize
@@ -27,16 +26,11 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedGH
 from polyfed.registry import METHODS
 from tests.deploy.test_server import ONE, SMALL
-from tests.deploy.test_server_faults import event_log, in_round, three_rounds, troubles
-from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
+from tests.deploy.test_server_faults import in_round, three_rounds, troubles
+from tests.helpers.nearby import FIRST_NODE, Nearby, event_log, recipe_of
 
 BAD = FIRST_NODE + 1
 Change = Callable[[State, dict[str, Any]], bool]  # of a message and its facts; whether there was anything to change
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 # what a client answers ----------------------------------------------------------------------------------------------
@@ -380,7 +374,8 @@ def test_no_network_that_a_node_claims_is_built_if_it_is_far_larger_than_others(
 def test_who_fits_nobody_is_tried_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time takes a federation made in vain, and a line of the event log; to go and come back changes nothing."""
     now = [0.0]
-    monkeypatch.setattr(node_registry, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
+    monkeypatch.setattr("polyfed.deploy.node_registry.time", clock)
     recipe = recipe_of("local")
     wire = Nearby(recipe, tmp_path)
     found, _ = greeted(wire, recipe, tmp_path)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.deploy import node_registry
 from polyfed.deploy.node_config import NodeConfig, data_of_node, renumbered
 from polyfed.deploy.node_disk import load_or_create_key
 from polyfed.deploy.protocol import Envelope, deserialize
@@ -26,7 +25,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.registry import METHODS
 from polyfed.testing.fixtures import TIMES
-from tests.helpers.nearby import DATA, Nearby, own_recipe, recipe_of
+from tests.helpers.nearby import DATA, Nearby, event_log, own_recipe, recipe_of
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -49,11 +48,6 @@ EVERYTHING: Mapping[str, Any] = {
     "compression": {"dtype": "float16"},
     "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1},
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 def comparable(records: Any) -> list[dict[str, Any]]:
@@ -164,7 +158,7 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     assert json.loads((out / "models" / "index.json").read_text())["client-001.safetensors"]["samples"] > 0
     with pytest.raises(ConfigError, match="client 0's model is with its node"):
         run.models[0]
-    lines = [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
+    lines = event_log(out)
     assert [line["event"] for line in lines] == ["experiment", "hello", "hello", "hello"]
     assert (tmp_path / "node-0" / lines[0]["experiment"]).is_dir()
     weights = {path.name: path.stat().st_size for path in (out / "checkpoint").glob("*/weights.safetensors")}
@@ -225,7 +219,7 @@ def test_a_method_that_needs_the_network_at_the_server_begins_without_it(tmp_pat
     wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
     assert run.history[0]["clients"] == [0, 2]
-    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    lines = event_log(tmp_path / "out")
     away = [line["reason"] for line in lines if line["event"] == "turned away"]
     assert len(away) == 1
     assert "client 1 has the network" in away[0]
@@ -310,7 +304,7 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
     recipe = recipe_of("fedavg", data=data, training={"rounds": 1}, **settings)
     wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    lines = event_log(tmp_path / "out")
     assert (lines[1]["said"]["mean"], lines[1]["said"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
 
 
@@ -332,7 +326,7 @@ def header(envelope: Envelope) -> Tensor:
 
 def experiment(out: Path) -> str:
     """The name under which nodes keep what is a run's."""
-    return str(json.loads((out / EVENT_LOG).read_text().splitlines()[0])["experiment"])
+    return str(event_log(out)[0]["experiment"])
 
 
 # what goes wrong before a run ---------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,18 @@ import torch
 
 from polyfed.cli.output import print_run
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
-from polyfed.deploy.server import EVENT_LOG, serve
+from polyfed.deploy.server import serve
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 from tests.deploy.test_server import comparable, models
-from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
+from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, event_log, recipe_of
 
 BAD = FIRST_NODE + 1
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 class _Killed(Exception):
@@ -39,10 +32,6 @@ class _Killed(Exception):
 
 def three_rounds(method: str = "fedgh", **options: Any) -> Recipe:
     return recipe_of(method, **{"training": {"rounds": 3, "batch_size": 16, "lr": 0.05}, **options})
-
-
-def event_log(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
 
 
 def troubles(out: Path) -> list[tuple[int, int, str]]:

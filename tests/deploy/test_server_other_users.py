@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.deploy import node_registry
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.server import serve
@@ -17,11 +16,6 @@ from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.errors import ConfigError
 from tests.helpers.nearby import Nearby, recipe_of
 from tests.helpers.other_users import NOBODY, needs_root, open_to_nobody, shared_folder
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
 
 
 @needs_root

@@ -10,7 +10,7 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.node_registry import EVENT_LOG, Answer
 from polyfed.deploy.protocol import Envelope, NodeError
 from polyfed.errors import PolyfedError
 from polyfed.experiments.data_cache import DataCache
@@ -119,6 +119,11 @@ class Nearby:
     def kinds(self) -> list[str]:
         """The envelopes' kinds, in the order in which they were sent."""
         return [envelope.kind for _, envelope in self.sent]
+
+
+def event_log(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run folder's nodes.jsonl."""
+    return [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
 
 
 def _traveled(envelope: Envelope) -> Envelope:

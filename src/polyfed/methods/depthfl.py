@@ -33,7 +33,7 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Shares, Stage, in_turn, numbers_in
+from polyfed.core.settings import Shares, in_turn, numbers_in
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.losses import mutual_exits_loss
@@ -63,13 +63,11 @@ class DepthFL(Method):
     ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
     weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True, classes="its exits teach each other by probabilities of classes")
+    requirements = Requirements(
+        same_architecture=True, classes="its exits teach each other by probabilities of classes"
+    )
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:

@@ -66,22 +66,16 @@ class FD(Method):
     def is_control(self) -> bool:
         return self.control != "none"
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(classes="it averages outputs by class")
+    requirements = Requirements(classes="it averages outputs by class")
 
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # outputs of an earlier round are as good as those that are kept
+    accepts_stale_uploads = True  # outputs of an earlier round are as good as those that are kept
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
         no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"
         return {"outputs": no_longer} if self.outputs == "probabilities" else {}
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "uploads"
+    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:

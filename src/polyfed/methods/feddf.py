@@ -31,7 +31,6 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, as_sent
 from polyfed.functional.consensus import mean_scores
 from polyfed.functional.losses import kl_divergence
@@ -68,9 +67,7 @@ class FedDF(Method):
             public=self.server_batch, same_input_shape=True, classes="it distills probabilities of classes"
         )
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

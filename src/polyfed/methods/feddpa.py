@@ -32,7 +32,7 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
+from polyfed.core.settings import Training
 from polyfed.functional.clipping import bound_gap_penalty
 from polyfed.functional.fisher import min_max_normalize
 from polyfed.functional.losses import cross_entropy, squared_distance
@@ -62,9 +62,7 @@ class FedDPA(FedAvg):
         reason = "its Fisher information is of probabilities of classes"
         return dataclasses.replace(super().requirements, classes=reason)
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "personal"
+    evaluation_stage = "personal"
 
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

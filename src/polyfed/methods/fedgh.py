@@ -62,9 +62,7 @@ class FedGH(TrainedHeader):
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "uploads"
+    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

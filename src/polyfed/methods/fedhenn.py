@@ -40,7 +40,6 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, own_network
 from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernel_similarity import kernel_distance
@@ -165,9 +164,7 @@ class FedHeNN(KernelAlignment):
             return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
         return {}
 
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True
+    accepts_stale_uploads = True
 
     def uses_rad(self, round: int) -> bool:
         """Also in round 1 with kernel uploads, which round 2 needs."""
@@ -242,9 +239,7 @@ class HomogeneousFedHeNN(KernelAlignment):
     def fixed_entries(self) -> Mapping[str, str]:
         return {"model": "whole weights, of which none are sent down"} if self.final_average else {}
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("average", who="all", trains=False),) if self.final_average else ()

@@ -43,7 +43,7 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
+from polyfed.core.settings import Training
 from polyfed.functional.feature_pooling import from_common
 from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.functional.modes import frozen_running_stats
@@ -114,9 +114,7 @@ class FedIN(Method):
             is_trained=self.projection == "trained",
         )
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     @property
     def supports_dp_sgd(self) -> bool:

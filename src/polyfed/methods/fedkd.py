@@ -81,9 +81,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
     hidden_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(split_model=True, classes="its networks teach each other by probabilities of classes")
+    requirements = Requirements(split_model=True, classes="its networks teach each other by probabilities of classes")
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

@@ -49,7 +49,7 @@ from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Ranks, Stage, Training, in_turn, numbers_in
+from polyfed.core.settings import Ranks, Training, in_turn, numbers_in
 from polyfed.core.upload_forms import Entry, Members, UploadContext, alike, as_sent
 from polyfed.errors import ConfigError
 from polyfed.functional import lora
@@ -295,18 +295,14 @@ class FedLoRA(Method):
             raise ValueError(f"aggregation 'average' expects equal ranks, got '{self.ranks}'; use 'pad' or another")
         return self
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True, split_model=True)
+    requirements = Requirements(same_architecture=True, split_model=True)
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
         drawn = "factors A that the client drew, and B beside them; use another method.aggregation, as 'slices'"
         return {"adapters": drawn} if self.aggregation == "stack" else {}
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     @property
     def _ranks(self) -> list[int]:

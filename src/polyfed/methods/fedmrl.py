@@ -70,9 +70,7 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
 
     feature_dim: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(split_model=True, shared_outputs=auxiliary_model.SHARED_HEAD)
+    requirements = Requirements(split_model=True, shared_outputs=auxiliary_model.SHARED_HEAD)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:

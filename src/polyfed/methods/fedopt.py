@@ -62,9 +62,7 @@ class FedOpt(FedAvg):
         step = None if self.server_optimizer == "none" else functools.partial(self._step, server)
         weight_averaging.average(server, self.aggregation, models, shares, step=step)
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "changes"
+    staleness_weighting = "changes"
 
     def _step(self, server: Server, shared: str, change: Group) -> dict[str, Tensor]:
         """What is added to the parameters of a shared model, by the mean change D of each; keeps m and v."""

@@ -43,9 +43,7 @@ class FedProto(prototypes.PrototypeMethod):
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "uploads"
+    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:

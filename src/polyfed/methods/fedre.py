@@ -31,7 +31,6 @@ from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.class_prototypes import class_means, entangle, soft_header_sgd_step
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
@@ -58,9 +57,7 @@ class FedRE(TrainedHeader):
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received mixtures per round
     header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per header step, shuffled; their losses are summed
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -67,9 +67,7 @@ class FedRep(FedAvg):
         fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
         return (fit,) if self.final_head_epochs else ()
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "changes"
+    staleness_weighting = "changes"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

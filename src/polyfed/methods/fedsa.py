@@ -71,9 +71,7 @@ class FedSA(prototypes.PrototypeUploads):
     def alternative_predictors(self) -> Mapping[str, Method]:
         return {"head": dataclasses.replace(self, predictor="head")} if self.predictor == "prototype" else {}
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "uploads"
+    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

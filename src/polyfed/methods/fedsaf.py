@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -43,9 +43,7 @@ class FedSAF(prototypes.PrototypeUploads):
 
     structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the structures' difference; 0: Local
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "uploads"
+    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:

@@ -33,7 +33,7 @@ from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Shares, Stage, in_turn
+from polyfed.core.settings import Shares, in_turn
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional import masks
 from polyfed.functional.device_copies import move_group
@@ -63,13 +63,9 @@ class FIARSE(Method):
     threshold: Literal["global", "layer"] = "global"  # a share of all weights together; "layer": of each layer's
     weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True, shared_outputs="it averages heads")
+    requirements = Requirements(same_architecture=True, shared_outputs="it averages heads")
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

@@ -43,7 +43,6 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import MOST, Entry, as_sent
 from polyfed.functional.channel_slices import (
     OUTPUT,
@@ -81,15 +80,11 @@ class SubModels(Method):
         ignores_initial_weights=True,
     )
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(
-            same_architecture=True, classes="larger sub-models teach smaller ones by probabilities of classes"
-        )
+    requirements = Requirements(
+        same_architecture=True, classes="larger sub-models teach smaller ones by probabilities of classes"
+    )
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     def channels(self, server: Server, client_id: int) -> Kept:
         """The channels that a client has of each group of channels."""
@@ -220,9 +215,7 @@ class HeteroFL(SubModels):
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
     weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
+    requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:

@@ -31,7 +31,6 @@ from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.cross_layer import last_blocks
 from polyfed.methods.building_blocks import weight_averaging
@@ -58,17 +57,13 @@ class InclusiveFL(Method):
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # weight of the larger one's update; 0: no distillation
     local_last_block: bool = True  # False: average last blocks layer-wise
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(
-            shared_shapes=True,
-            shared_outputs=weight_averaging.AVERAGES_HEADS,
-            hint="use fedavg with method.aggregation = 'same-shape'",
-        )
+    requirements = Requirements(
+        shared_shapes=True,
+        shared_outputs=weight_averaging.AVERAGES_HEADS,
+        hint="use fedavg with method.aggregation = 'same-shape'",
+    )
 
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

@@ -69,9 +69,7 @@ class LGFedAvg(Method):
             hint=instead,
         )
 
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        return "changes"
+    staleness_weighting = "changes"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

@@ -59,15 +59,13 @@ class LocalMutual(Method):
     mutual: Annotated[float, Field(ge=0)] = 1.0  # weight of learning from each other on plain images; 0: off
     mixed: Annotated[float, Field(ge=0)] = 1.0  # the same on patch-mixed images; 0: off
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(
-            split_model=True,
-            same_feature_dim=True,
-            images=True,
-            classes="its networks teach each other by probabilities of classes",
-            hint="set models.feature_dim to add a projection",
-        )
+    requirements = Requirements(
+        split_model=True,
+        same_feature_dim=True,
+        images=True,
+        classes="its networks teach each other by probabilities of classes",
+        hint="set models.feature_dim to add a projection",
+    )
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:

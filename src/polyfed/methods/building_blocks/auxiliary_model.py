@@ -52,9 +52,7 @@ class AuxiliaryModelMethod(Method):
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the auxiliary model: "largest", or a model's name
     weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
 
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(shared_outputs=SHARED_HEAD)
+    requirements = Requirements(shared_outputs=SHARED_HEAD)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:

@@ -129,9 +129,7 @@ class PrototypeUploads(Method):
             split_model=True, same_feature_dim=True, classes="its prototypes are means of classes", hint=instead
         )
 
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # a prototype of an earlier round is one like any other
+    accepts_stale_uploads = True  # a prototype of an earlier round is one like any other
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The means of the trained network's representations."""

@@ -24,9 +24,7 @@ class TrainedHeader(Method):
             hint=instead,
         )
 
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # representations of an earlier round are pairs like any others
+    accepts_stale_uploads = True  # representations of an earlier round are pairs like any others
 
     def init_server(self, server: Server) -> None:
         first = server.architectures[0]

@@ -77,7 +77,8 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
     assert images[2].get_clim() == (int(10 * min(map(min, matrix))) / 10, 1)
     lines = drawing.figure.axes[0].lines
-    assert {line.get_xdata()[0] for line in lines if line.get_xdata()[0] > 0} >= {1.5}, "between clients 2 and 1"
+    assert [line.get_xdata()[0] for line in lines[2:]] == [1.5, 1.5], "between clients 2 and 1"
+    assert [line.get_ydata()[0] for line in lines[:2]] == [1.5, 1.5]
     first = drawing.rows[0]
     assert (first["client_a"], first["client_b"], first["cka"]) == (0, 2, matrix[1][0])
     assert len(drawing.rows) == 2 * 4 * 3, "every layer, drawn or not"
@@ -97,6 +98,8 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     within, between = drawing.figure.axes
     each = [one.layers["logits"].between for one in found]
     assert between.patches[0].get_height() == pytest.approx(sum(each) / 2)
+    assert (between.patches[0].get_x(), between.patches[0].get_width()) == pytest.approx((-0.4, 0.8))
+    assert between.get_ylim() == (0, 1.02)
     row = next(row for row in drawing.rows if row["pairs"] == "between")
     assert (row["low"], row["high"], row["seeds"]) == (min(each), max(each), 2)
     assert within.get_title(loc="left") == "pairs of one architecture"
@@ -110,7 +113,8 @@ def test_names_stand_at_each_row_where_networks_differ(
 ) -> None:
     found = [found_in(run, representations, ("logits",)) for run in (runs[0], runs[2])]
     other = RunSimilarity("other", 0, (*WHO[:2], ClientRef(1, "c")), 5, found[1].layers, "6 rows")
-    for shown, below in ((found, [[], ["a", "b"]]), ([found[0], other], [["a", "b"], ["a", "c"]])):
+    below_last = [[], [], ["a", "b"]]
+    for shown, below in (([*found, found[0]], below_last), ([found[0], other], [["a", "b"], ["a", "c"]])):
         maps = [axes for axes in draw_maps(grouped(runs), shown, ["logits"]).figure.axes if axes.images]
         assert [axes.get_ylabel() for axes in maps] == [one.name for one in shown]
         assert [[label.get_text() for label in axes.get_xticklabels() if label.get_text()] for axes in maps] == below

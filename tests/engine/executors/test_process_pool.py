@@ -20,7 +20,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, TrainingResult
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine.executors import process_pool
+from polyfed.engine.executors import choice, process_pool
 from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.process_pool import ForkedWorker
@@ -314,7 +314,7 @@ def choose(clients: int = 6, **options: Any) -> Any:
 
 
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "available_cores", lambda: 4)
+    monkeypatch.setattr(choice, "available_cores", lambda: 4)
     long = Training(rounds=10_000)
     assert isinstance(choose(), Serial)  # milliseconds
     assert choose(training=long).workers == 4
@@ -325,7 +325,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
     assert choose(workers=2).workers == 2  # whoever asks for workers has them
     assert choose(executor="processes").workers == 4
     assert choose(executor="processes", workers=1).workers == 1
-    monkeypatch.setattr(process_pool, "available_cores", lambda: 1)
+    monkeypatch.setattr(choice, "available_cores", lambda: 1)
     assert isinstance(choose(training=long), Serial)
 
 
@@ -355,7 +355,7 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(
             ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
         ):
-            process_pool.make_executor("processes", None, gpu, Training(), print)
+            choice.make_executor("processes", None, gpu, Training(), print)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

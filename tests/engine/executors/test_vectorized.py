@@ -24,7 +24,7 @@ from polyfed.core.method import Batch, Context, Method, NotVectorizable, StepRes
 from polyfed.core.modules import freeze_copy
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors import process_pool, stacked_clients
+from polyfed.engine.executors import choice, stacked_clients
 from polyfed.engine.executors.base import Serial, WorkerContext
 from polyfed.engine.executors.jobs import EvalJob
 from polyfed.engine.executors.stacked_loss import (
@@ -600,7 +600,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
         context: Any = SimpleNamespace(
             method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=()
         )
-        return process_pool.make_executor(name, workers, context, Training(), print)
+        return choice.make_executor(name, workers, context, Training(), print)
 
     assert isinstance(choose("auto", "cuda"), VectorizedExecutor)
     assert isinstance(choose("auto", "cuda", workers=4), VectorizedExecutor)

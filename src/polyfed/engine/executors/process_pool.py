@@ -1,4 +1,4 @@
-"""The clients' work shared by worker processes. Which of the executors carries out a run is chosen here, too.
+"""The clients' work shared by worker processes.
 
 A worker with one computing thread for each core is faster than many threads on one client at a time, and much faster
 beside busy neighbors. The longest jobs go first, so that nobody waits long for the last one. Results are put in
@@ -34,9 +34,8 @@ from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import Executor, Serial, WorkerContext, run_public_pass
+from polyfed.engine.executors.base import Serial, WorkerContext, run_public_pass
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob
-from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
 from polyfed.engine.executors.worker_requests import (
     Buffer,
     Tree,
@@ -46,14 +45,12 @@ from polyfed.engine.executors.worker_requests import (
     WorkerUnavailable,
     pack,
 )
-from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.errors import PolyfedError, RunError
 from polyfed.profiling import section, timed
 from polyfed.signals import TERMINATION_SIGNALS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
-_NAMES = ("auto", "serial", "processes", "vectorized", "ray")
 _LOOKED_AT = 64  # of those that wait
-_WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 _RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TRIM_THRESHOLD = -1
@@ -64,63 +61,6 @@ _TAKE_ME_FIRST = "500"  # of -1000 to 1000: where memory runs out, a worker goes
 
 Say = Callable[[str], None]
 Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
-
-
-def make_executor(
-    name: str,
-    workers: int | None,
-    context: WorkerContext,
-    training: Training,
-    say: Say,
-    rebuild: Rebuild | None = None,
-) -> Executor:
-    """The executor of a run.
-
-    Args:
-        name: "serial", "processes", "vectorized", or "auto": on device "cpu" "processes" where it is possible, two or
-            more clients train in a round, and `workers` asks for it, or the work is so much that it pays; on others
-            "vectorized". Or "ray".
-        workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
-            or `vectorized.SIZE`.
-        context: what is worked on. training: how much. say: is given a line when a worker had to be replaced, or of
-            clients that cannot be stacked. rebuild: makes the same federation in another process, where that is needed.
-
-    Raises:
-        ConfigError: no such executor, or it is not possible here.
-    """
-    if rebuild is not None and name != "ray":
-        raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    if name not in _NAMES:
-        known = "', '".join(_NAMES[:-1])
-        raise ConfigError(f"expected the executor '{known}' or '{_NAMES[-1]}', got '{name}'")
-    if name == "ray":
-        from polyfed.engine.executors.ray_executor import RayExecutor
-
-        return RayExecutor(context, workers, training, say, rebuild)
-    if name == "serial" and (workers or 1) > 1:
-        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
-    if name == "vectorized" and workers == 1:
-        raise ConfigError("expected 2 or more workers, as the executor 'vectorized' trains them as one, got 1")
-    device = context.model_factory.device.type
-    if (size := clients_per_batch(name, device, workers)) > 1:
-        return VectorizedExecutor(context, size, say)
-    asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
-    if asked and (reason := unavailable_reason(device)):
-        together = "'vectorized' or 'auto', by which clients of one network train as one"
-        instead = "'serial' with 1 worker" if device == "cpu" else together
-        raise ConfigError(f"expected the executor {instead}, as {reason}")
-    count = min(workers or available_cores(), len(context.clients))
-    estimates = Estimates(context, training)
-    if name == "processes" or (name == "auto" and _pays(estimates, training, count, bool(asked), device)):
-        return ProcessPool(context, count, estimates, say)
-    return Serial(context.method, context.model_factory, context.store, context.from_scores)
-
-
-def _pays(estimates: Estimates, training: Training, count: int, asked: bool, device: str) -> bool:
-    """Whether so many workers are worth having where nobody says so, or where some are asked for."""
-    if count == 1 or training.cohort_size(len(estimates.clients)) == 1:
-        return False
-    return asked or (unavailable_reason(device) is None and estimates.run() >= _WORTH)
 
 
 def unavailable_reason(device: str) -> str | None:

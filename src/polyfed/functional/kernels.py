@@ -6,7 +6,7 @@ With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
                   = ||Bc^T Ac||_F^2 / (||Ac^T Ac||_F ||Bc^T Bc||_F)                         (L x L is never formed)
     d_CKA = 1 - CKA,   K_bar = sum_j w_j K_j,   and with F F^T ~ H K_bar H up to scale   CKA(K_a, K_bar) = cka(A, F)
 
-Makhija et al., ICML 2022, sections 3.2 and 3.3; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the
+Makhija et al., ICML 2022, section 3.4; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the
 centering, without which its two sides differ; here both sides are always centered. CKA does not change under rotation,
 scaling (s != 0) or translation of a representation; it does change under a general invertible map.
 
@@ -201,8 +201,8 @@ class Factor(NamedTuple):
     """F with F F^T ~ s H K_bar H for some s > 0.
 
     matrix: F, (L, rank), largest absolute entry 1 (so float16 cannot overflow); all 0 if K_bar is.
-    tail: at least tau = ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F, and 0 where F is exact; no CKA is off by more
-        than sqrt(2 - 2 sqrt(1 - tail^2)).
+    truncation_error: e, at least ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F, and 0 where F is exact; no CKA is off by
+        more than sqrt(2 - 2 sqrt(1 - e^2)).
     rank: number of columns.
     """
 
@@ -294,7 +294,7 @@ class MeanKernelFactor(ExactMeanKernel):
                 self._shrink(float(nonzero(before) / self._peak))
             if self._width > self._exact_rank:
                 for part in self._parts:
-                    self._gather(self._scaled(part, 1.0))
+                    self._gather(self._scaled(part, 1.0))  # 1/N left out: CKA does not see the scale
                 self._parts = []
 
     @torch.no_grad()

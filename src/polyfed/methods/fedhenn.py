@@ -1,14 +1,20 @@
 """FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
 
 Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
-Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
+Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA    (eq. 5 and 6)
 FedHeNN (Algorithm 2):             target K_bar = mean of K_j over the clients' latest weights; none are averaged.
 HomogeneousFedHeNN (Algorithm 1):  target is the kernel of the weights received; these are averaged as in FedAvg.
-Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
-the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
-Nystroem rows. (4) None of the RAD: rows that the server has besides, held out or of another data set, as in the
-paper; the authors' code draws the clients' training images. (5) Its pass is in eval mode. (6) eta(t) is the authors'
-code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. The pages have more.
+Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
+    heterogeneous  down R + b L r,   up 4 P_k, or b L d_k with uploads = "kernels", which sends A_k
+    homogeneous    down 4 P + R,     up 4 P + 8
+Deviations from the paper, numbered as on the page: (1) `batch` of the L rows enter a step. (2) K_k is formed in each
+step, or in every n-th with the term n times as heavy; its boxes do so once per epoch. (3) K_bar travels as a factor,
+exact up to 256 columns; RBF by Nystroem rows. (4) Clients hold none of the RAD's rows: the server has them besides, as
+in the paper; the authors' code draws them from the clients' training images. (5) The pass over the RAD is in eval mode.
+(6) eta(t) is the authors' code's; where it is 0 there is no RAD. (7) Phi is everything before the last layer, and
+d = 1 - CKA with centering, which eq. 4 leaves out. (8) Weight decay spares nothing. (9) Clients have equal weights
+w_j = 1/N. (10) Kernel uploads, precisions and the chunked gradient are additions. (11) Algorithm 1's average after the
+last round is off. (12) The Procrustes distance is free of scale.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 

@@ -2,20 +2,23 @@
 
 Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
 part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B).
-Client k:  w <- received;  in every step, for the extractor and the classifier as well
-    eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2,  G_local its gradient
-           and, of the tensors of the intermediate part alone, on B of others' pairs
-    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2,  G_IN its gradient
-           so that these move along Z instead of G_local: with a = <G_local, G_local>, b = <G_local, G_IN>
-    eq. 12    Z = G_IN + max(0, -b/a) G_local          ("literal")
-    eq. 13    Z = G_IN + (lambda/2) G_local            ("simple": the paper's experiments, lambda = 1)
-Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps this round's pairs.
-Deviations from the paper: (1) eq. 12 would never train the intermediate layers on private data where gradients agree;
-"project" adds G_local to it, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
-at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
-and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
-at a time, round and round. (7) Cuts may differ (`building_blocks.feature_pairs`). (8) `feature_clip` bounds what is
-sent. (9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor, not as one.
+Client k:  w <- received; in every step
+    eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2 on the batch gives G_local, for all tensors
+    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs gives G_IN, for intermediate tensors only
+    extractor and classifier move along G_local; each intermediate tensor, with a = <G_local, G_local> and
+    b = <G_local, G_IN>, along Z:
+    eq. 13    Z = G_IN + (lambda/2) G_local                        ("simple": the paper's experiments, lambda = 1)
+    eq. 12    Z = G_IN + max(0, -b/a) G_local, plus G_local        ("project", see 1)
+    w/o Opt   Z = G_IN + G_local                                   ("none")
+Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples); keeps
+           this round's pairs.
+Deviations from the paper, numbered as on the page: (1) eq. 12 alone would never train the intermediate layers on
+private data where gradients agree. (2) Both gradients are taken at one point. (3) Which batch is sent and which pairs
+come back: random. (4) BatchNorm takes the pairs' own statistics and keeps its running ones; pairs are made with the
+running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) Steps cycle through more than B pairs. (7) Cuts may
+differ (`building_blocks.feature_pairs`). (8) `feature_clip` bounds what is sent. (9) w^{t-1} is read as the weights
+received. (10) Gradients are combined tensor by tensor. (11) BatchNorm's running statistics are sent and averaged with
+the weights, where section 4.3 does without; its batch counter stays with the client.
 """
 
 from __future__ import annotations
@@ -167,7 +170,7 @@ class FedIN(Method):
         task = task_loss(model.head(z), batch.y, batch.w)
         if not self.mu:
             return task
-        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
+        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])  # eq. 3
 
     def loss_in(self, model: Any, context: Context) -> Tensor:
         """l_IN (eq. 7) on a context's pairs; with matrices, pairs are in the common shape (`feature_pairs`)."""
@@ -177,7 +180,7 @@ class FedIN(Method):
         found = model.transform(s_in)
         if "p_out" in context:
             found = found @ context["p_out"].T
-        loss: Tensor = (found - context["s_out"]).square().mean()
+        loss: Tensor = (found - context["s_out"]).square().mean()  # eq. 7
         return loss
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
@@ -190,7 +193,7 @@ class FedIN(Method):
         with frozen_running_stats(model):
             loss_in = self.loss_in(model, context)
         grads = torch.autograd.grad(loss_in, (*w_in.values(), *matrices.values()))
-        g_in = dict(zip(w_in, grads, strict=False))
+        g_in = dict(zip(w_in, grads, strict=False))  # what follows are gradients of the matrices
         z = combine(g_local, g_in, self.combine, self.local_weight)  # eq. 12 or 13, tensor by tensor
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
         raw = dict(zip(matrices, grads[len(w_in) :], strict=True))
@@ -211,7 +214,7 @@ class FedIN(Method):
         weighting = self.weighting
         if weighting == "paper":
             weighting = "samples" if self.aggregation == "same-shape" else "uniform"
-        shares = {i: server.share(i, weighting) for i in uploads}
+        shares = {i: server.share(i, weighting) for i in uploads}  # eq. 19 or 21
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
         feature_pairs.store(server, uploads)
 

@@ -80,6 +80,7 @@ class MeanKernel(KernelSimilarity):
             owners = {str(i): [j for j in members if j == i] for i in selected}
         else:
             owners = {"all": members}
+        # one mean over all members; for the control one of each client's own
         streams = {owner: MeanKernelFactor(self.rank, EXACT_RANK, self.norm) for owner in owners}
         left_out = 0  # networks with inf or nan on the RAD, as those of finite weights may have
         for j, a_LD in representations(server, members):

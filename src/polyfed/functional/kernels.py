@@ -201,8 +201,8 @@ class Factor(NamedTuple):
     """F with F F^T ~ s H K_bar H for some s > 0.
 
     matrix: F, (L, rank), largest absolute entry 1 (so float16 cannot overflow); all 0 if K_bar is.
-    truncation_error: e, at least ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F, and 0 where F is exact; no CKA is off by
-        more than sqrt(2 - 2 sqrt(1 - e^2)).
+    truncation_error: e, at least ||F F^T / s - H K_bar H||_F / ||H K_bar H||_F, and 0 where F is exact; no CKA is off
+        by more than sqrt(2 - 2 sqrt(1 - e^2)).
     rank: number of columns.
     """
 
@@ -301,7 +301,7 @@ class MeanKernelFactor(ExactMeanKernel):
     def result(self) -> Factor:
         """The factor of what was added so far.
 
-        Its tail is an upper bound, and close to tau where tau is not tiny. What gave way is positive semidefinite, so
+        Its truncation error is an upper bound, and close where it is not tiny. What gave way is positive semidefinite, so
         that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
         """
         if self._columns is None and self._kernel is None:

@@ -25,6 +25,7 @@ from polyfed.plugins.settings import Availability, Devices, Profile
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.flat_options import grouped
+from tests.helpers.interrupt import Interrupt
 
 FAST = Profile(flops=1e6, memory_bytes=1e6, download_bps=8e4, upload_bps=4e4, latency=0.5)
 SLOW = Profile(flops=1e3, memory_bytes=1e6, download_bps=8e3, upload_bps=4e3)
@@ -38,14 +39,6 @@ class Patient(FedAvg):
     @property
     def accepts_stale_uploads(self) -> bool:
         return True
-
-
-class Stopper:
-    """Interrupts a run when its second round is through."""
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
 
 
 def two(method: Method | None = None, devices: Devices | None = TWO, **options: Any) -> Federation:
@@ -133,7 +126,7 @@ def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
     pool = two(executor="processes", workers=2, **options).run()
     assert simulated(pool) == simulated(whole)
     with pytest.raises(RunInterrupted):
-        two(out=tmp_path / "run", loggers=[Stopper()], **options).run()
+        two(out=tmp_path / "run", loggers=[Interrupt(2)], **options).run()
     resumed = two(out=tmp_path / "run", **options).run(resume=True)
     assert simulated(resumed) == simulated(whole)
     assert len({tuple(record["stragglers"]) for record in whole.history}) > 1
@@ -211,7 +204,7 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
     assert set(run.models) == {0}
     whole = two(devices=settings, rounds=4).run()
     with pytest.raises(RunInterrupted):
-        two(devices=settings, rounds=4, out=tmp_path / "cut", loggers=[Stopper()]).run()
+        two(devices=settings, rounds=4, out=tmp_path / "cut", loggers=[Interrupt(2)]).run()
     resumed = two(devices=settings, rounds=4, out=tmp_path / "cut").run(resume=True)
     assert resumed.result["accuracy_per_client"] == whole.result["accuracy_per_client"]
     assert simulated(resumed) == simulated(whole)

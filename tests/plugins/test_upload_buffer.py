@@ -26,6 +26,7 @@ from polyfed.plugins.settings import Availability, Devices
 from polyfed.plugins.upload_buffer import draw_starters, fill_buffer
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 ALIKE = Devices(profiles=["laptop"])
@@ -230,22 +231,6 @@ def test_a_stale_pair_moves_the_header_less() -> None:
 # what is under way --------------------------------------------------------------------------------------------------
 
 
-class Stopper:
-    """Interrupts a run after a round, or in it."""
-
-    def __init__(self, after: int = 0, within: int = 0) -> None:
-        self.after, self.within, self.done = after, within, 0
-
-    def client_done(self, done: int, total: int) -> None:
-        if self.done + 1 == self.within:
-            raise KeyboardInterrupt
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        self.done = record["round"]
-        if self.done == self.after:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     "method", others_slow([FedAvg(), FedProto(), Local()], quick=[FedAvg()]), ids=lambda method: method.name
 )
@@ -256,7 +241,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(method: Method, where: dict[str,
     devices = buffered(UNLIKE, 2, time_jitter=0.3)
     whole = ran(method, devices, rounds=5)
     with pytest.raises(RunInterrupted):
-        federation(method, devices, rounds=5, out=tmp_path, loggers=[Stopper(**where)]).run()
+        federation(method, devices, rounds=5, out=tmp_path, loggers=[Interrupt(**where)]).run()
     assert list(tmp_path.glob("checkpoint/round-*/work.safetensors"))
     resumed = federation(method, devices, rounds=5, out=tmp_path)
     resumed.run(resume=True)

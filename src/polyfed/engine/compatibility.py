@@ -134,7 +134,8 @@ class _Checks:
 
     def _check_classes(self) -> None:
         """Whether labels are what the method is made for."""
-        needs, first = self.needs, self.clients[0]
+        needs = self.needs
+        first = self.clients[0]
         if needs.classes and not first.classes:
             raise ConfigError(
                 f"{self.name} needs classes as labels, as {needs.classes}; got numbers to predict (regression); "
@@ -205,7 +206,8 @@ class _Checks:
 
     def _check_own(self, architecture: str) -> None:
         """Whether the tensors and the state of a client's own network can be copied and trained elsewhere."""
-        client, template = self.first[architecture], self.templates[architecture]
+        client = self.first[architecture]
+        template = self.templates[architecture]
         network_checks.check_memory(client, template if client.given is None else client.given)
         build = functools.partial(self.model_factory.build_raw, architecture)
         network_checks.check_state(client, template, build)

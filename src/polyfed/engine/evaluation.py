@@ -101,8 +101,9 @@ class Evaluator:
         self._memory = ScoreCache(self.from_scores)
         self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
         epochs = self.evaluation.held_out_epochs
-        for client in self._newcomers if epochs else ():
-            client.training = client.training.model_copy(update={"local_epochs": epochs})
+        if epochs:
+            for client in self._newcomers:
+                client.training = client.training.model_copy(update={"local_epochs": epochs})
 
     @property
     def scores_after_training(self) -> bool:

@@ -242,7 +242,8 @@ class _Checks:
         ordered = sorted(facts, key=lambda architecture: self.first[architecture].id)
         for other in ordered[1:]:
             if facts[other] != facts[ordered[0]]:
-                a, b = self.first[other], self.first[ordered[0]]
+                a = self.first[other]
+                b = self.first[ordered[0]]
                 raise ConfigError(
                     f"{self.name} needs {what}; {a.title_with_network} gives {facts[other]}, {b.title_with_network} "
                     f"gives {facts[ordered[0]]}{self._hint}"

@@ -141,7 +141,8 @@ def _page(check: CostEstimate) -> Iterator[str]:
     yield from _networks(check.architectures)
     yield from _clients(check)
     yield ""
-    features, classes = facts["feature_names"], facts["class_names"]
+    features = facts["feature_names"]
+    classes = facts["class_names"]
     if features:
         more = f", ... and {len(features) - _SHOWN_FEATURES} more" if len(features) > _SHOWN_FEATURES else ""
         yield from _wrap([f"features: {', '.join(features[:_SHOWN_FEATURES])}{more}"])

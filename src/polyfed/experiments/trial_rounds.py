@@ -238,7 +238,10 @@ class MeasuringExecutor(Serial):
 
     def _train(self, work: ClientWork) -> TrainingResult:
         """Train on a few batches, and measure what training and scoring cost."""
-        client, job, method, model_factory = work.client, work.job, work.method, work.model_factory
+        client = work.client
+        job = work.job
+        method = work.method
+        model_factory = work.model_factory
         began = time.perf_counter()
         cost = self.costs[job.round, client.id]
         for phase in self._phases(client, job.exchange):

@@ -86,7 +86,9 @@ class ClientWork:
         before: Mapping[str, Tensor] | None = None,
         loaded: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.job, self.method, self.model_factory = job, method, model_factory
+        self.job = job
+        self.method = method
+        self.model_factory = model_factory
         self._before = client_weights(job.client, job.variant, model_factory) if before is None else before
         self.client = working_copy(job.client, job.variant, model_factory, loaded or self._before)
         self.client.round, self.client.exchange = job.round, job.exchange.name
@@ -151,7 +153,8 @@ class ClientWork:
     def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
         """What was made leaves the device, and plugins encode the upload. fresh: see `run_job`."""
         client, job = self.client, self.job
-        message, refused = freeze({}), self.refused
+        message = freeze({})
+        refused = self.refused
         with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
             with self.stage("uploading"):
                 fetch(self.leaving())

@@ -327,7 +327,8 @@ class ForkedWorker(Worker):
 
     def __init__(self, context: WorkerContext, others: Sequence[ForkedWorker] = ()) -> None:
         super().__init__(context.store)
-        self._inbox, self._outbox = _SharedMemory(), _SharedMemory()
+        self._inbox = _SharedMemory()
+        self._outbox = _SharedMemory()
         self.line, theirs = Pipe()
         run = os.getpid()
         for stream in (sys.stdout, sys.stderr):

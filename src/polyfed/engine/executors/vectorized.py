@@ -225,7 +225,8 @@ class VectorizedExecutor:
     def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:
         """Train as one, the networks' tensors (K, ...) in place; the first that is not finite, client by client."""
         method, model_factory = self._context.method, self._context.model_factory
-        job, clients = works[0].job, [work.client for work in works]
+        job = works[0].job
+        clients = [work.client for work in works]
         phases = method.phases(clients[0].training) if job.exchange.phases is None else job.exchange.phases
         template = model_factory.module(job.client.architecture, job.variant)
         numbers = [client.id for client in clients]

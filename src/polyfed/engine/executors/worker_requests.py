@@ -81,7 +81,8 @@ def unpack(data: Buffer, copies: bool = True) -> tuple[dict[str, Any], dict[str,
 
 def _tensor_at(data: Buffer, begin: int, where: Any) -> Tensor:
     name, shape, strides, offset = where
-    dtype, count = getattr(torch, name), math.prod(shape)
+    dtype = getattr(torch, name)
+    count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=begin + offset).as_strided(shape, strides)
@@ -344,7 +345,8 @@ class WorkerLoop:
         if request["evaluation"] != self._evaluation:
             self._memory.forget_content()
             self._evaluation = request["evaluation"]
-        client, message = self._client(request, tensors), tensors["message"]
+        client = self._client(request, tensors)
+        message = tensors["message"]
         job = EvalJob(client, request["variant"], message, request["round"], request["parts"], request["shared"])
         scores = score_parts(job, self._context.method, self._context.model_factory, self._memory)
         return {}, {part: _figures(score) for part, score in scores.items()}

@@ -75,6 +75,8 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     assert len(images) == 6, "two methods at the three main layers"
     matrix = found[0].layers["logits"].matrix
     assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
+    named = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawing.figure.axes[:3]]
+    assert [each[0] for each in named] == ["a", "", ""], "at the first map of a row"
     assert images[2].get_clim() == (int(10 * min(map(min, matrix))) / 10, 1)
     lines = drawing.figure.axes[0].lines
     assert [line.get_xdata()[0] for line in lines[2:]] == [1.5, 1.5], "between clients 2 and 1"
@@ -106,6 +108,10 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     alone = found_in(runs[0], other[:2], ("x",), WHO[:2])
     assert alone.layers["x"].between is None
     assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
+    (only, *_) = draw_maps(grouped(runs), [alone], ["x"]).figure.axes
+    assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"
+    two = draw_means(grouped(runs), [found[0], found_in(runs[2], other, ("logits",))]).figure.axes[0].containers
+    assert [bars.patches[0].get_x() for bars in two if hasattr(bars, "patches")] == pytest.approx([-0.4, 0.0])
 
 
 def test_names_stand_at_each_row_where_networks_differ(
@@ -117,4 +123,9 @@ def test_names_stand_at_each_row_where_networks_differ(
     for shown, below in (([*found, found[0]], below_last), ([found[0], other], [["a", "b"], ["a", "c"]])):
         maps = [axes for axes in draw_maps(grouped(runs), shown, ["logits"]).figure.axes if axes.images]
         assert [axes.get_ylabel() for axes in maps] == [one.name for one in shown]
+        assert [axes.get_yticks().tolist() for axes in maps] == [[0.5, 2.0]] * len(shown), (
+            "the middle of each network's"
+        )
+        names = [[label.get_text() for label in axes.get_yticklabels()] for axes in maps]
+        assert [each[0] for each in names] == ["a"] * len(shown)
         assert [[label.get_text() for label in axes.get_xticklabels() if label.get_text()] for axes in maps] == below

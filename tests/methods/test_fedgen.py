@@ -14,6 +14,7 @@ from polyfed.methods.fedgen import (
     frozen_head,
     generate,
     init_generator,
+    observed_classes,
     train_generator,
 )
 from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
@@ -60,6 +61,10 @@ def test_features_by_hand():
     weights = init_generator(CLASSES, 5, draws())
     weights["norm.running_mean"] = torch.randn(8, generator=draws(1))
     weights["norm.running_var"] = 1 + torch.rand(8, generator=draws(2))
+    for layer, inputs in (("hidden", 4 + CLASSES), ("output", 8)):
+        low, high = (float(end) for end in weights[f"{layer}.weight"].aminmax())
+        bound = inputs**-0.5
+        assert -bound <= low < -0.8 * bound < 0.8 * bound < high <= bound
     before = {name: t.clone() for name, t in weights.items()}
     z, y = torch.randn(7, 4, generator=draws(3)), torch.tensor([0, 1, 2, 2, 1, 0, 0])
     np.testing.assert_allclose(
@@ -132,6 +137,7 @@ def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count
     new, _, loss = train_generator(weights, {}, linear_heads(2), counts, 1e-2, draws(1))
     assert all(t.isfinite().all() for t in new.values())
     assert np.isfinite(loss)
+    assert observed_classes(torch.tensor([[1, 2, 0], [0, 0, 1]])).tolist() == [0, 2, 0]
     unused = new["hidden.weight"][:, 4 + 1]  # its column of the one-hot input
     assert torch.equal(unused, weights["hidden.weight"][:, 4 + 1])
 
@@ -205,6 +211,7 @@ def test_the_teacher_gets_no_gradient():
     context = dict(method.receive(client, method.broadcast(fed.server, 1)))
     client.context = context
     context |= method.step_inputs(client, 0, draws())
+    assert same(method.step_inputs(client, 0, draws()), {name: context[name] for name in ("y", "z_y", "z")})
     data, model = batch(samples(4, 5)), client.model
     found = method.gradients(model, data, context).grads
     teacher = model.head(generate(context["generator"], context["z"], data.y)).detach()

@@ -1,9 +1,9 @@
 """One setting of a suite: method by method tuned, run over the seeds, and written into the setting's figures.
 
 What the figures have already is not run again, wherever they were made: they keep the recipe and the hyperparameters,
-and a key that has come into the library since counts as its default. Runs that are not in the figures lie in
-``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``, where one that is done is taken as it is, and one that was
-interrupted goes on.
+a key that has come into the library since counts as its default, and a hyperparameter that has left it is not compared.
+Runs that are not in the figures lie in ``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``, where one that is done is
+taken as it is, and one that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -509,14 +509,15 @@ def hyperparameters_of(row: Recipe) -> dict[str, Any]:
 
 
 def has_hyperparameters(stored: RowResult, row: Recipe, training: Mapping[str, Any]) -> bool:
-    """Whether a stored row was made with these; those that have come since count as their defaults.
+    """Whether a stored row was made with these; new ones count as their defaults, ones that have left do not count.
 
     Args:
         training: settings of [training] that were chosen for the row, by their whole keys.
     """
     now = flat_table(hyperparameters_of(row)) | as_json(training)
     then = flat_table(stored.hyperparameters)
-    if stored.method != row.method.name or then.keys() - now.keys():
+    gone = then.keys() - now.keys()
+    if stored.method != row.method.name or any(key.startswith("training.") for key in gone):
         return False
     if now.keys() - then.keys():
         then = flat_table(_default_hyperparameters(row)) | then

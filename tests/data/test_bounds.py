@@ -119,7 +119,6 @@ def test_images_are_read_upright_whatever_holds_them(turned: bytes, tmp_path: Pa
     for name in (f"images:{tmp_path}/photos", f"images:{tmp_path}/photos", "table", "table", "clients:clients"):
         source = load_dataset(name, tmp_path)
         assert is_upright(source.train.x[0]), name
-        assert source.remarks == ("images turned as their EXIF tags say: 1",), name
     pillow = [(Image.open(io.BytesIO(data)), label) for label, data in enumerate((turned, plain, plain))]
     assert is_upright(pf.from_tensors(pillow).train.x[0])
     form = InputSpec((1, 4, 4), torch.uint8, None, ("a", "b"))
@@ -130,7 +129,7 @@ def test_images_are_read_upright_whatever_holds_them(turned: bytes, tmp_path: Pa
 def test_a_tag_that_cannot_be_read_does_not_count(turned: bytes) -> None:
     image = Image.open(io.BytesIO(turned))
     image.info["exif"] = b"Exif\0\0II*\0\xff\xff\xff\xff"
-    assert upright(image) == (image, False)
+    assert upright(image).tobytes() == image.tobytes()
     plain = Image.new("L", (2, 2))
     plain.getexif()[ExifTags.Base.Orientation] = 1
-    assert upright(plain) == (plain, False)
+    assert upright(plain).tobytes() == plain.tobytes()

@@ -59,11 +59,6 @@ class Data(Settings):
         description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows, "
         "with a column that says so",
     )
-    decimal: Literal[".", ","] = Field(".", description="csv: what stands before decimals")
-    missing_words: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None,
-        description="csv: what stands for a missing value besides empty cells, NA, N/A, NaN and ?; case does not count",
-    )
     text_column: str | None = Field(
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
     )
@@ -205,8 +200,6 @@ class Data(Settings):
         for name in self.source_options(()).of_tables:
             if not self.dataset.startswith(TABLE_NAMES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
-        if self.missing_words and self.missing_values == "error" and not self.category_columns:
-            raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
         return self
 
     @model_validator(mode="after")
@@ -272,8 +265,6 @@ class Data(Settings):
             tuple(self.category_columns or ()),
             self.missing_values == "client_mean",
             self.task == "regression",
-            self.decimal,
-            tuple(self.missing_words or ()),
         )
 
     def _inactive_keys(self) -> set[str]:
@@ -287,7 +278,6 @@ class Data(Settings):
             "feature_columns": self.feature_columns is None,
             "category_columns": self.category_columns is None,
             "missing_values": self.missing_values == "error",
-            "decimal": self.decimal == ".",
             "partitioner": not self.partitioner,
         }
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}

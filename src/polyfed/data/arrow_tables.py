@@ -149,14 +149,12 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
         images: dict[str, torch.Tensor] = {}
         raw: dict[str, NDArray[Any]] = {}
         shape: torch.Size | None = None
-        turned = 0
         for side, parts in sides.items():
-            images[side], raw[side], of_side = _read_side(parts, found, shape)
-            turned += of_side
+            images[side], raw[side] = _read_side(parts, found, shape)
             shape = images[side].shape[1:]
         labels, names = encode_labels(raw, found.label, found.class_names, _files(sides))
         samples = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}
-        read = cache_decoded(key, samples, names, turned) if key else LabeledImages(samples, names, turned=turned)
+        read = cache_decoded(key, samples, names) if key else LabeledImages(samples, names)
     more = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
     return replace(read, columns=more, label_column=found.label)
 
@@ -208,10 +206,8 @@ def _files(sides: Parts) -> dict[str, list[tuple[object, range]]]:
     return {side: [(part.where, range(part.rows)) for part in parts] for side, parts in sides.items()}
 
 
-def _read_side(
-    parts: Sequence[Part], columns: Columns, shape: torch.Size | None
-) -> tuple[torch.Tensor, NDArray[Any], int]:
-    """Every image (N, C, H, W) and raw label (N,) of some parts, in order, and how many images were turned.
+def _read_side(parts: Sequence[Part], columns: Columns, shape: torch.Size | None) -> tuple[torch.Tensor, NDArray[Any]]:
+    """Every image (N, C, H, W) and raw label (N,) of some parts, in order.
 
     shape: (C, H, W) that the images must have; None for that of the first.
     """
@@ -221,15 +217,14 @@ def _read_side(
         raise ConfigError(f"expected at least one row in {first}, got an empty file")
     pixels: torch.Tensor | None = None
     labels: list[NDArray[Any]] = []
-    row = turned = 0
+    row = 0
     for part in parts:
         start = row
         for cells, marks in part.filled(columns):
             labels.append(_label_values(marks, columns.label, part.where))
             for cell in cells:
                 place = f"row {row - start} of {part.where}"
-                image, is_turned = decode(_bytes(cell, part), place)
-                turned += is_turned
+                image = decode(_bytes(cell, part), place)
                 shape = shape or image.shape
                 pixels = _room((total, *shape), first) if pixels is None else pixels
                 if image.shape != shape:
@@ -243,7 +238,7 @@ def _read_side(
                 row += 1
     if pixels is None or row != total:
         raise ConfigError(f"expected {total} rows, as the files say, got {row} from {first}")
-    return pixels, np.concatenate(labels), turned
+    return pixels, np.concatenate(labels)
 
 
 def _bytes(cell: Any, part: Part) -> bytes | None:

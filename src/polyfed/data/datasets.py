@@ -47,15 +47,7 @@ _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps t
 _HUB = "hub:"
 _FILES = ("label_column", "train_splits", "columns")
 _TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
-_TABLE = (
-    "label_column",
-    "columns",
-    "feature_columns",
-    "category_columns",
-    "missing_values",
-    "decimal",
-    "missing_words",
-)
+_TABLE = ("label_column", "columns", "feature_columns", "category_columns", "missing_values")
 
 
 def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> DatasetSource:
@@ -374,11 +366,8 @@ def _from_parts(
 
 def _from_images(name: str, read: images.LabeledImages, published: Statistics | None = None) -> DatasetSource:
     """A source from decoded images, or arrays; `published` are mean and std where they are known."""
-    turned = (f"images turned as their EXIF tags say: {read.turned}",) if read.turned else ()
     more: dict[str, Any] = dict(zip(("mean", "std"), published or (), strict=False))
-    return DatasetSource.of(
-        name, read.sides, read.class_names, read.columns, label_column=read.label_column, remarks=turned, **more
-    )
+    return DatasetSource.of(name, read.sides, read.class_names, read.columns, label_column=read.label_column, **more)
 
 
 def _from_function(name: str, options: SourceOptions) -> DatasetSource:

@@ -37,18 +37,17 @@ _Rows = list[tuple[str, Path]]  # (class, file)
 class LabeledImages:
     """What was read: the sides ("train", "test"), what the classes are called, and further columns by side.
 
-    label_column: where the labels stood in the files; None: in none. turned: how many images their EXIF tags turned.
+    label_column: where the labels stood in the files; None: in none.
     """
 
     sides: Mapping[str, LabeledSamples]
     class_names: tuple[str, ...]
     columns: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     label_column: str | None = None
-    turned: int = 0
 
 
-def decode(data: bytes | None, place: str) -> tuple[Tensor, bool]:
-    """One image as (C, H, W) uint8, upright, and whether its EXIF tag turned it.
+def decode(data: bytes | None, place: str) -> Tensor:
+    """One image as (C, H, W) uint8, upright as its EXIF tag says.
 
     Gray stays one channel, palettes become RGB, an alpha without effect goes.
     """
@@ -61,7 +60,7 @@ def decode(data: bytes | None, place: str) -> tuple[Tensor, bool]:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             stored = Image.open(io.BytesIO(data))
         with stored:
-            image, is_turned = upright(stored)
+            image = upright(stored)
             mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
             pixels = np.asarray(image.convert(mode) if mode else image)
             mode = mode or image.mode
@@ -73,7 +72,7 @@ def decode(data: bytes | None, place: str) -> tuple[Tensor, bool]:
         mode = mode[:-1]
     if mode not in ("L", "RGB"):
         raise ConfigError(f"expected a gray or an RGB image, got mode {mode} in {place}")
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()), is_turned
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy())
 
 
 # the decoded copy ----------------------------------------------------------------------------------------------------
@@ -92,16 +91,16 @@ def from_cache(key: str) -> LabeledImages | None:
             for side in ("train", "test")
             if side == "train" or "test_x" in tensors
         }
-        return LabeledImages(sides, tuple(names), turned=int(facts["turned"]))
+        return LabeledImages(sides, tuple(names))
     except (KeyError, ValueError, TypeError, ConfigError):
         return None
 
 
-def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...], turned: int) -> LabeledImages:
+def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...]) -> LabeledImages:
     """Decoded sides ("train", "test"), of which a copy is left in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
-    cache.save_entry(key, tensors, {"class_names": json.dumps(names), "turned": str(turned)})
-    return LabeledImages(sides, names, turned=turned)
+    cache.save_entry(key, tensors, {"class_names": json.dumps(names)})
+    return LabeledImages(sides, names)
 
 
 # folders of classes ------------------------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ def read_folders(
     marks = cache.file_marks(path for _, _, path in rows)
     of_rows = (f"{side} {name} {mark}" for (side, name, _), mark in zip(rows, marks, strict=True))
     key = cache.cache_key([_VERSION, str(image_size), *of_rows])
-    found = from_cache(key) or cache_decoded(key, *_decoded(sides, names, image_size))
+    found = from_cache(key) or cache_decoded(key, _decoded(sides, names, image_size), names)
     if not of_clients:
         return found
     whose = {
@@ -151,14 +150,11 @@ def read_folders(
     return replace(found, columns=whose)
 
 
-def _decoded(
-    sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | None
-) -> tuple[dict[str, LabeledSamples], tuple[str, ...], int]:
-    """Both sides, decoded, in one number of channels, the classes' names, and how many images were turned."""
+def _decoded(sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | None) -> dict[str, LabeledSamples]:
+    """Both sides, decoded, in one number of channels."""
     number = {name: place for place, name in enumerate(names)}
     read = iter(gathered(partial(_picture, path, image_size) for rows in sides.values() for _, path in rows))
-    decoded = {side: [next(read) for _ in rows] for side, rows in sides.items()}
-    pixels = {side: [x for x, _ in rows] for side, rows in decoded.items()}
+    pixels = {side: [next(read) for _ in rows] for side, rows in sides.items()}
     channels = max(x.shape[1] for rows in pixels.values() for x in rows)
     first = pixels["train"][0].shape[2:]
     found = {}
@@ -171,17 +167,17 @@ def _decoded(
                 )
         x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
         found[side] = LabeledSamples(x, torch.tensor([number[name] for name, _ in rows]))
-    return found, names, sum(is_turned for rows in decoded.values() for _, is_turned in rows)
+    return found
 
 
-def _picture(path: Path, image_size: int | None) -> tuple[Tensor, bool]:
-    """One image, (1, C, H, W) uint8, and whether it was turned."""
+def _picture(path: Path, image_size: int | None) -> Tensor:
+    """One image, (1, C, H, W) uint8."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-    x, is_turned = decode(data, str(path))
-    return resize(LabeledSamples(x[None], torch.zeros(1, dtype=torch.int64)), image_size).x, is_turned
+    x = decode(data, str(path))[None]
+    return resize(LabeledSamples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
 
 
 def images_in(folder: Path) -> list[Path]:

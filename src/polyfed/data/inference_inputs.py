@@ -224,7 +224,7 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
             data = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-        rows.append(_fitted(decode(data, str(path))[0][None], form, str(path)))
+        rows.append(_fitted(decode(data, str(path))[None], form, str(path)))
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
@@ -272,7 +272,7 @@ def _from_parquet(
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
             if form.vocabulary is None:
-                pixels, _ = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
+                pixels = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
                 images.append(_fitted(pixels[None], form, place))
             elif cell is None:
                 raise ConfigError(f"expected a text, got none in {place}")

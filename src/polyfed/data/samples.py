@@ -256,7 +256,7 @@ def _input(given: Any, row: int) -> Tensor:
     """An input as a tensor; a Pillow image as (C, H, W) uint8."""
     picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
     if picture is not None:
-        given, _ = upright(given)
+        given = upright(given)
     if picture not in (None, "L", "RGB"):
         raise ConfigError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
     refuse_masked(given, f"an input in item {row}")
@@ -269,18 +269,14 @@ def _input(given: Any, row: int) -> Tensor:
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
 
 
-def upright(image: Any) -> tuple[Any, bool]:
-    """A Pillow image as its EXIF tag says that it is to be shown, and whether that turned it.
-
-    A tag that cannot be read does not count.
-    """
-    from PIL import ExifTags, ImageOps
+def upright(image: Any) -> Any:
+    """A Pillow image as its EXIF tag says that it is to be shown; a tag that cannot be read does not count."""
+    from PIL import ImageOps
 
     try:
-        is_turned = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+        return ImageOps.exif_transpose(image)
     except Exception:  # Pillow's readers raise nearly anything on foreign bytes
-        is_turned = False
-    return (ImageOps.exif_transpose(image) if is_turned else image), is_turned
+        return image
 
 
 def _label(label: Any, row: int, of_numbers: bool) -> int | float:

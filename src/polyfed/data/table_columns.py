@@ -1,4 +1,4 @@
-"""How a table's cells are spelt, and its columns that are no plain numbers: categories, numbers that may be missing.
+"""A table's columns that are no plain numbers: categories, and numbers that may be missing.
 
 A category is stored as a whole number, 0 for a value that is missing or that the training side does not have. A number
 that may be missing has a column of its own at the end of the row, 1 where it is missing, else 0.
@@ -8,99 +8,12 @@ Shapes: N rows, F features.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError
-
-FLAG = "{} is missing"  # what the column is called that says so
-MISSING = ("", "na", "n/a", "nan", "?")  # how a missing value is spelt, in lower case
-_SIGNS = {".": ",", ",": "."}  # before decimals, and the other one
-_WITH_DECIMALS = re.compile(r"[+-]?\d+[.,]\d+")
-
-
-@dataclass(frozen=True)
-class CellFormat:
-    """How cells are spelt.
-
-    Args:
-        decimal: what stands before decimals, a point or a comma.
-        missing: what stands for a missing value besides `MISSING`, in upper or lower case.
-    """
-
-    decimal: str = "."
-    missing: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.decimal not in _SIGNS:
-            raise ConfigError(f"expected decimal '.' or ',', got {self.decimal!r}")
-
-    @property
-    def other_sign(self) -> str:
-        """What stands before decimals elsewhere."""
-        return _SIGNS[self.decimal]
-
-    def is_missing(self, cell: str) -> bool:
-        """Whether a cell holds no value.
-
-        >>> [CellFormat(missing=("never",)).is_missing(cell) for cell in ("NA", "Never", "0")]
-        [True, True, False]
-        """
-        spelt = cell.strip().lower()
-        return spelt in MISSING or any(spelt == word.lower() for word in self.missing)
-
-    def number(self, cell: str) -> float | None:
-        """A cell's number; None where it holds none.
-
-        >>> [CellFormat(decimal).number(cell) for decimal in ".," for cell in ("1.5", "1,5", "2")]
-        [1.5, None, 2.0, None, 1.5, 2.0]
-        """
-        if "_" in cell or self.other_sign in cell:
-            return None
-        try:
-            return float(cell.replace(",", "."))
-        except ValueError:
-            return None
-
-    def whole(self, cells: Sequence[str]) -> list[int] | None:
-        """Whole numbers, also spelt 3.0; None where one cell is none."""
-        values = [self.number(cell) for cell in cells]
-        if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
-            return [int(value) for value in values if value is not None]
-        return None
-
-    def plain(self, cell: str) -> str:
-        """A label's usual spelling: 3 for 3.0, and points before decimals."""
-        whole = self.whole([cell])
-        if whole is not None:
-            return str(whole[0])
-        return cell if self.number(cell) is None else cell.replace(",", ".")
-
-    def has_other_decimals(self, cell: str) -> bool:
-        """Whether a cell is a number with the other sign before decimals."""
-        return self.other_sign in cell and _WITH_DECIMALS.fullmatch(cell) is not None
-
-    def holds_numbers(self, cells: Iterable[str]) -> bool:
-        """Whether a column has a number, or nothing but numbers with the other sign before decimals.
-
-        >>> [CellFormat().holds_numbers(cells) for cells in (["1,5", "", "-0,25"], ["a", "2"], ["1,5", "b"])]
-        [True, True, False]
-        """
-        present = [cell for cell in cells if not self.is_missing(cell)]
-        if any(self.number(cell) is not None for cell in present):
-            return True
-        return bool(present) and all(map(self.has_other_decimals, present))
-
-    def category(self, cell: str, names: Mapping[str, int]) -> int:
-        """The number of a cell's category; 0 for one that is missing or unknown."""
-        return 0 if self.is_missing(cell) else names.get(cell, 0)
-
-
-USUAL = CellFormat()
 
 
 @dataclass(frozen=True)
@@ -110,12 +23,10 @@ class TableColumns:
     Args:
         categories: per feature, the names of its categories, of which the i-th is stored as i + 1; () for a number.
         flags: (F1, F2): feature F2 says where feature F1 is missing.
-        cells: how they were spelt.
     """
 
     categories: tuple[tuple[str, ...], ...] = ()
     flags: tuple[tuple[int, int], ...] = ()
-    cells: CellFormat = USUAL
 
     @property
     def counts(self) -> tuple[int, ...]:

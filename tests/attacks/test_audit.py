@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -26,18 +26,17 @@ from polyfed.attacks.inference import (
     membership_samples,
     pool,
 )
-from polyfed.attacks.reconstruction import AttackConfig, collect_target, reconstruction_grid, run_attack, to_text
+from polyfed.attacks.reconstruction import collect_target, reconstruction_grid, run_attack, to_text
 from polyfed.attacks.replay import Replay, find_full_model, plaintext_facts, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import flatten, get_group, get_tensor, nbytes
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.functional.membership_scores import auc
-from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import StoredRecipe
+from tests.attacks.conftest import Done
 from tests.helpers.regression import write_table
 
 RECIPE: dict[str, Any] = {
@@ -59,42 +58,13 @@ RECIPE: dict[str, Any] = {
 KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "transport": "indices", "size": 40}}
 
 
-class Done(NamedTuple):
-    """A finished run. federation: as it was at the end."""
-
-    record: RunRecord
-    federation: Any
-
-
 Ran = Callable[..., Done]
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """A run with these settings, made once; its folder must be left as it is."""
-    made: dict[str, Done] = {}
-
-    def make(
-        method: str = "fedavg", sections: Mapping[str, Mapping[str, Any]] | None = None, **hyperparameters: Any
-    ) -> Done:
-        key = json.dumps([method, hyperparameters, sections])
-        if key not in made:
-            settings = {**RECIPE, "method": {"name": method, **hyperparameters}}
-            for name, section in (sections or {}).items():
-                settings[name] = {**settings.get(name, {}), **section}
-            path = tmp_path_factory.mktemp("runs") / "run"
-            federation = build_federation(pf.Recipe.from_dict(settings), out=path)
-            federation.run()
-            made[key] = Done(load_runs(path)[0], federation)
-        return made[key]
-
-    return make
 
 
 @pytest.fixture(scope="module")
 def overfitted(ran: Ran) -> tuple[Done, Replay]:
     """A run whose clients know their rows by heart, and its last round."""
-    done = ran(sections={"training": {"rounds": 1, "local_epochs": 40, "lr": 0.1}})
+    done = ran("fedavg", sections={"training": {"rounds": 1, "local_epochs": 40, "lr": 0.1}})
     return done, replay(done.record, [0, 1, 2])
 
 
@@ -104,7 +74,7 @@ def overfitted(ran: Ran) -> tuple[Done, Replay]:
 @pytest.mark.parametrize(("kept", "begins"), [(1, 2), (2, 1)])
 def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the checkpoint before it, or where there is none from the start: the mean of what came up is the model."""
-    done = ran(sections={"run": {"checkpoint_every": kept}})
+    done = ran("fedavg", sections={"run": {"checkpoint_every": kept}})
     before = {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")}
     worked: list[int] = []
     inner = replays.RecordingExecutor.run
@@ -153,9 +123,9 @@ def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:
     seen = collect_target(done.record.path, 0, 2, [0.0], None, "cpu")
     rows = [get_tensor(up, "labels").tolist().index(label) for label in seen.labels]
     assert torch.equal(seen.sent[0].values[0.0], get_tensor(up, "lars")[rows])
-    found = run_attack(seen, AttackConfig(steps=1, tv=(0.0,)))
+    found = run_attack(seen, 1, (0.0,))
     assert "on their way upload_clip_norm 1, upload_noise_multiplier 0.1" in " ".join(to_text(found).split())
-    assert found.to_dict()["on_the_way"] == "upload_clip_norm 1, upload_noise_multiplier 0.1"
+    assert found.content["on_the_way"] == "upload_clip_norm 1, upload_noise_multiplier 0.1"
     assert [axes.get_ylabel() for axes in reconstruction_grid(found).axes if axes.get_ylabel()][-1] == "as sent"
 
 
@@ -174,7 +144,7 @@ def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(ov
 
 
 def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, tmp_path: Path) -> None:
-    record = ran().record
+    record = ran("fedavg").record
     lines = [line.model_copy(update={"bytes_by_client": {}}) for line in record.rounds]
     with pytest.raises(ConfigError, match="got other 'bytes_by_client' in round 2"):
         replay(dataclasses.replace(record, rounds=lines), [0])
@@ -195,7 +165,7 @@ def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
         {"round": 2, "clients": [0, 1, 2], "refused": [{"client": 0, "reason": "nan"}], "dropped": [2]},
         {"round": 3, "clients": [0, 1, 2], "final_round": True},
     ]
-    record = dataclasses.replace(ran().record, rounds=[RoundRecord(**line) for line in lines])
+    record = dataclasses.replace(ran("fedavg").record, rounds=[RoundRecord(**line) for line in lines])
     assert replays.last_upload_rounds(record) == {0: 1, 1: 2, 2: 1, 3: 1}
 
 
@@ -203,7 +173,7 @@ def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
 
 
 def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
-    client = ran().federation.clients[0]
+    client = ran("fedavg").federation.clients[0]
     classes, counts = client.data.train.y.unique(return_counts=True)
     message = {"labels": classes.int(), "counts": counts.int(), "n": torch.tensor(client.n), "mask": classes > 3}
     assert plaintext_facts(message, client) == {
@@ -220,14 +190,14 @@ def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
         heard = replay(ran(method, **hyperparameters).record, [0, 1, 2])
         return infer_labels(heard, {number: heard.transcript(number) for number in range(3)})
 
-    assert guessed("fedgh").how == "stated"
+    assert guessed("fedgh")["how"] == "stated"
     head = guessed("fedavg")
-    assert head.how == "head's step"
-    assert head.auc.low > 0.5
+    assert head["how"] == "head's step"
+    assert head["auc"]["low"] > 0.5
     kernel = guessed("fedhenn", **KERNELS)
-    assert kernel.how == "kernel"
-    assert 0 <= kernel.auc.low <= kernel.auc.value <= 1
-    assert guessed("local").why_not == "nothing goes up"
+    assert kernel["how"] == "kernel"
+    assert 0 <= kernel["auc"]["low"] <= kernel["auc"]["value"] <= 1
+    assert guessed("local")["why_not"] == "nothing goes up"
 
 
 # which rows -----------------------------------------------------------------------------------------------------------
@@ -303,11 +273,10 @@ def test_changes_of_weights_are_attacked_step_by_step(overfitted: tuple[Done, Re
     network = find_full_model(heard, transcript)
     assert network is not None
     one, some, whole = from_weight_updates(heard, transcript, network, 2, 60, 0)
-    assert one.psnr is not None and one.guess_psnr is not None and whole.psnr is not None  # noqa: PT018
-    assert one.psnr > one.guess_psnr + 3
-    assert one.psnr > whole.psnr
-    assert [each.images for each in (one, some, whole)] == [2, 2, 2]
-    assert (some.what, whole.what) == ("weights after one step, 2 images", "weights after the round, 20 images")
+    assert one["psnr"] > one["guess_psnr"] + 3
+    assert one["psnr"] > whole["psnr"]
+    assert [each["images"] for each in (one, some, whole)] == [2, 2, 2]
+    assert (some["what"], whole["what"]) == ("weights after one step, 2 images", "weights after the round, 20 images")
 
 
 # the report ---------------------------------------------------------------------------------------------------------
@@ -348,15 +317,15 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
 
 @pytest.mark.slow
 def test_every_option_bites(ran: Ran) -> None:
-    record = ran().record
+    record = ran("fedavg").record
     base = AuditOptions(shadows=4, clients=1, images=1, steps=2)
-    first = audit_run(record, base).to_dict()
-    assert audit_run(record, base).to_dict() == first
+    first = audit_run(record, base)
+    assert audit_run(record, base) == first
     lira = [one["how"] for one in first["membership"]]
     assert lira == ["loss", "LiRA offline", "LiRA online", "loss"]
     for change in ({"seed": 1}, {"shadows": 6}, {"steps": 3}, {"shadow_data": "holdout"}):
-        assert audit_run(record, dataclasses.replace(base, **change)).to_dict() != first, change
-    few = audit_run(record, dataclasses.replace(base, shadows=0, images=0, clients=2)).to_dict()
+        assert audit_run(record, dataclasses.replace(base, **change)) != first, change
+    few = audit_run(record, dataclasses.replace(base, shadows=0, images=0, clients=2))
     assert [one["how"] for one in few["membership"]] == ["loss", "loss"]
     assert few["reconstruction"] == []
     assert list(few["messages"]) == ["0", "1"]
@@ -366,11 +335,11 @@ def test_every_option_bites(ran: Ran) -> None:
 def test_methods_that_send_a_part_or_keep_their_start_say_so(ran: Ran) -> None:
     quick = AuditOptions(shadows=4, clients=1, images=0)
     part = audit_run(ran("fedrep").record, quick)
-    assert "of the network's" in part.why_not_members
-    assert all(guess.by != "server" for guess in part.guesses[0])
+    assert "of the network's" in part["membership_why_not"]
+    assert all(guess["by"] != "server" for guess in part["membership"])
     whole = audit_run(ran("fedhenn", alignment_data={"size": 40}).record, quick)
-    assert "where the client's weights started did not come down" in whole.why_not_members
-    assert [(guess.by, guess.how) for guess in whole.guesses[0]] == [
+    assert "where the client's weights started did not come down" in whole["membership_why_not"]
+    assert [(guess["by"], guess["how"]) for guess in whole["membership"]] == [
         ("server", "loss"), ("holder of the network", "loss")
     ]  # fmt: skip
 
@@ -385,7 +354,7 @@ WRONG = [
 
 
 def test_wrong_options_are_one_line(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
-    path = ran().record.path
+    path = ran("fedavg").record.path
     before = sorted(path.rglob("*"))
     for words, line in WRONG:
         assert say("audit", "leakage", path, *(word.replace("RUN", str(path)) for word in words)) == 2

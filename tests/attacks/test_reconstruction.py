@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,23 +17,17 @@ from torch import Tensor
 
 import polyfed as pf
 from polyfed.attacks import reconstruction
-from polyfed.attacks.reconstruction import (
-    AttackConfig,
-    AttackTarget,
-    collect_target,
-    reconstruction_grid,
-    run_attack,
-)
+from polyfed.attacks.reconstruction import AttackTarget, collect_target, reconstruction_grid, run_attack
 from polyfed.cli import app as cli
 from polyfed.core.inference import representations
 from polyfed.core.message import get_group
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.class_prototypes import class_means
 from polyfed.methods import FedIN
+from tests.attacks.conftest import Done
 from tests.helpers.readable import unreadable
 
 RECIPE: dict[str, Any] = {
@@ -51,32 +45,7 @@ RECIPE: dict[str, Any] = {
 }
 
 
-class Done(NamedTuple):
-    """A finished run. pool: what the server holds of the last round's pairs."""
-
-    path: Path
-    pool: Mapping[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
-    """A run with these hyperparameters, made once; its folder must be left as it is."""
-    made: dict[str, Done] = {}
-
-    def make(method: str = "fedin", training: Mapping[str, Any] | None = None, **hyperparameters: Any) -> Done:
-        key = json.dumps([method, hyperparameters, training])
-        if key not in made:
-            same_shape = {"aggregation": "same-shape"} if method == "fedin" else {}
-            settings = {**RECIPE, "method": {"name": method, **same_shape, **hyperparameters}}
-            settings["training"] = {**RECIPE["training"], **(training or {})}
-            path = tmp_path_factory.mktemp("runs") / "run"
-            federation = build_federation(pf.Recipe.from_dict(settings), out=path)
-            federation.run()
-            state = federation.server.state
-            made[key] = Done(path, dict(get_group(state, "pool")) if "pool" in state else {})
-        return made[key]
-
-    return make
+Ran = Callable[..., Done]
 
 
 def exposed(path: Path, client: int = 0, images: int = 2, **options: Any) -> AttackTarget:
@@ -84,19 +53,22 @@ def exposed(path: Path, client: int = 0, images: int = 2, **options: Any) -> Att
     return collect_target(path, client, images, **given)
 
 
+def fedin(ran: Ran, sections: Any = None, **hyperparameters: Any) -> Done:
+    return ran("fedin", sections, aggregation="same-shape", **hyperparameters)
+
+
 def sent_by(done: Done, client: int, part: str) -> Tensor:
-    return done.pool[part][done.pool["sender"] == client]
+    pool = get_group(done.federation.server.state, "pool")
+    return pool[part][pool["sender"] == client]
 
 
 # what is attacked is what was sent ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("level", "client"), [(0.0, 0), (0.6, 1)])
-def test_features_are_those_that_the_server_holds_bit_for_bit(
-    ran: Callable[..., Done], level: float, client: int
-) -> None:
-    done = ran(noise_std=level) if level else ran()
-    seen = exposed(done.path, client, 3, sources=["s_in", "s_out"])
+def test_features_are_those_that_the_server_holds_bit_for_bit(ran: Ran, level: float, client: int) -> None:
+    done = fedin(ran, noise_std=level) if level else fedin(ran)
+    seen = exposed(done.record.path, client, 3, sources=["s_in", "s_out"])
     assert seen.rows == 10
     assert seen.noise_of_run == level
     assert [sent.name for sent in seen.sent] == ["s_in", "s_out"]
@@ -104,9 +76,9 @@ def test_features_are_those_that_the_server_holds_bit_for_bit(
         assert torch.equal(sent.values[level], sent_by(done, client, sent.name)[:3].float())
 
 
-def test_the_images_are_those_that_the_features_were_made_of(ran: Callable[..., Done]) -> None:
-    done = ran()
-    seen = exposed(done.path, 1, 10, sources=["s_in", "s_out"])
+def test_the_images_are_those_that_the_features_were_made_of(ran: Ran) -> None:
+    done = fedin(ran)
+    seen = exposed(done.record.path, 1, 10, sources=["s_in", "s_out"])
     assert all(len(images) == 1 for images in seen.behind)
     assert torch.equal(torch.cat(seen.behind), seen.targets)
     with torch.no_grad():
@@ -117,9 +89,9 @@ def test_the_images_are_those_that_the_features_were_made_of(ran: Callable[..., 
     assert torch.allclose(seen.to_images(x), seen.targets, atol=1e-6)
 
 
-def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Done]) -> None:
-    done = ran(projection="fixed", projection_channels=5, projection_grid=2, projection_features=7)
-    seen = exposed(done.path, 1, 10, sources=["s_in", "s_out"])
+def test_projected_features_are_attacked_as_they_were_sent(ran: Ran) -> None:
+    done = fedin(ran, projection="fixed", projection_channels=5, projection_grid=2, projection_features=7)
+    seen = exposed(done.record.path, 1, 10, sources=["s_in", "s_out"])
     with torch.no_grad():
         x = (seen.targets - seen.mean) / seen.std
         for sent in seen.sent:
@@ -128,31 +100,31 @@ def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Do
     assert [tuple(sent.values[0.0].shape) for sent in seen.sent] == [(10, 5, 5), (10, 7)]
 
 
-def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
-    values = exposed(ran().path, 0, 10, noise=[0.0, 0.4, 0.8]).sent[0].values
+def test_levels_share_their_draw_and_scale_it(ran: Ran) -> None:
+    values = exposed(fedin(ran).record.path, 0, 10, noise=[0.0, 0.4, 0.8]).sent[0].values
     one, two = (values[level] - values[0.0] for level in (0.4, 0.8))
     assert float(one.std()) > 0
     assert torch.allclose(2 * one, two, atol=1e-5)
 
 
-def test_levels_are_by_default_none_and_the_runs_own(ran: Callable[..., Done]) -> None:
-    assert list(exposed(ran().path).sent[0].values) == [0.0, 0.8]
-    assert list(exposed(ran(noise_std=0.6).path).sent[0].values) == [0.0, 0.6]
+def test_levels_are_by_default_none_and_the_runs_own(ran: Ran) -> None:
+    assert list(exposed(fedin(ran).record.path).sent[0].values) == [0.0, 0.8]
+    assert list(exposed(fedin(ran, noise_std=0.6).record.path).sent[0].values) == [0.0, 0.6]
 
 
-def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done]) -> None:
-    done = ran(noise_std=0.5, noise_where="forward")
-    seen = exposed(done.path)
+def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Ran) -> None:
+    done = fedin(ran, noise_std=0.5, noise_where="forward")
+    seen = exposed(done.record.path)
     assert seen.noise_of_run == 0
     assert torch.equal(seen.sent[0].values[0.0], sent_by(done, 0, "s_in")[:2])
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedsaf", "fedtgp"])
-def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Done], method: str) -> None:
+def test_prototypes_are_the_class_means_of_representations(ran: Ran, method: str) -> None:
     done = ran(method)
-    seen = exposed(done.path, 1, 3)
+    seen = exposed(done.record.path, 1, 3)
     assert seen.kind == "prototypes"
-    data = DataCache().federated(pf.Recipe.load(done.path / "recipe.toml")).clients[1].train
+    data = DataCache().federated(pf.Recipe.load(done.record.path / "recipe.toml")).clients[1].train
     assert isinstance(seen.model.prepare, Prepare)
     labels, means, counts = class_means(representations(seen.model.network, data.x, seen.model.prepare), data.y, 10)
     rarest = counts.argsort(stable=True)[:3]
@@ -167,42 +139,38 @@ def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Do
     assert 0.5 < float(added.std() / (0.8 * means.std(correction=0))) < 1.5
 
 
-def test_the_round_is_the_last_in_which_the_client_took_part(ran: Callable[..., Done]) -> None:
-    done = ran(training={"client_fraction": 0.34, "rounds": 4})
-    asked = [json.loads(line)["clients"] for line in (done.path / "rounds.jsonl").read_text().splitlines()]
+def test_the_round_is_the_last_in_which_the_client_took_part(ran: Ran) -> None:
+    done = fedin(ran, {"training": {"client_fraction": 0.34, "rounds": 4}})
+    asked = [json.loads(line)["clients"] for line in (done.record.path / "rounds.jsonl").read_text().splitlines()]
     for client in range(3):
         took = [number for number, clients in enumerate(asked, 1) if client in clients]
         if took:
-            assert exposed(done.path, client).round == took[-1]
+            assert exposed(done.record.path, client).round == took[-1]
         else:
             with pytest.raises(ConfigError, match=f"client {client} took part in no round"):
-                exposed(done.path, client)
+                exposed(done.record.path, client)
     last = asked[-1][0]
-    assert torch.equal(exposed(done.path, last).sent[0].values[0.0], sent_by(done, last, "s_in")[:2])
+    assert torch.equal(exposed(done.record.path, last).sent[0].values[0.0], sent_by(done, last, "s_in")[:2])
 
 
 # what is found ------------------------------------------------------------------------------------------------------
 
 
-def config(**changes: Any) -> AttackConfig:
-    return dataclasses.replace(AttackConfig(steps=5, tv=(0.0,)), **changes)
-
-
-def test_shallow_features_give_digits_away_and_noise_hides_them_by_degrees(ran: Callable[..., Done]) -> None:
-    seen = exposed(ran().path, 0, 6, noise=[0.0, 0.4, 0.8, 1.2])
-    found = run_attack(seen, config(steps=150))
-    psnrs = [trial.score.mean("psnr") or 0.0 for trial in found.trials]
-    ssims = [trial.score.mean("ssim") or 0.0 for trial in found.trials]
+def test_shallow_features_give_digits_away_and_noise_hides_them_by_degrees(ran: Ran) -> None:
+    seen = exposed(fedin(ran).record.path, 0, 6, noise=[0.0, 0.4, 0.8, 1.2])
+    found = run_attack(seen, 150, (0.0,)).content
+    psnrs = [trial["psnr"] for trial in found["results"]]
+    ssims = [trial["ssim"] for trial in found["results"]]
     assert psnrs[0] > 25
-    assert psnrs[0] > (found.guess.mean("psnr") or 0.0) + 10
+    assert psnrs[0] > found["guess"]["psnr"] + 10
     assert psnrs == sorted(psnrs, reverse=True)
     assert ssims == sorted(ssims, reverse=True)
     assert psnrs[0] - psnrs[2] > 5
 
 
-def test_numbers_are_computed_from_the_images(ran: Callable[..., Done]) -> None:
-    found = run_attack(exposed(ran("fedgh").path, 0, 3), config(tv=(0.0, 0.5)))
-    told, targets = found.to_dict(), found.target.targets.double().numpy()
+def test_numbers_are_computed_from_the_images(ran: Ran) -> None:
+    found = run_attack(exposed(ran("fedgh").record.path, 0, 3), 5, (0.0, 0.5))
+    told, targets = found.content, found.target.targets.double().numpy()
 
     def db(one: Any, other: Any) -> float:
         return 10 * math.log10(1 / np.mean((one - other) ** 2))
@@ -210,8 +178,8 @@ def test_numbers_are_computed_from_the_images(ran: Callable[..., Done]) -> None:
     assert [(row["from"], row["tv"], row["noise"]) for row in told["results"]] == [
         ("prototypes", weight, level) for weight in (0.0, 0.5) for level in (0.0, 0.8)
     ]
-    for row, trial in zip(told["results"], found.trials, strict=True):
-        made = trial.images.double().numpy()
+    for row, images in zip(told["results"], found.images, strict=True):
+        made = images.double().numpy()
         assert made.min() >= 0
         assert made.max() <= 1
         own = [db(a, b) for a, b in zip(made, targets, strict=True)]
@@ -227,14 +195,14 @@ def test_numbers_are_computed_from_the_images(ran: Callable[..., Done]) -> None:
     assert [target["class"] for target in told["targets"]] == list(found.target.labels)
 
 
-def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Callable[..., Done]) -> None:
-    seen = exposed(ran().path)
-    base = run_attack(seen, config()).to_dict()
-    assert run_attack(exposed(ran().path), config()).to_dict() == base
+def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Ran) -> None:
+    seen = exposed(fedin(ran).record.path)
+    base = run_attack(seen, 5, (0.0,)).content
+    assert run_attack(exposed(fedin(ran).record.path), 5, (0.0,)).content == base
     for change in ({"steps": 6}, {"tv": (0.5,)}, {"seed": 1}):
-        changed = run_attack(seen, config(**change)).to_dict()
+        changed = run_attack(seen, **{"steps": 5, "tv": (0.0,), **change}).content  # type: ignore[arg-type]
         assert [row["psnr"] for row in changed["results"]] != [row["psnr"] for row in base["results"]], change
-    other = run_attack(exposed(ran().path, client=1), config()).to_dict()
+    other = run_attack(exposed(fedin(ran).record.path, client=1), 5, (0.0,)).content
     assert other["results"][0]["psnr"] != base["results"][0]["psnr"]
 
 
@@ -245,22 +213,9 @@ def say(*words: str | Path) -> int:
     return cli.status([str(word) for word in words])
 
 
-def test_the_command_writes_and_tells(
-    ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "audit",
-        "attack",
-        ran("fedgh").path,
-        "--images",
-        "2",
-        "--steps",
-        "5",
-        "--noise",
-        "0,0.4",
-        "--out",
-        tmp_path / "a",
-    ]
+def test_the_command_writes_and_tells(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--images", "2", "--steps", "5", "--noise", "0,0.4", "--out", str(tmp_path / "a")]
+    words = ["audit", "attack", str(ran("fedgh").record.path), *options]
     assert say(*words) == 0
     out = capsys.readouterr().out
     names = {"attack.json", "reconstructions.png", "reconstructions.svg"}
@@ -284,11 +239,11 @@ def test_the_command_writes_and_tells(
 
 
 @pytest.mark.slow
-def test_the_grid_has_a_row_for_each_reconstruction(ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    means = reconstruction_grid(run_attack(exposed(ran("fedgh").path, images=2), config()))
+def test_the_grid_has_a_row_for_each_reconstruction(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    means = reconstruction_grid(run_attack(exposed(ran("fedgh").record.path, images=2), 5, (0.0,)))
     assert len(means.axes) == 4 * 2  # the mean, the nearest of the class, two levels
     assert all(axes.get_xlabel().endswith(")") for axes in means.axes[:2])
-    done = run_attack(exposed(ran().path, images=3), config(tv=(0.0, 0.5)))
+    done = run_attack(exposed(fedin(ran).record.path, images=3), 5, (0.0, 0.5))
     names = [f"articulated lorry {number}, seen from above" for number in range(3)]
     monkeypatch.setattr(AttackTarget, "class_names", names)
     figure = reconstruction_grid(done)
@@ -321,32 +276,30 @@ def refused(words: list[str], line: str, capsys: pytest.CaptureFixture[str], pat
     assert sorted(path.rglob("*")) == before
 
 
-def test_wrong_options_are_one_line(ran: Callable[..., Done], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_one_line(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in WRONG:
-        refused(words, line, capsys, ran().path)
+        refused(words, line, capsys, fedin(ran).record.path)
 
 
-def test_a_run_that_has_nothing_to_attack(
-    ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_nothing_to_attack(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp, protonorm), got "
-    refused([], needs + "local", capsys, ran("local").path)
+    refused([], needs + "local", capsys, ran("local").record.path)
     for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
             reconstruction.exposed_by(method)
-    refused(["--sources", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
-    refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
+    refused(["--sources", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").record.path)
+    refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").record.path)
     refused([], "expected the folder of a finished run", capsys, tmp_path)
-    (tmp_path / "result.json").write_bytes((ran().path / "result.json").read_bytes())
+    (tmp_path / "result.json").write_bytes((fedin(ran).record.path / "result.json").read_bytes())
     refused([], "expected a run that keeps weights, got", capsys, tmp_path)
 
 
-def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    path, dealt = ran().path, DataCache.federated
+def test_data_that_have_changed_or_are_no_images(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, plain = fedin(ran).record.path, DataCache.federated
 
     def other(change: Callable[[LabeledSamples], LabeledSamples]) -> None:
         def changed(self: DataCache, recipe: pf.Recipe) -> Any:
-            found = dealt(self, recipe)
+            found = plain(self, recipe)
             clients = [dataclasses.replace(each, train=change(each.train)) for each in found.clients]
             return dataclasses.replace(found, clients=clients)
 

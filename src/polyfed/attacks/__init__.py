@@ -7,7 +7,6 @@ gradients.
 """
 
 from polyfed.attacks.api import attack, leakage
-from polyfed.attacks.audit import AuditReport
 from polyfed.attacks.reconstruction import AttackResult
 
-__all__ = ["AttackResult", "AuditReport", "attack", "leakage"]
+__all__ = ["AttackResult", "attack", "leakage"]

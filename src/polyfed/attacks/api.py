@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from polyfed.attacks.audit import AuditOptions, AuditReport, audit_run, roc_curves, to_markdown
+from polyfed.attacks.audit import AuditOptions, audit_run, roc_curves, to_markdown
 from polyfed.attacks.inference import ShadowData
-from polyfed.attacks.reconstruction import AttackConfig, AttackResult, collect_target, reconstruction_grid, run_attack
+from polyfed.attacks.reconstruction import AttackResult, collect_target, reconstruction_grid, run_attack
 from polyfed.errors import ConfigError
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.plot_style import save
@@ -57,18 +58,16 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         ConfigError: the request is wrong; nothing has been written.
         RunError: the loss is not finite.
     """
-    config = AttackConfig(steps, seed=seed)
-    if images < 1:
-        raise ConfigError(f"--images: expected at least 1, got {images}")
+    for option, value, least in (("images", images, 1), ("steps", steps, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ConfigError(f"--{option}: expected at least {least}, got {value}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
         raise ConfigError(f"--noise: expected levels of at least 0, got {list(noise)}")
     check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
     _check_place(folder, overwrite, FILES, "an attack")
-    result = run_attack(collect_target(run, client, images, noise, sources, device, trust), config)
-    make_folder(folder)
-    data = json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n"
-    files = [write_whole(folder / "attack.json", data.encode())]
+    result = run_attack(collect_target(run, client, images, noise, sources, device, trust), steps, seed=seed)
+    files = [write_whole(make_folder(folder) / "attack.json", _json(result.content))]
     return result, [*files, *save(reconstruction_grid(result), folder, "reconstructions")]
 
 
@@ -85,7 +84,7 @@ def leakage(  # noqa: PLR0913 - what a user may choose, each by its name
     overwrite: bool = False,
     trust: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[list[AuditReport], list[Path]]:
+) -> tuple[list[dict[str, Any]], list[Path]]:
     """What an honest-but-curious server got in finished runs, side by side.
 
     Args:
@@ -101,7 +100,7 @@ def leakage(  # noqa: PLR0913 - what a user may choose, each by its name
         trust: whether code that the folders name ("package.module:name") may be imported.
 
     Returns:
-        A report of each run, and the files written.
+        Each run's entry in ``leakage.json``, and the files written.
 
     Raises:
         ConfigError: the request is wrong, or a run does not come out as recorded; nothing has been written.
@@ -116,12 +115,14 @@ def leakage(  # noqa: PLR0913 - what a user may choose, each by its name
     folder = above / ATTACK if out is None else Path(out)
     _check_place(folder, overwrite, REPORT_FILES, "a report of leakage")
     found = [audit_run(record, options, say) for record in records]
-    make_folder(folder)
-    content = {"options": asdict(options), "runs": [each.to_dict() for each in found]}
-    data = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    files = [write_whole(folder / "leakage.json", data.encode())]
+    content = {"options": asdict(options), "runs": found}
+    files = [write_whole(make_folder(folder) / "leakage.json", _json(content))]
     files.append(write_whole(folder / "leakage.md", to_markdown(found, options).encode()))
-    return found, [*files, *save(roc_curves(found, options), folder, "membership")]
+    return found, [*files, *save(roc_curves(records, found, options), folder, "membership")]
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def _named_apart(records: Sequence[RunRecord]) -> list[RunRecord]:

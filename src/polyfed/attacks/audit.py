@@ -14,7 +14,6 @@ from polyfed.attacks.inference import (
     FPRS,
     HOLDER,
     SERVER,
-    LabelInference,
     MembershipSamples,
     MembershipScores,
     ShadowData,
@@ -29,24 +28,22 @@ from polyfed.attacks.inference import (
 from polyfed.attacks.inversion import invert_gradients
 from polyfed.attacks.reconstruction import (
     LR,
-    AttackConfig,
     AttackTarget,
     collect_target,
     decimals,
     describe_transforms,
     exposed_by,
-    nearest_of,
+    quality,
     run_attack,
 )
 from polyfed.attacks.replay import (
     ExposedModel,
-    MessageEntry,
     Replay,
     Transcript,
     describe,
+    entry_text,
     find_full_model,
     last_upload_rounds,
-    list_entries,
     plaintext_facts,
     replay,
 )
@@ -58,15 +55,12 @@ from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
 from polyfed.experiments.prediction import load_model
-from polyfed.functional.image_quality import psnr, ssim
-from polyfed.functional.membership_scores import Interval, roc
 from polyfed.functional.modes import has_batchnorm
 from polyfed.registry import suggest
 from polyfed.report.grouping import looks_of
 from polyfed.report.plot_style import canvas, legend, line_style, style_axes
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import finite
-from polyfed.report.text_tables import Column, markdown_table, render_text, wrapped
+from polyfed.report.text_tables import Column, columns_of, markdown_table, render_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,78 +112,8 @@ class AuditOptions:
                 raise ConfigError(f"--{name}: expected at least {least}, got {value}")
 
 
-@dataclass(frozen=True, eq=False)
-class AuditReport:
-    """One run.
-
-    record: its folder. equal: see `Replay`. messages: client -> both directions. entries: of the first client's upload.
-    clear: facts stated by all uploads. classes: see there. guesses: client -> its membership guesses; why_not_members:
-    why the server makes none, or not all. rebuilt: images made again; why_not_images: why there are none.
-    """
-
-    record: RunRecord
-    equal: bool
-    messages: Mapping[int, Mapping[str, Any]]
-    entries: tuple[MessageEntry, ...]
-    clear: tuple[str, ...]
-    classes: LabelInference
-    guesses: Mapping[int, tuple[MembershipScores, ...]]
-    why_not_members: str
-    rebuilt: tuple[ReconstructionResult, ...]
-    why_not_images: str
-
-    @property
-    def bytes_up(self) -> float:
-        """Of a client in its last round, the mean over clients."""
-        sent: list[int] = [each["up"]["bytes"] for each in self.messages.values()]
-        return sum(sent) / len(sent)
-
-    @property
-    def pooled(self) -> dict[tuple[str, str], MembershipScores]:
-        """(by, how) -> the guesses of all clients as one."""
-        found: dict[tuple[str, str], list[MembershipScores]] = {}
-        for guesses in self.guesses.values():
-            for guess in guesses:
-                found.setdefault((guess.by, guess.how), []).append(guess)
-        return {key: pool(each) for key, each in found.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        run = self.record
-        return {
-            "name": run.name,
-            "method": run.method,
-            "hyperparameters": run.result.hyperparameters,
-            "dataset": run.result.dataset,
-            "run_seed": run.seed,
-            "on_the_way": describe_transforms(run) or None,
-            "replay_equal": self.equal,
-            "bytes_up_per_client": self.bytes_up,
-            "messages": {str(client): each for client, each in self.messages.items()},
-            "in_the_clear": list(self.clear),
-            "classes": self.classes.to_dict(),
-            "membership": [
-                {
-                    "by": by,
-                    "how": how,
-                    "pooled": {**guess.summary(), "roc": guess.curve()},
-                    "clients": {
-                        str(client): each.summary()
-                        for client, guesses in self.guesses.items()
-                        for each in guesses
-                        if (each.by, each.how) == (by, how)
-                    },
-                }
-                for (by, how), guess in self.pooled.items()
-            ],
-            "membership_why_not": self.why_not_members or None,
-            "reconstruction": [vars(each) for each in self.rebuilt],
-            "reconstruction_why_not": self.why_not_images or None,
-        }
-
-
-def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], None] = lambda _: None) -> AuditReport:
-    """Look into one run.
+def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Look into one run: its entry in ``leakage.json``.
 
     Args:
         record: a finished run of a recipe. say: receives lines on the progress.
@@ -208,7 +132,7 @@ def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], Non
     facts = [plaintext_facts(transcript.up, run.client(number)) for number, transcript in transcripts.items()]
     networks = {number: find_full_model(run, transcript) for number, transcript in transcripts.items()}
     target, no_features = _features(run, transcripts[worked[0]], options)
-    guesses = {}
+    guesses: dict[tuple[str, str], dict[int, MembershipScores]] = {}  # (by, how) -> client -> scores
     why_not_members = ""
     for number, transcript in transcripts.items():
         say(f"{record.name}: client {number}")
@@ -220,22 +144,38 @@ def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], Non
         why_not_members = why_not_members or why
         if target is not None and number == worked[0] and (guess := membership_from_features(target, rows)):
             found.append(guess)
-        guesses[number] = tuple(found)
+        for guess in found:
+            guesses.setdefault((guess.by, guess.how), {})[number] = guess
     first = worked[0]
     say(f"{record.name}: images")
     rebuilt, why_not_images = _rebuilt(run, transcripts[first], networks[first], target, no_features, options)
-    return AuditReport(
-        record,
-        run.equal,
-        {number: describe(transcript) for number, transcript in transcripts.items()},
-        tuple(list_entries(transcripts[first].traveled)),
-        tuple(fact for fact in facts[0] if all(fact in other for other in facts)),
-        infer_labels(run, transcripts),
-        guesses,
-        why_not_members,
-        tuple(rebuilt),
-        why_not_images,
-    )
+    messages = {str(number): describe(transcript) for number, transcript in transcripts.items()}
+    pooled = {key: pool(list(found.values())) for key, found in guesses.items()}
+    return {
+        "name": record.name,
+        "method": record.method,
+        "hyperparameters": record.result.hyperparameters,
+        "dataset": record.result.dataset,
+        "run_seed": record.seed,
+        "on_the_way": describe_transforms(record) or None,
+        "replay_equal": run.equal,
+        "bytes_up_per_client": sum(each["up"]["bytes"] for each in messages.values()) / len(messages),
+        "messages": messages,
+        "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
+        "classes": infer_labels(run, transcripts),
+        "membership": [
+            {
+                "by": by,
+                "how": how,
+                "pooled": {**pooled[by, how].summary(), "roc": pooled[by, how].curve()},
+                "clients": {str(number): guess.summary() for number, guess in found.items()},
+            }
+            for (by, how), found in guesses.items()
+        ],
+        "membership_why_not": why_not_members or None,
+        "reconstruction": rebuilt,
+        "reconstruction_why_not": why_not_images or None,
+    }
 
 
 def _members(
@@ -281,8 +221,7 @@ def _why_no_network(run: Replay, transcript: Transcript) -> str:
     }
     if sent:
         return f"{len(sent)} of the network's {len(names)} parameters go up: no way from a row to a score"
-    what = ", ".join(entry.name for entry in list_entries(transcript.up))
-    return f"what goes up ({what}) holds no network: no way from a row to a score"
+    return f"what goes up ({', '.join(transcript.up)}) holds no network: no way from a row to a score"
 
 
 def _features(run: Replay, transcript: Transcript, options: AuditOptions) -> tuple[AttackTarget | None, str]:
@@ -315,7 +254,7 @@ def _rebuilt(
     target: AttackTarget | None,
     no_features: str,
     options: AuditOptions,
-) -> tuple[list[ReconstructionResult], str]:
+) -> tuple[list[dict[str, Any]], str]:
     """Images made again from the upload of one client, in every possible way; the reason for none."""
     if not options.images:
         return [], "not asked for"
@@ -337,30 +276,22 @@ def _rebuilt(
 # images made again ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReconstructionResult:
-    """One attempt. what: its source. images: how many. psnr [dB], ssim: means over them.
-
-    guess_psnr, guess_ssim: the same for the mean of the client's training images, which needs no upload.
-    Each image made is held against the nearest, by PSNR, of the private ones behind what was attacked.
-    """
-
-    what: str
-    images: int
-    psnr: float | None
-    ssim: float | None
-    guess_psnr: float | None
-    guess_ssim: float | None
-
-
-def from_features(target: AttackTarget, steps: int, seed: int) -> ReconstructionResult:
+def from_features(target: AttackTarget, steps: int, seed: int) -> dict[str, Any]:
     """Features or class means inverted as `polyfed audit attack` does it, with the prior, at the run's own noise."""
-    result = run_attack(target, AttackConfig(steps, (_TV_FEATURES,), seed))
-    trial = next(trial for trial in result.trials if trial.noise == target.noise_of_run)
-    score, guess = trial.score, result.guess
+    result = run_attack(target, steps, (_TV_FEATURES,), seed).content
+    score = next(trial for trial in result["results"] if trial["noise"] == target.noise_of_run)
     what = "features (s_in)" if target.kind == "features" else "class means (worst case: the extractor is known)"
-    return ReconstructionResult(what, len(target.behind), score.mean("best_psnr"), score.mean("best_ssim"),
-                   guess.mean("best_psnr"), guess.mean("best_ssim"))  # fmt: skip
+    return _attempt(what, len(target.behind), score, result["guess"])
+
+
+def _attempt(what: str, images: int, score: Mapping[str, Any], guess: Mapping[str, Any]) -> dict[str, Any]:
+    """One attempt: its source, and PSNR [dB] and SSIM against the nearest private images, means over the images made.
+
+    guess: the same for the mean of the client's training images, which needs no upload.
+    """
+    scores = {"psnr": score["best_psnr"], "ssim": score["best_ssim"]}
+    guesses = {"guess_psnr": guess["best_psnr"], "guess_ssim": guess["best_ssim"]}
+    return {"what": what, "images": images, **scores, **guesses}
 
 
 def membership_from_features(target: AttackTarget, rows: MembershipSamples) -> MembershipScores | None:
@@ -382,7 +313,7 @@ def membership_from_features(target: AttackTarget, rows: MembershipSamples) -> M
 
 def from_weight_updates(
     replay: Replay, transcript: Transcript, network: ExposedModel, images: int, steps: int, seed: int
-) -> list[ReconstructionResult]:
+) -> list[dict[str, Any]]:
     """Gradient matching on one step with one image, on one step with `images` of them, and on the round as it was.
 
     One step is the client's upload with these rows alone, one epoch and one batch, `[privacy]` and all. The classes are
@@ -452,35 +383,28 @@ def _pictures(samples: LabeledSamples) -> Tensor:
     return samples.x.float() / 255
 
 
-def _scored(what: str, client: Client, x: Tensor, behind: list[Tensor]) -> ReconstructionResult:
+def _scored(what: str, client: Client, x: Tensor, behind: list[Tensor]) -> dict[str, Any]:
     """The score of images made, each against the nearest of the private ones behind it."""
     assert isinstance(client.prepare, Prepare)
     mean, std = (torch.tensor(part).view(-1, 1, 1) for part in (client.prepare.mean, client.prepare.std))
     made = (x * std + mean).clamp(0, 1)
-    blind = _pictures(client.data.train).mean(dim=0).expand_as(made)
-    scores = [_quality(images, behind) for images in (made, blind)]
-    return ReconstructionResult(what, len(made), *scores[0], *scores[1])
-
-
-def _quality(made: Tensor, behind: list[Tensor]) -> tuple[float | None, float | None]:
-    """Mean PSNR and SSIM against the nearest of the private images."""
-    other = nearest_of(made, behind)
-    return finite(float(psnr(made, other).mean())), finite(float(ssim(made, other).mean()))
+    guess = _pictures(client.data.train).mean(dim=0).expand_as(made)
+    return _attempt(what, len(made), quality(made, behind), quality(guess, behind))
 
 
 # the tables and the figure --------------------------------------------------------------------------------------------
 
 
-def to_text(found: Sequence[AuditReport], width: int = 100) -> str:
+def to_text(found: Sequence[Mapping[str, Any]], width: int = 100) -> str:
     """All tables, one under the other, and the reasons for what is not in them."""
-    parts = [render_text(columns, width) for _, columns in _tables(found)]
-    return "\n".join([*("\n".join([part, ""]) for part in parts), *(wrapped(note, width) for note in _notes(found))])
+    parts = [f"{render_text(columns, width)}\n" for columns in _tables(found).values()]
+    return "\n".join([*parts, *(wrapped(note, width) for note in _notes(found))])
 
 
-def to_markdown(found: Sequence[AuditReport], options: AuditOptions) -> str:
+def to_markdown(found: Sequence[Mapping[str, Any]], options: AuditOptions) -> str:
     """`leakage.md`."""
     parts = ["# What an honest-but-curious server learns", "", _attacker(options), ""]
-    for title, columns in _tables(found):
+    for title, columns in _tables(found).items():
         parts += [f"## {title}", "", markdown_table(columns), ""]
     return "\n".join([*parts, *(f"- {markdown_text(note)}" for note in _notes(found)), ""])
 
@@ -496,86 +420,80 @@ def _attacker(options: AuditOptions) -> str:
     )
 
 
-def _tables(found: Sequence[AuditReport]) -> list[tuple[str, list[Column]]]:
-    """Titles and columns: what goes up, which rows were trained on, images."""
-    names = [each.record.name for each in found]
+def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
+    """Title -> columns: what goes up, which rows were trained on, images."""
     sent = [
-        Column("run", names, words=True),
-        Column("bytes up\nper client", [f"{each.bytes_up:,.0f}".replace(",", " ") for each in found]),
-        Column("goes up", [", ".join(map(str, each.entries)) or "nothing" for each in found], words=True),
-        Column("in the clear", [", ".join(each.clear) or "-" for each in found], words=True),
-        Column("classes guessed by", [each.classes.how or "-" for each in found], words=True),
-        Column("AUC", [_interval(each.classes.auc) for each in found]),
+        {
+            "run": each["name"],
+            "bytes up\nper client": f"{each['bytes_up_per_client']:,.0f}".replace(",", " "),
+            "goes up": ", ".join(map(entry_text, next(iter(each["messages"].values()))["up"]["entries"])) or "nothing",
+            "in the clear": ", ".join(each["in_the_clear"]) or "-",
+            "classes guessed by": each["classes"]["how"] or "-",
+            "AUC": _interval(each["classes"]["auc"]),
+        }
+        for each in found
     ]
-    tables = [("What goes up", sent), ("Which rows a client trained on", _member_table(found))]
-    if any(each.rebuilt for each in found):
-        tables.append(("Images made again", _image_table(found)))
-    return tables
-
-
-def _member_table(found: Sequence[AuditReport]) -> list[Column]:
-    rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
-    for each in found:
-        pooled = each.pooled
-        rows += [(each.record.name, f"{by}, {how}", guess.summary()) for (by, how), guess in pooled.items()]
-        if not any(by == SERVER for by, _ in pooled):
-            rows.append((each.record.name, SERVER, None))
-
-    def column(heading: str, cell: Callable[[Mapping[str, Any]], str]) -> Column:
-        return Column(heading, ["-" if summary is None else cell(summary) for _, _, summary in rows])
-
-    return [
-        Column("run", [name for name, _, _ in rows], words=True),
-        Column("by", [by for _, by, _ in rows], words=True),
-        column("AUC", lambda one: _interval(Interval(**one["auc"]))),
-        column("balanced\naccuracy", lambda one: f"{one['balanced_accuracy']:.3f}"),
-        *(
-            column(f"TPR at\n{100 * fpr:g} %", lambda one, fpr=fpr: _rate(one["tpr_at_fpr"][f"{fpr:g}"]))  # type: ignore[misc]
-            for fpr in FPRS
-        ),
-        column("members\nothers", lambda one: f"{one['members']} / {one['others']}"),
+    images = [
+        {
+            "run": each["name"],
+            "made from": one["what"],
+            "images": str(one["images"]),
+            "PSNR [dB]": decimals(one["psnr"], 2),
+            "guess\nPSNR": decimals(one["guess_psnr"], 2),
+            "SSIM": decimals(one["ssim"], 3),
+            "guess\nSSIM": decimals(one["guess_ssim"], 3),
+        }
+        for each in found
+        for one in each["reconstruction"]
     ]
+    members = [row for each in found for row in _member_rows(each)]
+    tables = {"What goes up": sent, "Which rows a client trained on": members, "Images made again": images}
+    words = ("run", "goes up", "in the clear", "classes guessed by", "by", "made from")
+    return {title: columns_of(rows, words) for title, rows in tables.items() if rows}
 
 
-def _image_table(found: Sequence[AuditReport]) -> list[Column]:
-    rows = [(each.record.name, one) for each in found for one in each.rebuilt]
-    numbers = (("PSNR [dB]", "psnr", 2), ("guess", "guess_psnr", 2), ("SSIM", "ssim", 3), ("guess", "guess_ssim", 3))
-    return [
-        Column("run", [name for name, _ in rows], words=True),
-        Column("made from", [one.what for _, one in rows], words=True),
-        Column("images", [str(one.images) for _, one in rows]),
-        *(Column(title, [decimals(getattr(one, key), digits) for _, one in rows]) for title, key, digits in numbers),
-    ]
+def _member_rows(run: Mapping[str, Any]) -> list[dict[str, str]]:
+    headings = ("AUC", "balanced\naccuracy", *(f"TPR at\n{100 * fpr:g} %" for fpr in FPRS), "members\nothers")
+    rows = []
+    for guess in run["membership"]:
+        one = guess["pooled"]
+        rates = [_rate(one["tpr_at_fpr"][f"{fpr:g}"]) for fpr in FPRS]
+        counts = f"{one['members']} / {one['others']}"
+        cells = (_interval(one["auc"]), f"{one['balanced_accuracy']:.3f}", *rates, counts)
+        row = {"run": run["name"], "by": f"{guess['by']}, {guess['how']}"}
+        rows.append(row | dict(zip(headings, cells, strict=True)))
+    if not any(guess["by"] == SERVER for guess in run["membership"]):
+        rows.append({"run": run["name"], "by": SERVER, **dict.fromkeys(headings, "-")})
+    return rows
 
 
-def _notes(found: Sequence[AuditReport]) -> list[str]:
+def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the numbers are, and why some are missing."""
     notes = [_ABOUT, _HOLDER_IS]
-    if any((SERVER, _FROM_PAIRS) in each.pooled for each in found):
+    if any(guess["how"] == _FROM_PAIRS for each in found for guess in each["membership"]):
         notes.append("distance to the pairs sent: members are the rows behind the features that the first client sent.")
-    if any(each.rebuilt for each in found):
+    if any(each["reconstruction"] for each in found):
         notes.append(
             "Images: each against the nearest private one behind what was attacked; guess: the mean of all the "
             "client's training images, made without anything that was sent."
         )
     for each in found:
-        name = each.record.name
-        if transforms := describe_transforms(each.record):
-            notes.append(f"{name}: uploads on their way: {transforms}.")
-        for what, why in (
-            ("classes", each.classes.why_not),
-            ("rows", each.why_not_members),
-            ("images", each.why_not_images),
-        ):
-            if why:
-                notes.append(f"{name}, {what}: {why}.")
-        if not each.equal:
+        name = each["name"]
+        if each["on_the_way"]:
+            notes.append(f"{name}: uploads on their way: {each['on_the_way']}.")
+        missing = {
+            "classes": each["classes"]["why_not"],
+            "rows": each["membership_why_not"],
+            "images": each["reconstruction_why_not"],
+        }
+        notes += [f"{name}, {what}: {why}." for what, why in missing.items() if why]
+        if not each["replay_equal"]:
             notes.append(f"{name}: run again on this machine its last losses differ from the records by rounding.")
     return notes
 
 
-def _interval(value: Interval | None) -> str:
-    return "-" if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+def _interval(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 def _rate(found: Mapping[str, float] | None) -> str:
@@ -585,32 +503,23 @@ def _rate(found: Mapping[str, float] | None) -> str:
     return f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
 
 
-def roc_curves(found: Sequence[AuditReport], options: AuditOptions) -> Figure:
+def roc_curves(records: Sequence[RunRecord], found: Sequence[Mapping[str, Any]], options: AuditOptions) -> Figure:
     """ROC curves on logarithmic axes: one panel for each attacker, one line for each run."""
-    panels = [panel for panel in _PANELS if any(panel[:2] in each.pooled for each in found)]
+    guesses = [{(one["by"], one["how"]): one["pooled"] for one in each["membership"]} for each in found]
+    panels = [panel for panel in _PANELS if any(panel[:2] in each for each in guesses)]
     about = f"{_ABOUT.split('. AUC')[0]}. Logarithmic; dotted: by chance. {_attacker(options)} {_HOLDER_IS}"
-    figure, (axes,) = canvas(
-        "Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=max(5.6, 2.7 * len(panels))
-    )
-    looks = looks_of(each.record for each in found)
+    width = max(5.6, 2.7 * len(panels))
+    figure, (axes,) = canvas("Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=width)
+    looks = looks_of(records)
     lines: dict[str, Any] = {}
     for one, (by, how, title) in zip(axes, panels, strict=False):
         style_axes(one)
-        least = 1.0
-        for each in found:
-            guess = each.pooled.get((by, how))
-            if guess is None:
-                continue
-            alarms, hits = (rates.clamp(min=1e-12) for rates in roc(guess.scores, guess.member))
-            least = min(least, 1 / int((~guess.member).sum()))
-            name = each.record.name
-            (lines[name],) = one.plot(
-                alarms.tolist(),
-                hits.tolist(),
-                **line_style(looks[name]),
-                markersize=4,
-                markevery=max(1, len(alarms) // 8),
-            )
+        shown = {record.name: of[by, how] for record, of in zip(records, guesses, strict=True) if (by, how) in of}
+        for name, guess in shown.items():
+            rates = [[max(rate, 1e-12) for rate in guess["roc"][key]] for key in ("fpr", "tpr")]
+            marks = {"markersize": 4, "markevery": max(1, len(rates[0]) // 8)}
+            (lines[name],) = one.plot(*rates, **line_style(looks[name]), **marks)
+        least = min(1 / guess["others"] for guess in shown.values())
         one.plot([1e-9, 1], [1e-9, 1], color="black", linewidth=1, linestyle=(0, (1, 1.5)))
         one.set_xscale("log")
         one.set_yscale("log")

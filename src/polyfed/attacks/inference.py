@@ -228,43 +228,32 @@ def _half(count: int, number: int, seed: int, client: int) -> Tensor:
 # classes --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LabelInference:
-    """What the server learns of the clients' classes. how: the way; "" where there is none. why_not: then the reason.
+def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> dict[str, Any]:
+    """What the server learns of the clients' classes, in the best way that the messages offer.
 
-    auc: over pairs of client and class; None where nothing is learnt, or all clients have all classes.
+    how: "stated", "head's step" or "kernel". auc: over pairs of client and class. why_not: the reason where there is
+    none; the others are None then.
     """
 
-    how: str
-    auc: Interval | None
-    why_not: str = ""
+    def found(how: str, auc: Interval) -> dict[str, Any]:
+        return {"how": how, "auc": auc._asdict(), "why_not": None}
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return {
-            "how": self.how or None,
-            "auc": None if self.auc is None else self.auc._asdict(),
-            "why_not": self.why_not or None,
-        }
+    def nothing(why: str) -> dict[str, Any]:
+        return {"how": None, "auc": None, "why_not": why}
 
-
-def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> LabelInference:
-    """In the best way that the messages offer: stated, the head's step, the kernel."""
     if not any(transcript.up for transcript in transcripts.values()):
-        return LabelInference("", None, "nothing goes up")
+        return nothing("nothing goes up")
     clients = {number: replay.client(number) for number in transcripts}
     held = [client.data.train.y.bincount(minlength=client.classes)[: client.classes] > 0 for client in clients.values()]
     member = torch.stack(held).flatten()
     if bool(member.all()):
-        return LabelInference("", None, "every client has every class")
+        return nothing("every client has every class")
     if all(_STATED in plaintext_facts(transcript.up, clients[number]) for number, transcript in transcripts.items()):
-        return LabelInference("stated", Interval(1.0, 1.0, 1.0))
+        return found("stated", Interval(1.0, 1.0, 1.0))
     for how, scores in (("head's step", _by_head(replay, transcripts)), ("kernel", _by_kernel(replay, transcripts))):
         if scores is not None:
-            return LabelInference(how, auc(scores.flatten(), member))
-    return LabelInference(
-        "", None, "neither stated, nor the step of a head, nor a kernel of rows whose classes are known"
-    )
+            return found(how, auc(scores.flatten(), member))
+    return nothing("neither stated, nor the step of a head, nor a kernel of rows whose classes are known")
 
 
 def _by_head(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:

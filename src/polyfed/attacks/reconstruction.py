@@ -39,7 +39,7 @@ from polyfed.registry import METHODS, suggest
 from polyfed.report.plot_style import canvas
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.statistics import finite, mean_of
-from polyfed.report.text_tables import Column, render_text, wrapped
+from polyfed.report.text_tables import columns_of, render_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -328,147 +328,91 @@ def _enough(images: int, there: int, why: str) -> None:
 # the attack -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AttackConfig:
-    """How the attacker proceeds. steps: of Adam. tv: weights of the total variation, a reconstruction for each."""
-
-    steps: int
-    tv: tuple[float, ...] = (0.0, 1.0)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"--steps: expected at least 1, got {self.steps}")
-        if self.seed < 0:
-            raise ConfigError(f"--seed: expected at least 0, got {self.seed}")
-
-
-class ImageQuality(dict[str, list[float]]):
-    """How near images are to the private ones: name of a measure -> a number per target.
-
-    psnr [dB], ssim: against the targets. best_psnr, best_ssim: against the nearest of the private images behind each
-    target (for features there is one, and they are the same numbers).
-    """
-
-    @classmethod
-    def of(cls, images: Tensor, target: AttackTarget, nearest: Tensor) -> ImageQuality:
-        """Of images (N, C, H, W), and the private ones nearest to them."""
-        pairs = {"": target.targets, "best_": nearest}
-        measures = {"psnr": psnr, "ssim": ssim}
-        return cls({f"{b}{m}": of(images, other).tolist() for b, other in pairs.items() for m, of in measures.items()})
-
-    def mean(self, name: str) -> float | None:
-        """The mean over targets; None where it is infinite."""
-        return finite(sum(self[name]) / len(self[name]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Means and single numbers, as JSON takes them."""
-        singles = {name: [finite(one) for one in values] for name, values in self.items()}
-        return {**{name: self.mean(name) for name in self}, "per_image": singles}
-
-
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """One reconstruction of all targets.
-
-    source: the part of the upload it was made from. tv: weight of the prior. noise: level on the upload. images:
-    (N, C, H, W) in [0, 1]. nearest: (N, C, H, W), of the private images behind each target the nearest, by PSNR.
-    loss: (N,) after the last step.
-    """
-
-    source: str
-    tv: float
-    noise: float
-    images: Tensor
-    nearest: Tensor
-    score: ImageQuality
-    loss: tuple[float, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """All reconstructions. guess: the score of the mean of all the client's training images, which needs no upload."""
+    """All reconstructions. content: `attack.json`. images: for each of its results (N, C, H, W) in [0, 1]."""
 
     target: AttackTarget
-    config: AttackConfig
-    trials: tuple[Reconstruction, ...]
-    guess: ImageQuality
-
-    @property
-    def against(self) -> str:
-        """The targets, in words."""
-        return _AGAINST[self.target.kind]
-
-    def to_dict(self) -> dict[str, Any]:
-        """`attack.json`, without anything that differs between two equal attacks."""
-        target, run = self.target, self.target.run
-        return {
-            "method": run.method,
-            "label": run.result.label,
-            "hyperparameters": run.result.hyperparameters,
-            "dataset": run.result.dataset,
-            "run_seed": run.seed,
-            "client": target.model.client,
-            "architecture": target.model.architecture,
-            "round": target.round,
-            "kind": target.kind,
-            "sent": target.rows,
-            "noise_of_run": target.noise_of_run,
-            "on_the_way": describe_transforms(run) or None,
-            "attacker": _ATTACKER,
-            "against": self.against,
-            **dataclasses.asdict(self.config),
-            "targets": [
-                {"class": label, "class_name": name, "images": len(group)}
-                for label, name, group in zip(target.labels, target.class_names, target.behind, strict=True)
-            ],
-            "guess": self.guess.to_dict(),
-            "results": [
-                {
-                    "from": trial.source,
-                    "tv": trial.tv,
-                    "noise": trial.noise,
-                    **trial.score.to_dict(),
-                    "loss": list(trial.loss),
-                }
-                for trial in self.trials
-            ],
-        }
+    content: dict[str, Any]
+    images: tuple[Tensor, ...]
 
 
-def run_attack(target: AttackTarget, config: AttackConfig) -> AttackResult:
+def run_attack(target: AttackTarget, steps: int, tv: Sequence[float] = (0.0, 1.0), seed: int = 0) -> AttackResult:
     """Attack what a client sent; nothing is written.
+
+    Args:
+        target: see there. steps: of Adam. tv: weights of the total variation, a reconstruction for each. seed: of the
+            noise that reconstructions start from.
 
     Raises:
         RunError: the loss is not finite.
     """
-    trials = [trial for sent in target.sent for trial in _trials(target, sent, config)]
-    guess = target.guess.expand_as(target.targets)
-    return AttackResult(target, config, tuple(trials), ImageQuality.of(guess, target, nearest_of(guess, target.behind)))
+    trials = [trial for sent in target.sent for trial in _trials(target, sent, steps, tv, seed)]
+    run, model = target.run, target.model
+    content = {
+        "method": run.method,
+        "label": run.result.label,
+        "hyperparameters": run.result.hyperparameters,
+        "dataset": run.result.dataset,
+        "run_seed": run.seed,
+        "client": model.client,
+        "architecture": model.architecture,
+        "round": target.round,
+        "kind": target.kind,
+        "sent": target.rows,
+        "noise_of_run": target.noise_of_run,
+        "on_the_way": describe_transforms(run) or None,
+        "attacker": _ATTACKER,
+        "against": _AGAINST[target.kind],
+        "steps": steps,
+        "tv": list(tv),
+        "seed": seed,
+        "targets": [
+            {"class": label, "class_name": name, "images": len(group)}
+            for label, name, group in zip(target.labels, target.class_names, target.behind, strict=True)
+        ],
+        "guess": quality(target.guess.expand_as(target.targets), target.behind),
+        "results": [trial for trial, _ in trials],
+    }
+    return AttackResult(target, content, tuple(images for _, images in trials))
 
 
-def _trials(target: AttackTarget, sent: Target, config: AttackConfig) -> list[Reconstruction]:
+def _trials(
+    target: AttackTarget, sent: Target, steps: int, tv: Sequence[float], seed: int
+) -> list[tuple[dict[str, Any], Tensor]]:
     """All reconstructions from one part of the upload, side by side: (tv, noise) in order, N targets each."""
-    kinds = list(itertools.product(config.tv, sent.values))
+    kinds = list(itertools.product(tv, sent.values))
     count = len(target.behind)
     x, losses = invert_features(
         sent.function,
         torch.cat([sent.values[level] for _, level in kinds]),
-        _start(target, config.seed).repeat(len(kinds), 1, 1, 1),
-        steps=config.steps,
+        _start(target, seed).repeat(len(kinds), 1, 1, 1),
+        steps=steps,
         lr=LR,
         tv=torch.tensor([weight for weight, _ in kinds], device=target.guess.device).repeat_interleave(count),
         pixel=target.std,
     )
     if not bool(torch.isfinite(losses).all()):
-        raise RunError(f"the loss is not finite after {config.steps} steps")
+        raise RunError(f"the loss is not finite after {steps} steps")
     trials = []
     for (weight, level), made, loss in zip(kinds, x.split(count), losses.split(count), strict=True):
         images = target.to_images(made)
-        nearest = nearest_of(images, target.behind)
-        score = ImageQuality.of(images, target, nearest)
-        trials.append(Reconstruction(sent.name, weight, level, images, nearest, score, tuple(loss.tolist())))
+        which = {"from": sent.name, "tv": weight, "noise": level}
+        trials.append(({**which, **quality(images, target.behind), "loss": loss.tolist()}, images))
     return trials
+
+
+def quality(images: Tensor, behind: Sequence[Tensor]) -> dict[str, Any]:
+    """How near images (N, C, H, W) are to the private ones behind each, as JSON takes it.
+
+    psnr [dB], ssim: against the mean of these. best_psnr, best_ssim: against the nearest of them (where there is one,
+    the same numbers). Means over images, None where infinite, and per_image the single numbers.
+    """
+    others = {"": torch.stack([group.mean(dim=0) for group in behind]), "best_": nearest_of(images, behind)}
+    measures = {"psnr": psnr, "ssim": ssim}
+    singles = {f"{of}{name}": m(images, other).tolist() for of, other in others.items() for name, m in measures.items()}
+    means = {name: finite(sum(values) / len(values)) for name, values in singles.items()}
+    return {**means, "per_image": {name: list(map(finite, values)) for name, values in singles.items()}}
 
 
 def _start(target: AttackTarget, seed: int) -> Tensor:
@@ -492,18 +436,19 @@ def reconstruction_grid(result: AttackResult) -> Figure:
     target = result.target
     features = target.kind == "features"
     shown = min(len(target.behind), _ACROSS)
-    trials = result.trials
+    trials = result.content["results"]
     counts = [f" ({len(group)})" for group in target.behind]
     classes = [f"{name}{'' if features else count}" for name, count in zip(target.class_names, counts, strict=True)]
     captions = ["\n".join(textwrap.wrap(name, _LETTERS)) for name in classes]
     rows = [("original" if features else "mean image\nof the class", target.targets, captions)]
     if not features:
-        best = _captions(trials[0].score, "best_")
-        rows.append(("its image nearest\nto the first below", trials[0].nearest, best))
-    rows += [(_name(trial, result), trial.images, _captions(trial.score)) for trial in trials]
+        nearest = nearest_of(result.images[0], target.behind)
+        rows.append(("its image nearest\nto the first below", nearest, _captions(trials[0], "best_")))
+    for trial, images in zip(trials, result.images, strict=True):
+        rows.append((_name(trial, target), images, _captions(trial)))
     title = f"What {_who(target.run)} uploads, turned back into images"
     left_out = f" The first {shown} of {len(target.behind)}." if shown < len(target.behind) else ""
-    about = f"{_about(result)} Numbers: PSNR [dB] and SSIM, against {result.against}.{left_out}"
+    about = f"{_about(result)} Numbers: PSNR [dB] and SSIM, against {result.content['against']}.{left_out}"
     about += "" if features else " In brackets: the images behind a mean."
     height = len(rows) * (_CELL + _TEXT_ROW) + _TEXT_ROW * (1 + max(name.count("\n") for name in captions[:shown]))
     width = max(_NAMES + shown * (_CELL + 0.08), 4.6)
@@ -521,47 +466,41 @@ def reconstruction_grid(result: AttackResult) -> Figure:
     return figure
 
 
-def _captions(score: ImageQuality, which: str = "") -> list[str]:
-    pairs = zip(score[f"{which}psnr"], score[f"{which}ssim"], strict=True)
-    return [f"{psnr:.1f}, {round(ssim, 2) + 0.0:.2f}" for psnr, ssim in pairs]  # never "-0.00"
+def _captions(score: Mapping[str, Any], which: str = "") -> list[str]:
+    pairs = zip(*(score["per_image"][f"{which}{name}"] for name in ("psnr", "ssim")), strict=True)
+    return [f"{decimals(psnr, 1)}, {round(ssim, 2) + 0.0:.2f}" for psnr, ssim in pairs]  # never "-0.00"
 
 
-def _name(trial: Reconstruction, result: AttackResult) -> str:
+def _name(trial: Mapping[str, Any], target: AttackTarget) -> str:
     """A row's: the part of the upload, the noise, the prior."""
-    plain = "as sent" if describe_transforms(result.target.run) else "unprotected"
-    level = plain if trial.noise == 0 else f"noise {trial.noise:g}"
-    source = f"{trial.source}, " if len(result.target.sent) > 1 else ""
-    prior = f"\ntotal variation {trial.tv:g}" if trial.tv else ""
+    plain = "as sent" if describe_transforms(target.run) else "unprotected"
+    level = plain if trial["noise"] == 0 else f"noise {trial['noise']:g}"
+    source = f"{trial['from']}, " if len(target.sent) > 1 else ""
+    prior = f"\ntotal variation {trial['tv']:g}" if trial["tv"] else ""
     return f"{source}{level}{prior}"
 
 
 def to_text(result: AttackResult, width: int = 100) -> str:
     """Who was attacked and how, the table, and what its numbers are against."""
-    classes = result.target.kind == "prototypes"
-    rows: list[tuple[Sequence[str], float | None, ImageQuality]] = [
-        ((trial.source, f"{trial.tv:g}", f"{trial.noise:g}"), mean_of(trial.loss), trial.score)
-        for trial in result.trials
-    ]
-    rows.append((("guess", "", ""), None, result.guess))
-    columns = [
-        Column(head, [row[0][n] for row in rows], words=n == 0) for n, head in enumerate(("from", "tv", "noise"))
-    ]
-    numbers: list[tuple[str, str, int]] = [("PSNR [dB]", "psnr", 2), ("SSIM", "ssim", 3)]
-    numbers += [("best\nPSNR", "best_psnr", 2), ("best\nSSIM", "best_ssim", 3)] if classes else []
-    for heading, key, digits in numbers:
-        columns.append(Column(heading, [decimals(row[2].mean(key), digits) for row in rows]))
-    columns.append(Column("loss", ["" if row[1] is None else f"{row[1]:.2g}" for row in rows]))
-    count = len(result.target.behind)
-    singular, plural = ("class", "classes") if classes else ("image", "images")
-    noun = singular if count == 1 else plural
+    content = result.content
+    classes = content["kind"] == "prototypes"
+    numbers = {"PSNR [dB]": ("psnr", 2), "SSIM": ("ssim", 3)}
+    if classes:
+        numbers |= {"best\nPSNR": ("best_psnr", 2), "best\nSSIM": ("best_ssim", 3)}
+    rows = []
+    for trial in [*content["results"], {"from": "guess", "loss": [], **content["guess"]}]:
+        levels = {name: f"{trial[name]:g}" if name in trial else "" for name in ("tv", "noise")}
+        scores = {heading: decimals(trial[key], digits) for heading, (key, digits) in numbers.items()}
+        loss = mean_of(trial["loss"])
+        rows.append({"from": trial["from"], **levels, **scores, "loss": "" if loss is None else f"{loss:.2g}"})
+    noun = ("class" if classes else "image") if len(content["targets"]) == 1 else ("classes" if classes else "images")
     notes = [
-        f"PSNR, SSIM: means over {count} {noun}, against {result.against}.",
+        f"PSNR, SSIM: means over {len(content['targets'])} {noun}, against {content['against']}.",
         *(["best: against the training image of that class that comes nearest, by PSNR."] if classes else []),
         "guess: the mean of all the client's training images, made without anything that was sent.",
     ]
-    return "\n".join(
-        [wrapped(_about(result), width), "", render_text(columns, width), "", *(wrapped(n, width) for n in notes)]
-    )
+    table = render_text(columns_of(rows, ("from",)), width)
+    return "\n".join([wrapped(_about(result), width), "", table, "", *(wrapped(note, width) for note in notes)])
 
 
 def decimals(value: float | None, digits: int) -> str:
@@ -571,19 +510,19 @@ def decimals(value: float | None, digits: int) -> str:
 
 def _about(result: AttackResult) -> str:
     """One paragraph: method, data, noise, seeds, the attacker."""
-    target, config = result.target, result.config
+    target, content = result.target, result.content
     run = target.run
     features = target.kind == "features"
     own = f"; the run's own noise: {target.noise_of_run:g}" if features else ""
     transforms = describe_transforms(run)
     on_the_way = f"; on their way {transforms}" if transforms else ""
-    noisy = any(trial.noise for trial in result.trials)
+    noisy = any(trial["noise"] for trial in content["results"])
     added = "; the noise is the attack's, the method sends none" if noisy and not features else ""
     return (
         f"{_who(run)} on {run.result.dataset}, run seed {run.seed}{own}{on_the_way}{added}. Client "
         f"{target.model.client} ({target.model.architecture}), its upload of round {target.round}: "
         f"{len(target.behind)} of {target.rows} {'pairs' if features else 'prototypes'}. White box: the attacker knows "
-        f"the client's network. Adam, {config.steps} steps, lr {LR:g}, seed {config.seed}."
+        f"the client's network. Adam, {content['steps']} steps, lr {LR:g}, seed {content['seed']}."
     )
 
 

@@ -225,35 +225,29 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
 # what is in the messages ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MessageEntry:
-    """One entry of a message. shape: of a tensor that stands alone; empty for a group. tensors: how many it is.
+def describe(transcript: Transcript) -> dict[str, Any]:
+    """Both directions of a transcript with their entries, as JSON takes them.
 
-    numbers: in all its tensors. type: the tensors' own, of several joined by "+". bytes: of all of them.
+    Of an entry: shape, of a single tensor; tensors, how many; numbers in all of them; type, several joined by "+".
     """
-
-    name: str
-    shape: tuple[int, ...]
-    tensors: int
-    numbers: int
-    type: str
-    bytes: int
-
-    def __str__(self) -> str:
-        many = f"{self.tensors} tensors of {self.numbers}" if self.tensors > 1 else "x".join(map(str, self.shape))
-        return f"{self.name} ({many or '1'} {self.type})"
-
-
-def list_entries(message: Message) -> list[MessageEntry]:
-    """The entries of a message, in its order."""
-    found = []
-    for name, value in message.items():
-        tensors = [value] if isinstance(value, Tensor) else list(value.values())
-        types = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors)
-        shape = tuple(tensors[0].shape) if len(tensors) == 1 else ()
-        numbers = sum(t.numel() for t in tensors)
-        found.append(MessageEntry(name, shape, len(tensors), numbers, "+".join(types), nbytes({name: value})))
+    found = {}
+    for way, message in (("up", transcript.traveled), ("down", transcript.down)):
+        entries = []
+        for name, value in message.items():
+            tensors = [value] if isinstance(value, Tensor) else list(value.values())
+            shape = list(tensors[0].shape) if len(tensors) == 1 else []
+            numbers = sum(t.numel() for t in tensors)
+            types = "+".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors))
+            entry = {"name": name, "shape": shape, "tensors": len(tensors), "numbers": numbers, "type": types}
+            entries.append({**entry, "bytes": nbytes({name: value})})
+        found[way] = {"bytes": nbytes(message), "entries": entries}
     return found
+
+
+def entry_text(entry: Mapping[str, Any]) -> str:
+    """An entry of a message in words: ``"labels (10 int64)"``."""
+    many = f"{entry['tensors']} tensors of {entry['numbers']}" if entry["tensors"] > 1 else ""
+    return f"{entry['name']} ({many or 'x'.join(map(str, entry['shape'])) or '1'} {entry['type']})"
 
 
 def plaintext_facts(message: Message, client: Client) -> dict[str, str]:
@@ -329,11 +323,3 @@ def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | No
             if not isinstance(value, Tensor) and found.covers(replay, value):
                 return found
     return None
-
-
-def describe(transcript: Transcript) -> dict[str, Any]:
-    """Both directions of a transcript, as JSON takes them."""
-    return {
-        way: {"bytes": nbytes(message), "entries": [vars(entry) for entry in list_entries(message)]}
-        for way, message in (("up", transcript.traveled), ("down", transcript.down))
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfed.escaping import markdown_text, visible
@@ -41,6 +41,11 @@ class Column:
     def title(self) -> str:
         """The heading in one line."""
         return self.heading.replace("\n", " ")
+
+
+def columns_of(rows: Sequence[Mapping[str, str]], words: Collection[str]) -> list[Column]:
+    """The columns of rows, each heading -> cell; `words` are the headings of those that are aligned left."""
+    return [Column(heading, [row[heading] for row in rows], heading in words) for heading in rows[0]]
 
 
 # cells ------------------------------------------------------------------------------------------------------------

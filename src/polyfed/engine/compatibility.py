@@ -93,8 +93,11 @@ class _Checks:
     def all(self) -> Iterator[Callable[[], None]]:
         """Every check, in order; those of networks concern the ones that passed the trial."""
         needs = self.needs
-        for architecture in dict.fromkeys(client.architecture for client in self.clients):
-            yield functools.partial(self._try, architecture)
+        owners: dict[str, list[Client]] = {}
+        for client in self.clients:
+            owners.setdefault(client.architecture, []).append(client)
+        for own in owners.values():
+            yield functools.partial(self._try, own)
         yield self._check_classes
         yield self._check_public
         yield self._check_inputs
@@ -121,9 +124,9 @@ class _Checks:
         if self.model_factory.auxiliary_model and self.templates:
             yield self._check_auxiliary
 
-    def _try(self, architecture: str) -> None:
-        """Whether the network can be made and takes its clients' data."""
-        owners = [client for client in self.clients if client.architecture == architecture]
+    def _try(self, owners: Sequence[Client]) -> None:
+        """Whether the network of some clients can be made and takes their data."""
+        architecture = owners[0].architecture
         module = self.model_factory.module(architecture, alone=True)
         check_parameters(module, owners[0].title_with_network)
         module = module if self.model_factory.together else self.method.personal_model(module)
@@ -293,20 +296,15 @@ class _Checks:
 
     def _check_more_than_head(self) -> None:
         """Averaging by name is meant for networks of one family: among others a head alone would be averaged."""
-        for client in self.clients:
-            if client.architecture not in self.templates:
-                continue
-            common = {
-                name: tensor
-                for owners, tensors in _common(self.templates, None).items()
-                if client.architecture in owners
-                for name, tensor in tensors.items()
-            }
-            if common and common.keys() <= _head_names(self.templates[client.architecture]):
+        groups = _common(self.templates, None)
+        for architecture, module in self.templates.items():
+            found = [tensors for owners, tensors in groups.items() if architecture in owners]
+            common = {name: tensor for tensors in found for name, tensor in tensors.items()}
+            if common and common.keys() <= _head_names(module):
                 raise ConfigError(
                     f"{self.name} would average nothing but the head ({_listed(common)}) of "
-                    f"{client.title_with_network} with clients of other architectures; {self.needs.hint}, or 'by-name' "
-                    "if that is meant"
+                    f"{self.first[architecture].title_with_network} with clients of other architectures; "
+                    f"{self.needs.hint}, or 'by-name' if that is meant"
                 )
 
     def _check_second_derivatives(self) -> None:

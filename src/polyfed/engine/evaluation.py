@@ -28,7 +28,7 @@ from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.client_work import has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
-from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score, ScoreCache
+from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
@@ -98,7 +98,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.from_scores = from_scores_of(self.evaluation)
-        self._memory = ScoreCache(self.from_scores)
+        self._memory: dict[tuple[int, bool, str], tuple[_ScoreKey, Score]] = {}  # by client, received or not, part
         self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
         epochs = self.evaluation.held_out_epochs
         if epochs:
@@ -112,7 +112,7 @@ class Evaluator:
 
     def forget(self) -> None:
         """Take every score anew from now on."""
-        self._memory = ScoreCache(self.from_scores)
+        self._memory = {}
 
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation score of the main one, for the round's record."""
@@ -129,10 +129,6 @@ class Evaluator:
         mean = summarize(validation, self.evaluation.weighting).get("mean")
         return {**record, "validation": mean, **(self._newcomers_record() if self._newcomers else {})}
 
-    def no_record(self) -> dict[str, Any]:
-        """The same part of the record of a round that is not evaluated."""
-        return not_evaluated(self.main_score)
-
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
         """The scores of those present by (stage, part of the data).
 
@@ -140,8 +136,7 @@ class Evaluator:
         become of them.
         """
         silent = set(self.silent())
-        for number in silent:
-            self._memory.forget(number)
+        self._memory = {place: known for place, known in self._memory.items() if place[0] not in silent}
         there = (self.server.clients.keys() | self.excluded.keys()) - silent
         judged = [client for client in self.clients if client.id in there and client.id not in self.unscored]
         views = {client.id: self._views(client, [stage for stage, _ in wanted]) for client in judged}
@@ -155,7 +150,7 @@ class Evaluator:
         taken = self.executor.score([self._job(view, parts) for view, parts in missing.items()])
         for view, scores in zip(missing, taken, strict=True):
             for part, score in scores.items():
-                self._memory.keep(view.client.id, view.message is not None, part, view.key, score)
+                self._memory[view.client.id, view.message is not None, part] = (view.key, score)
         found: dict[tuple[str, str], dict[int, Score]] = {}
         for stage, part in wanted:
             known = {number: self._recall(of_stage[stage], part) for number, of_stage in views.items()}
@@ -176,7 +171,8 @@ class Evaluator:
         return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
 
     def _recall(self, view: _ScoredClient, part: str) -> Score | None:
-        return self._memory.recall(view.client.id, view.message is not None, part, view.key)
+        known = self._memory.get((view.client.id, view.message is not None, part))
+        return known[1] if known is not None and known[0] == view.key else None
 
     def _job(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
         shared = [part for part in parts if getattr(view.client.data, part) is self.shared_test]
@@ -277,11 +273,6 @@ def _number(value: int | str, count: int) -> int:
         return value
     hint = "; groups go by name in a recipe with data.partition 'by_group'" if isinstance(value, str) else ""
     raise ConfigError(f"evaluation.held_out: expected numbers of clients from 0 to {count - 1}, got {value!r}{hint}")
-
-
-def remarks_on(held_out: Collection[int], names: Sequence[str]) -> list[str]:
-    """What a user should know of them before round 1. names: of all clients."""
-    return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
 def select_missing(clients: Sequence[Client], shared_test: LabeledSamples | None) -> None:

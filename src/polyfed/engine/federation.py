@@ -28,7 +28,7 @@ from polyfed.engine.arguments import (
 )
 from polyfed.engine.checkpoint import check_made_of
 from polyfed.engine.compatibility import averaged
-from polyfed.engine.evaluation import Measure, remarks_on, validate_metrics
+from polyfed.engine.evaluation import Measure, validate_metrics
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.run import History, PersonalModels, of_federation
 from polyfed.engine.run import Run as Run
@@ -36,6 +36,7 @@ from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.unread_settings import unread_settings
 from polyfed.errors import ConfigError, described
+from polyfed.escaping import clients_text
 from polyfed.loggers.base import as_logger
 from polyfed.registry import LOGGERS
 from polyfed.units import human_count
@@ -184,7 +185,8 @@ class Federation(FederationParts):
 
     def held_out_remarks(self) -> list[str]:
         """Who is held out of training."""
-        return remarks_on(self.held_out, [client.name for client in self.clients])
+        names = [client.name for client in self.clients]
+        return [f"held out of training: clients {clients_text(self.held_out, names)}"] if self.held_out else []
 
     def test_row_remarks(self) -> list[str]:
         """Who has so few test rows that a single one weighs much in the mean over clients."""

@@ -86,11 +86,64 @@ class FederationParts:
         self.facts = self._make_facts()
         self.settings = self._settings_of_python() if self.output.settings is None else self.output.settings
         self._code = own_code(self.settings, self.settings.get("run", {}).get("modules", ()))  # as files may change
-        self.transaction = self._make_transaction()
-        self.exporter = self._make_exporter()
-        self.evaluator = self._make_evaluator()
-        self.checkpointer = self._make_checkpointer()
-        self.runner = self._make_runner()
+        self.transaction = Transaction(
+            server=self.server,
+            clients=self.clients,
+            plugins=self.plugins,
+            history=self.history,
+            present=self.present,
+            made_of=self.made_of,
+        )
+        self.exporter = ModelExport(
+            method=self.method,
+            clients=self.clients,
+            server=self.server,
+            model_factory=self.model_factory,
+            task=self.task,
+            settings=self.settings,
+            facts=self.facts,
+            by_name=self._by_name,
+        )
+        self.evaluator = Evaluator(
+            method=self.method,
+            main_score=self.task.main_score,
+            clients=self.clients,
+            server=self.server,
+            model_factory=self.model_factory,
+            executor=self.executor,
+            evaluation=self.evaluation,
+            stages=self.stages,
+            metrics=self.metrics,
+            shared_test=self.shared_test,
+            excluded=self.setup.excluded,
+            unscored=self.setup.unscored,
+            held_out=self.held_out,
+        )
+        self.checkpointer = Checkpointer(
+            transaction=self.transaction,
+            history=self.history,
+            folder=self.folder,
+            store=self.store,
+            clients=len(self.clients),
+            evaluation=self.evaluation,
+            keep=self.output.keep,
+            settings=self.settings,
+            is_last=self.is_last,
+            summarize=self.summarize,
+        )
+        self.runner = RoundRunner(
+            method=self.method,
+            server=self.server,
+            clients=self.clients,
+            training=self.training,
+            seed=self.seed,
+            plugins=self.plugins,
+            executor=self.executor,
+            transaction=self.transaction,
+            evaluator=self.evaluator,
+            aggregate=self._aggregate,
+            progress=lambda total, done: self.tell("client_done", done, total),
+        )
 
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
@@ -238,74 +291,6 @@ class FederationParts:
                 **({"metrics": list(self.metrics)} if self.metrics else {}),
             },
         }
-
-    def _make_transaction(self) -> Transaction:
-        return Transaction(
-            server=self.server,
-            clients=self.clients,
-            plugins=self.plugins,
-            history=self.history,
-            present=self.present,
-            made_of=self.made_of,
-        )
-
-    def _make_exporter(self) -> ModelExport:
-        return ModelExport(
-            method=self.method,
-            clients=self.clients,
-            server=self.server,
-            model_factory=self.model_factory,
-            task=self.task,
-            settings=self.settings,
-            facts=self.facts,
-            by_name=self._by_name,
-        )
-
-    def _make_evaluator(self) -> Evaluator:
-        return Evaluator(
-            method=self.method,
-            main_score=self.task.main_score,
-            clients=self.clients,
-            server=self.server,
-            model_factory=self.model_factory,
-            executor=self.executor,
-            evaluation=self.evaluation,
-            stages=self.stages,
-            metrics=self.metrics,
-            shared_test=self.shared_test,
-            excluded=self.setup.excluded,
-            unscored=self.setup.unscored,
-            held_out=self.held_out,
-        )
-
-    def _make_checkpointer(self) -> Checkpointer:
-        return Checkpointer(
-            transaction=self.transaction,
-            history=self.history,
-            folder=self.folder,
-            store=self.store,
-            clients=len(self.clients),
-            evaluation=self.evaluation,
-            keep=self.output.keep,
-            settings=self.settings,
-            is_last=self.is_last,
-            summarize=self.summarize,
-        )
-
-    def _make_runner(self) -> RoundRunner:
-        return RoundRunner(
-            method=self.method,
-            server=self.server,
-            clients=self.clients,
-            training=self.training,
-            seed=self.seed,
-            plugins=self.plugins,
-            executor=self.executor,
-            transaction=self.transaction,
-            evaluator=self.evaluator,
-            aggregate=self._aggregate,
-            progress=lambda total, done: self.tell("client_done", done, total),
-        )
 
     # what it is -------------------------------------------------------------------------------------------------------
 

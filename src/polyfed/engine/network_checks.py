@@ -7,7 +7,6 @@ mode, with equal tensors and equal draws, a network has to give the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.modules import load_state
 from polyfed.core.randomness import seeded_global_rng
-from polyfed.engine.executors.stack_parts import MODULES_OWN, are_near
+from polyfed.engine.executors.stack_parts import are_near
 from polyfed.errors import ConfigError
 from polyfed.functional.tied_tensors import first_names
 from polyfed.models.adapt import Adapted
@@ -87,12 +86,10 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
     except Exception:  # in the forward of a new network
         return
     if not _gives(network, start, x, expected):
-        changed = _changed(_new(build, device), network)
-        attribute = changed[0][1] if changed else "state"
         raise ConfigError(
-            f"{client.title_with_network}: its network's forward keeps {_described(changed, network)} from batch "
-            f"to batch, outside state_dict(), so that no client would own or save it; make it a buffer: "
-            f"self.register_buffer('{attribute}', torch.zeros(...))"
+            f"{client.title_with_network}: what its network gives depends on earlier batches by more than "
+            "state_dict(), which no client would own or save; make what its forward keeps a buffer: "
+            "self.register_buffer('mean', torch.zeros(...))"
         )
 
 
@@ -134,40 +131,3 @@ def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected:
     close = _CLOSE.get(x.device.type, _ELSEWHERE)
     pairs = zip(found, expected, strict=True)
     return all(are_near({n: one[n]}, {n: t}, close, 0.0) for one, other in pairs for n, t in other.items())
-
-
-def _changed(new: nn.Module, used: nn.Module) -> list[tuple[str, str]]:
-    """Layers and their attributes outside the state dict that differ, as far as one can see."""
-    return [
-        (layer, name)
-        for layer, module in used.named_modules()
-        for name, value in _unsaved(module).items()
-        if not _is_same(value, _unsaved(new.get_submodule(layer)).get(name))
-    ]
-
-
-def _unsaved(layer: nn.Module) -> dict[str, Any]:
-    """What a layer holds outside its state dict."""
-    buffers = {name: layer._buffers[name] for name in layer._non_persistent_buffers_set}
-    return {name: value for name, value in vars(layer).items() if name not in MODULES_OWN} | buffers
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, torch.Generator):
-        return torch.equal(one.get_state(), other.get_state())
-    return bool(one == other) if isinstance(one, int | float | str) else True
-
-
-def _described(places: list[tuple[str, str]], network: nn.Module) -> str:
-    """Attributes and whose they are, in words."""
-    named = []
-    for layer, name in places[:3]:
-        kind = type(network.get_submodule(layer)).__name__
-        named.append(f"'{name}' of " + (f"'{layer}' ({kind})" if layer else kind))
-    return " and ".join(named) or "something that is no attribute of its layers"

@@ -16,7 +16,7 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.engine.evaluation import Evaluator
+from polyfed.engine.evaluation import Evaluator, not_evaluated
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin
@@ -185,7 +185,9 @@ class RoundRunner:
         self.server.log.clear()
         record["evaluated"] = round.evaluated
         with section("score"):
-            record |= self.evaluator.record(round.totals.scores) if round.evaluated else self.evaluator.no_record()
+            scores = round.totals.scores
+            main = self.evaluator.main_score
+            record |= self.evaluator.record(scores) if round.evaluated else not_evaluated(main)
         return in_order(record, RoundRecord)
 
 

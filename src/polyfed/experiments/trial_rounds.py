@@ -18,10 +18,9 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.message import get_tensor, nbytes
-from polyfed.core.method import Exchange, Method, Phase, TrainingResult
-from polyfed.core.model_factory import ModelFactory
+from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.base import Serial
+from polyfed.engine.executors.base import Serial, WorkerContext
 from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
@@ -31,7 +30,6 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_loop import single_threaded
 from polyfed.engine.scoring import CHUNK, evaluate_model
-from polyfed.engine.weight_store import WeightStore
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cut_shapes
 
@@ -94,7 +92,8 @@ class TrialRounds:
         firsts = {self.networks[client.id]: client for client in reversed(federation.clients)}
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         self._measured_ids = [client.id for client in self._measured]
-        self.executor = MeasuringExecutor(method, federation.model_factory, federation.store, batches)
+        context = WorkerContext(method, federation.model_factory, federation.clients, federation.store, ())
+        self.executor = MeasuringExecutor(context, batches)
         self._runner = dataclasses.replace(
             federation.runner,
             executor=self.executor,
@@ -190,7 +189,7 @@ class MeasuringExecutor(Serial):
     """Carries out jobs with a few batches of each phase, and measures them.
 
     Args:
-        store: where new weights go.
+        context: what is worked on.
         batches: of each phase at most, in rounds after the first; one in the first.
 
     Attributes:
@@ -198,8 +197,8 @@ class MeasuringExecutor(Serial):
         seconds: of all work so far.
     """
 
-    def __init__(self, method: Method, model_factory: ModelFactory, store: WeightStore, batches: int) -> None:
-        super().__init__(method, model_factory, store)
+    def __init__(self, context: WorkerContext, batches: int) -> None:
+        super().__init__(context)
         self._most = batches
         self._batches: dict[int, int] = {}  # client -> how many it trains on in its next exchange
         self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
@@ -227,12 +226,12 @@ class MeasuringExecutor(Serial):
     def _carry_out(self, job: TrainJob) -> JobResult:
         """Receive, train on a few batches, upload; what it cost is added up."""
         cost = self.costs[job.round, job.client.id]
-        fresh = functools.partial(self._store.allocate, job.client.architecture, job.variant)
+        fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
         self._seconds_training = 0.0
         began = time.perf_counter()
-        outcome = run_job(job, self._method, self._model_factory, fresh, self._train)
+        outcome = run_job(job, self._context.method, self._context.model_factory, fresh, self._train)
         cost.rest += time.perf_counter() - began - self._seconds_training
-        weights = self._model_factory.state(job.client.architecture, job.variant)
+        weights = self._context.model_factory.state(job.client.architecture, job.variant)
         cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome
 
@@ -265,15 +264,16 @@ class MeasuringExecutor(Serial):
 
     def _peak(self, client: Client, exchange: Exchange) -> int:
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
+        context = self._context
         with AllocationTracker() as training:
-            train(client, self._method, client.context, 1, exchange.phases, self._model_factory.training)
+            train(client, context.method, client.context, 1, exchange.phases, context.model_factory.training)
         with AllocationTracker() as scoring:
             if len(client.data.test):
                 chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))
-                evaluate_model(client, self._method, chunk, others=False)
+                evaluate_model(client, context.method, chunk, others=False)
         return int(max(training.peak, scoring.peak))
 
     def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
         if not exchange.trains:
             return ()
-        return self._method.phases(client.training) if exchange.phases is None else exchange.phases
+        return self._context.method.phases(client.training) if exchange.phases is None else exchange.phases

@@ -86,7 +86,10 @@ class AdversarialClients(Plugin):
             raise ConfigError("adversaries.label_flip_fraction: expected classes as labels, got numbers to predict")
         for number, kind in self.kinds.items():
             if kind == "label_flip":
-                _flip_labels(setup.clients[number])
+                client = setup.clients[number]
+                train = client.data.train
+                flipped = LabeledSamples(train.x, client.classes - 1 - train.y)
+                client.data = ClientData(flipped, client.data.validation, client.data.test)
 
     def facts(self) -> dict[str, Any]:
         """The settings, and who is hostile."""
@@ -98,7 +101,7 @@ class AdversarialClients(Plugin):
         """The opposite of what the method uploads, where the client flips signs."""
         if self.kinds.get(client.id) != "sign_flip":
             return upload
-        opposite = flip_labels(upload, client, method, received, self.settings.attack_scale)
+        opposite = flip_signs(upload, client, method, received, self.settings.attack_scale)
         if name := first_nonfinite(opposite):
             raise Rejected(f"the upload is not finite ('{name}')")
         return opposite
@@ -120,14 +123,7 @@ class AdversarialClients(Plugin):
         return {self.name: sorted(round.asked & self.kinds.keys())} if self.kinds else {}
 
 
-def _flip_labels(client: Client) -> None:
-    """Have a client train on labels C - 1 - y."""
-    train = client.data.train
-    flipped_labels = LabeledSamples(train.x, client.classes - 1 - train.y)
-    client.data = ClientData(flipped_labels, client.data.validation, client.data.test)
-
-
-def flip_labels(message: Message, client: Client, method: Method, received: Message, scale: float) -> Message:
+def flip_signs(message: Message, client: Client, method: Method, received: Message, scale: float) -> Message:
     """What a client at work that flips signs sends in place of `message`.
 
     Args:

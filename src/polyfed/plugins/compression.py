@@ -62,7 +62,24 @@ class UploadCompression(Plugin):
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """The upload, compressed; what is still to be sent stays in the client's state."""
-        return compress_upload(self.settings, upload, client, method, received)
+        settings = self.settings
+        if not settings.enabled:
+            return upload
+        statistics = batchnorm_buffers(client.model)
+        found = _empty_groups(upload)
+        bases = {name: base_tensors(method, name, value, received) for name, value in upload.items()}
+        for name, key, tensor in iter_tensors(upload):
+            if name.endswith((_CHANGE, _SCALE, _PLACES)):
+                raise RunError(
+                    f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', got '{name}'"
+                )
+            if tensor.dtype != torch.float32 or not tensor.dim() or key in statistics:
+                _put(found, name, key, tensor)
+            elif key is not None and key in bases[name]:
+                _put_change(settings, found, name, key, tensor - bases[name][key].to(tensor), client)
+            else:
+                _put_numbers(found, name, key, tensor, settings.dtype)
+        return found
 
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload again, up to rounding and what was thinned out."""
@@ -81,29 +98,8 @@ class UploadCompression(Plugin):
         return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.enabled else {}
 
 
-def compress_upload(
-    settings: Compression, message: Message, client: Client, method: Method, received: Message
-) -> Message:
-    """See `UploadCompression.encode`."""
-    if not settings.enabled:
-        return message
-    statistics = batchnorm_buffers(client.model)
-    found = _empty_groups(message)
-    bases = {name: base_tensors(method, name, value, received) for name, value in message.items()}
-    for name, key, tensor in iter_tensors(message):
-        if name.endswith((_CHANGE, _SCALE, _PLACES)):
-            raise RunError(f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', got '{name}'")
-        if tensor.dtype != torch.float32 or not tensor.dim() or key in statistics:
-            _put(found, name, key, tensor)
-        elif key is not None and key in bases[name]:
-            _put_change(settings, found, name, key, tensor - bases[name][key].to(tensor), client)
-        else:
-            _put_numbers(found, name, key, tensor, settings.dtype)
-    return found
-
-
 def restore_upload(settings: Compression, message: Message, received: Message) -> Message:
-    """See `UploadCompression.decode`. received: what the client was sent."""
+    """What the server reads of a compressed upload. received: what the client was sent."""
     if not settings.enabled:
         return message
     found = _empty_groups(message)

@@ -87,8 +87,8 @@ class DeviceSimulation(Plugin):
     """Who has which device, whose network does not fit it, and what a round would take.
 
     Attributes:
-        profiles: of the clients' devices, by number; empty where devices are off. needs: bytes that each client's
-        training takes. excluded: who takes no part, as its network does not fit its memory.
+        names: of the profiles of the clients' devices, by number; empty where devices are off.
+        excluded: who takes no part, as its network does not fit its memory.
     """
 
     name = "devices"
@@ -98,7 +98,6 @@ class DeviceSimulation(Plugin):
     def __init__(self, settings: Devices | None = None) -> None:
         super().__init__(settings)
         self.names: Sequence[str] = ()
-        self.requirements: Sequence[int] = ()
         self.excluded: frozenset[int] = frozenset()
         self._seed = 0
         self._clock = _Clock()
@@ -242,7 +241,6 @@ class DeviceSimulation(Plugin):
 
     def _exclude_oversized(self, needs: Sequence[int], networks: Sequence[str]) -> None:
         """Leave out, or refuse, those whose network does not fit their device."""
-        self.requirements = needs
         wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
         kinds: dict[str, list[int]] = {}
         for number in wide:

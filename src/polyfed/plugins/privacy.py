@@ -203,7 +203,7 @@ class PrivacyBudget(Plugin):
             if left.bytes_up > 0 and number not in round.silenced:
                 # of an upload that nobody could read there are at most so many
                 entries = len(clipped_entries(arrived.message) if arrived.counts else left.message)
-            released.setdefault(number, []).extend(self.releases(number, entries, job.exchange))
+            released.setdefault(number, []).extend(self._given(number, entries, self.settings, job.exchange))
 
     def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
         """The budget would not last for these rounds."""
@@ -241,14 +241,6 @@ class PrivacyBudget(Plugin):
         if budget and self.would_exceed([], self._cohort(1)):
             raise self._too_little(self._ledger.predict_next(self._cohort(1)))
 
-    def releases(self, client: int, entries: int | None, exchange: Exchange) -> list[Release]:
-        """What a client gives away in an exchange.
-
-        Args:
-            entries: that are bounded, of what it uploads; None: nothing left it.
-        """
-        return self._given(client, entries, self.settings, exchange)
-
     def would_exceed(self, records: Records, clients: Sequence[int]) -> bool:
         """Whether the budget would not last if these clients released what they did last."""
         if not self.settings.max_epsilon or not self.has_noise:
@@ -264,6 +256,7 @@ class PrivacyBudget(Plugin):
         )
 
     def _given(self, client: int, entries: int | None, settings: Privacy, exchange: Exchange) -> list[Release]:
+        """What a client gives away in an exchange. entries: of its upload, that are bounded; None: it sends nothing."""
         found = []
         if exchange.trains:
             phases = self._method.phases(self._training) if exchange.phases is None else exchange.phases
@@ -276,7 +269,7 @@ class PrivacyBudget(Plugin):
 
     def _expected(self, client: int) -> list[Release]:
         """What a client's first round gives away, each of its uploads having one bounded entry."""
-        return [release for one in self._method.exchanges(1) for release in self.releases(client, 1, one)]
+        return [release for one in self._method.exchanges(1) for release in self._given(client, 1, self.settings, one)]
 
     def _with_noise(self, settings: Privacy) -> Privacy:
         """The settings, with the noise that a target asks for, for who is to take part most often."""

@@ -684,7 +684,7 @@ def test_scores_are_the_serial_ones(method: Method) -> None:
     context, asked = scored(method)
     asked[1] = dataclasses.replace(asked[1], shared=["test"])  # equal networks are scored once
     found = VectorizedExecutor(context, 3, print).score(asked)
-    serial = Serial(context.method, context.model_factory, context.store, context.from_scores).score(asked)
+    serial = Serial(context).score(asked)
     for one, other in zip(found, serial, strict=True):
         ours, theirs = one["test"], other["test"]
         assert isinstance(ours, ClientScore)

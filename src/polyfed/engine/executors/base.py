@@ -67,36 +67,26 @@ class Executor(Protocol):
 
 
 class Serial:
-    """One client after the other, in this process.
-
-    Args:
-        store: where new weights go. from_scores: scores come with these of `scoring.FROM_SCORES`.
-    """
+    """One client after the other, in this process."""
 
     workers = 1
 
-    def __init__(
-        self, method: Method, model_factory: ModelFactory, store: WeightStore, from_scores: Sequence[str] = ()
-    ) -> None:
-        self._method = method
-        self._model_factory = model_factory
-        self._store = store
-        self._memory = ScoreCache(from_scores)
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """See `Executor`."""
+        context = self._context
         outcomes = []
         for count, job in enumerate(jobs, 1):
-            fresh = functools.partial(self._store.allocate, job.client.architecture, job.variant)
-            outcomes.append(run_job(job, self._method, self._model_factory, fresh))
+            fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
+            outcomes.append(run_job(job, context.method, context.model_factory, fresh))
             done(count)
         return outcomes
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`."""
-        scores: list[Scores] = [score_parts(each, self._method, self._model_factory, self._memory) for each in asked]
-        self._memory.forget_content()
-        return scores
+        context = self._context
+        scores = ScoreCache(context.from_scores)
+        return [score_parts(each, context.method, context.model_factory, scores) for each in asked]
 
     def close(self) -> None:
         """See `Executor`."""

@@ -66,7 +66,7 @@ def make_executor(
     estimates = Estimates(context, training)
     if name == "processes" or (name == "auto" and _pays(estimates, training, count, bool(asked), device)):
         return ProcessPool(context, count, estimates, say)
-    return Serial(context.method, context.model_factory, context.store, context.from_scores)
+    return Serial(context)
 
 
 def _pays(estimates: Estimates, training: Training, count: int, asked: bool, device: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -32,11 +32,10 @@ from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.jobs import EvalJob, JobResult, TrainJob, placed
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.scoring import Score, ScoreCache, evaluate_model, uses_default_predict
+from polyfed.engine.scoring import Score, ScoreCache, evaluate_model
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow
 from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
-from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
 _CPU = torch.device("cpu")
@@ -290,41 +289,17 @@ def score_parts(asked: EvalJob, method: Method, model_factory: ModelFactory, mem
     Raises:
         RunError: the method failed; says for which client and in which round.
     """
-    before = client_weights(asked.client, asked.variant, model_factory)
-    client = working_copy(asked.client, asked.variant, model_factory, before)
+    client = working_copy(asked.client, asked.variant, model_factory)
     client.round = asked.round
     try:
         if asked.message is not None:
             method.receive(client, freeze(asked.message))
-        same = asked.message is None or only_head_differs(client, asked.variant, method, model_factory, before)
-        body = asked.variant if same else None
-        scores = {}
-        for part in asked.parts:
-            samples = getattr(client.data, part)
-            scores[part] = memory.score(client, method, samples, part in asked.shared, counts_others(part), body)
-        return scores
+        return {
+            part: memory.score(client, method, getattr(client.data, part), part in asked.shared, counts_others(part))
+            for part in asked.parts
+        }
     except Exception as error:
         raise placed(error, client, "scoring", asked.round) from error
-
-
-def only_head_differs(
-    client: Client, variant: str, method: Method, model_factory: ModelFactory, before: Mapping[str, Tensor]
-) -> bool:
-    """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
-    model = method.personal_model(client.model)
-    if not isinstance(model, SplitModel) or not uses_default_predict(method):  # nobody asks
-        return False
-    head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
-    tensors = model_factory.state(client.architecture, variant)
-    after = {name: tensor for name, tensor in tensors.items() if id(tensor) not in head}
-    names = list(after)  # of a network that is another, the first tensor mostly differs
-    return all(_equal(before, after, some) for some in (names[:1], names[1:]))
-
-
-def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Sequence[str]) -> bool:
-    tensors = [found[name] for found in (before, after) for name in names]
-    here = move_together(tensors, [_CPU] * len(tensors))
-    return all(map(torch.equal, here[: len(names)], here[len(names) :]))
 
 
 def counts_others(part: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import itertools
 import json
 import math
 import mmap
@@ -50,7 +49,6 @@ from polyfed.profiling import section, timed
 from polyfed.signals import TERMINATION_SIGNALS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
-_LOOKED_AT = 64  # of those that wait
 _RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _TRIM_THRESHOLD = -1
@@ -138,14 +136,12 @@ class ProcessPool:
         self._say = say
         self.running: list[Worker] = []
         self._evaluation = 0
-        self._scored: dict[int, Worker] = {}  # who scored a client last
         # where no worker can be had
-        self._instead = Serial(context.method, context.model_factory, context.store, context.from_scores)
+        self._instead = Serial(context)
         self._unable = False
 
     @timed("idle")
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """See `Executor`."""
         if not jobs:
             return []
         if not self._with_workers():
@@ -158,7 +154,6 @@ class ProcessPool:
 
     @timed("idle")
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`."""
         if not asked:
             return []
         if not self._with_workers():
@@ -179,7 +174,6 @@ class ProcessPool:
         ]
 
     def close(self) -> None:
-        """See `Executor`."""
         while self.running:
             self.running.pop().terminate()
 
@@ -250,7 +244,7 @@ class ProcessPool:
         failed: dict[int, PolyfedError] = {}
         while waiting or busy:
             for worker in [worker for worker in self.running if worker not in busy][: len(waiting)]:
-                busy[worker] = self._next(worker, asked, waiting)
+                busy[worker] = waiting.popleft()
                 worker.send(asked[busy[worker]], self._evaluation)
             for worker in self.answered(busy):
                 place = busy.pop(worker)
@@ -269,19 +263,6 @@ class ProcessPool:
         if failed:
             raise failed[min(failed)]
         return died
-
-    def _next(self, worker: Worker, asked: Sequence[Any], waiting: deque[int]) -> int:
-        """Take out what the worker shall do next: the first, or of the first few one whose client it scored last.
-
-        As it may remember what the client's network makes of the samples.
-        """
-        place = waiting[0]
-        if isinstance(asked[place], EvalJob):
-            known = (p for p in itertools.islice(waiting, _LOOKED_AT) if self._scored.get(asked[p].client.id) is worker)
-            place = next(known, place)
-            self._scored[asked[place].client.id] = worker
-        waiting.remove(place)
-        return place
 
 
 def _whose(asked: Job) -> str:
@@ -346,7 +327,6 @@ class ForkedWorker(Worker):
         theirs.close()
 
     def wait_ready(self) -> None:
-        """See `Worker`."""
         try:
             if trouble := json.loads(self.line.recv_bytes())["trouble"]:
                 raise WorkerUnavailable(str(trouble))
@@ -354,27 +334,23 @@ class ForkedWorker(Worker):
             raise WorkerUnavailable(f"it {self._how()}") from None
 
     def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
-        """See `Worker`."""
         size = len(pack(facts, tree, self._inbox.room))
         with contextlib.suppress(OSError):  # it is no more, as `await_reply` will say
             self.line.send_bytes(size.to_bytes(8, "little"))
 
     def await_reply(self) -> Buffer:
-        """See `Worker`."""
         try:
             return self._outbox.room(int.from_bytes(self.line.recv_bytes(), "little"))
         except (EOFError, OSError):
             raise WorkerDied(self._how()) from None
 
     def is_alive(self) -> bool:
-        """See `Worker`."""
         try:
             return os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:  # somebody else has looked after it
             return False
 
     def terminate(self) -> None:
-        """See `Worker`."""
         self.line.close()
         self._inbox.close()
         self._outbox.close()

@@ -29,7 +29,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,66 +120,42 @@ class RayExecutor(ProcessPool):
         self._ray: RaySession | None = None
 
     def hire(self) -> Worker:
-        """See `ProcessPool`."""
-        assert self._ray is not None
-        return _RayWorker(self._context, self._ray, self._rebuild)
+        return _RayWorker(self._context, self._session(), self._rebuild)
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
-        """See `ProcessPool`."""
-        assert self._ray is not None
         asked = {worker.pending: worker for worker in busy if isinstance(worker, _RayWorker)}
-        return [asked[one] for one in self._ray.ready(list(asked))]
+        return [asked[one] for one in self._session().ready(list(asked))]
 
     def close(self) -> None:
-        """See `Executor`."""
         super().close()
         if self._ray is not None:
             self._ray.end()
         self._ray = None
 
-    def _with_workers(self) -> bool:
+    def _session(self) -> RaySession:
+        """Ray, started when it is first needed."""
         if self._ray is None:
             self._ray = RaySession(self.workers, self._on_gpus)
-        return super()._with_workers()
+        return self._ray
 
     def _replace(self, worker: Worker) -> None:
+        """Another worker where a core, or a GPU, is free; a node that was lost may be offered for a while."""
         self.running.remove(worker)
         worker.terminate()
-        other = self._another()
-        if other is not None:
-            self.running.append(other)
-            return
-        if not self.running:
-            raise RunError(f"the last of Ray's workers died, and there is no free {self._needed} for another one")
-        self.workers -= 1
-        self._say(
-            f"no {self._needed} of the cluster is free in place of it; the run goes on with {self.workers} workers"
-        )
-
-    @property
-    def _needed(self) -> str:
-        """What a worker has for itself."""
-        return "GPU" if self._on_gpus else "core"
-
-    def _another(self) -> Worker | None:
-        """A worker that has begun; None where no core, or no GPU, is free.
-
-        For a while after a node was lost Ray still places workers there, which die as they begin.
-        """
-        end = time.monotonic() + _PATIENCE
-        while (left := end - time.monotonic()) > 0:
-            other = self.hire()
-            assert isinstance(other, _RayWorker)
-            if not other.is_placed(left):
-                other.terminate()
-                return None
-            try:
+        other = _RayWorker(self._context, self._session(), self._rebuild)
+        try:
+            if other.is_placed(_PATIENCE):
                 other.wait_ready()
-            except _DiedAtOnce:
-                other.terminate()
-            else:
-                return other
-        return None
+                self.running.append(other)
+                return
+        except RunError:  # it died as it began
+            pass
+        other.terminate()
+        needed = "GPU" if self._on_gpus else "core"
+        if not self.running:
+            raise RunError(f"the last of Ray's workers died, and there is no free {needed} for another one")
+        self.workers -= 1
+        self._say(f"no {needed} of the cluster is free in place of it; the run goes on with {self.workers} workers")
 
 
 def _on_gpus(device: torch.device) -> bool:
@@ -192,10 +167,6 @@ def _on_gpus(device: torch.device) -> bool:
     if reason := unavailable_reason("cpu" if device.type == "cuda" else device.type):
         raise ConfigError(f"expected another executor than 'ray', as {reason}")
     return device.type == "cuda"
-
-
-class _DiedAtOnce(RunError):
-    """A worker died before it had answered once."""
 
 
 class _RayWorker(Worker):
@@ -214,19 +185,16 @@ class _RayWorker(Worker):
         return bool(self._ray.ready([self._placed], seconds))
 
     def wait_ready(self) -> None:
-        """See `Worker`."""
         try:
             reply = json.loads(bytes(self.await_reply()))
         except WorkerDied as how:
-            raise _DiedAtOnce(f"a worker of Ray's died as it began: {how}") from None
+            raise RunError(f"a worker of Ray's died as it began: {how}") from None
         check_reply(reply)
 
     def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
-        """See `Worker`."""
         self.pending = self._actor.answer.remote(bytes(pack(facts, tree)))
 
     def await_reply(self) -> Buffer:
-        """See `Worker`."""
         try:
             return bytearray(self._ray.received(self.pending))
         except WorkerDied:
@@ -234,11 +202,9 @@ class _RayWorker(Worker):
             raise
 
     def is_alive(self) -> bool:
-        """See `Worker`."""
         return self._alive
 
     def terminate(self) -> None:
-        """See `Worker`."""
         self._alive = False
         self._ray.kill(self._actor)
 

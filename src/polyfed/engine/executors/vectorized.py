@@ -68,12 +68,11 @@ class VectorizedExecutor:
         self._size = size
         self._least = 2 if context.model_factory.device.type == "cpu" else min(_WORTH, size)
         self._say = say
-        self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
+        self._serial = Serial(context)
         self._known = SignatureCache()
         self._said: set[str] = set()
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """See `Executor`."""
         found: dict[int, JobResult] = {}
         for places in self._stacks(jobs):
             members = [jobs[place] for place in places]

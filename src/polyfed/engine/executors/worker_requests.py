@@ -166,7 +166,7 @@ def _request(asked: Job, evaluation: int) -> tuple[dict[str, Any], Tree]:
         facts |= {"what": "job", **{name: getattr(asked, name) for name in _FLAGS}}
     else:
         parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
-        facts |= {"what": "scoring", **parts, "version": asked.client.version, "evaluation": evaluation}
+        facts |= {"what": "scoring", **parts, "evaluation": evaluation}
     own = None if row is None else row.bytes
     return facts, {"message": asked.message, "state": asked.client.state, "own": own}
 
@@ -315,7 +315,6 @@ class WorkerLoop:
         client: Client = copy.copy(self._context.clients[request["client"]])
         client.weights = None if request["own"] is None else self._row(client, request["own"], tensors["own"])
         client.state = tensors["state"]
-        client.version = request.get("version", -1)  # by which representations are remembered, for scores
         return client
 
     def _job(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
@@ -343,7 +342,7 @@ class WorkerLoop:
 
     def _scoring(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
         if request["evaluation"] != self._evaluation:
-            self._memory.forget_content()
+            self._memory = ScoreCache(self._context.from_scores)
             self._evaluation = request["evaluation"]
         client = self._client(request, tensors)
         message = tensors["message"]

@@ -51,7 +51,6 @@ from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
-from polyfed.functional.tied_tensors import without_ties
 from polyfed.models.zoo import build
 from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
@@ -212,7 +211,6 @@ class NodeTask:
             categories=list(source.columns.counts),
             architecture=self._name,
             feature_dim=model.feature_dim,
-            head={name: list(tensor.shape) for name, tensor in without_ties(model.head.state_dict()).items()},
             linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
         )
 

@@ -28,7 +28,7 @@ from polyfed.core.method import TrainingResult
 from polyfed.core.modules import export_state
 from polyfed.core.upload_forms import Entry, UploadContext
 from polyfed.deploy.node_disk import checkpoint_id
-from polyfed.deploy.node_registry import Answer, EventLog, NodeRegistry, RequestBroker
+from polyfed.deploy.node_registry import Answer, NodeRegistry
 from polyfed.deploy.protocol import (
     Envelope,
     Kind,
@@ -65,7 +65,7 @@ class NodeExecutor:
 
     Args:
         federation: whose jobs they are. unseen: networks that only nodes have. auxiliary: the auxiliary model's, ""
-            without one. broker, registry: reach the nodes. event_log: for troubles. limit: bytes of an answer.
+            without one. registry: reaches the nodes. limit: bytes of an answer.
     """
 
     workers = 1
@@ -75,30 +75,25 @@ class NodeExecutor:
         federation: Federation,
         unseen: Collection[str],
         auxiliary: str,
-        broker: RequestBroker,
         registry: NodeRegistry,
-        event_log: EventLog,
         limit: int,
     ) -> None:
         self.federation = federation
         self._unseen = unseen
         self._facts = {**registry.task_facts(), "auxiliary_model": auxiliary}
         self._limit = limit
-        self._broker = broker
         self._registry = registry
-        self._event_log = event_log
+        self._event_log = registry.event_log
         self._from_scores = list(from_scores_of(federation.evaluation))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
-        self._forms: dict[tuple[str, str, str], object] = {}  # the forms of uploads that were taken
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         self._event_log.round = jobs[0].round if jobs else self._event_log.round
         requests = [(self._registry.node_of.get(job.client.id), self._envelope(job)) for job in jobs]
-        answers = self._broker.request(requests, done)
-        outcomes = [self.read_outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
-        return self.validate(jobs, outcomes)
+        answers = self._registry.request(requests, done)
+        return [self.read_outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
     def aggregate(self, uploads: Mapping[int, Message], take: Callable[[Mapping[int, Message]], None]) -> None:
         """Have the server take in uploads; where that fails, without those that it fails with.
@@ -125,12 +120,12 @@ class NodeExecutor:
         known = [None if job.message is not None else self._recall(job) for job in jobs]
         places = [place for place, scores in enumerate(known) if scores is None]
         envelopes = [(self._registry.node_of.get(jobs[p].client.id), self._scoring(jobs[p])) for p in places]
-        answers = dict(zip(places, self._broker.request(envelopes), strict=True)) if envelopes else {}
+        answers = dict(zip(places, self._registry.request(envelopes), strict=True)) if envelopes else {}
         return [scores if scores is not None else self._scores(jobs[p], answers[p]) for p, scores in enumerate(known)]
 
     def silent(self) -> set[int]:
         """Clients whose nodes are offline, or gave no readable answer in this round."""
-        online = self._broker.wire.nodes()
+        online = self._registry.wire.nodes()
         now = self.federation.server.round
         numbers = [client.id for client in self.federation.clients]
         return {i for i in numbers if self._registry.node_of.get(i) not in online or self._unread.get(i) == now}
@@ -147,7 +142,7 @@ class NodeExecutor:
             facts["about"] = federation.exporter.about(client, None)
             envelopes.append((self._registry.node_of.get(client.id), self._request("finish", facts, message)))
         shared = []
-        for client, answer in zip(clients, self._broker.request(envelopes), strict=True):
+        for client, answer in zip(clients, self._registry.request(envelopes), strict=True):
             with self._guarded(client):
                 if message := self._opened(answer)[1]:
                     weights = split_client_state(message)
@@ -328,31 +323,6 @@ class NodeExecutor:
         except Exception:  # of a method without a form, whose own count it breaks
             return freeze({})
         return empty
-
-    def validate(self, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
-        """The same, with uploads refused that the method cannot take in, alone or beside those that it can.
-
-        It is tried on a copy of the server where uploads have other names, types or shapes than those that were taken
-        before. Those of the most common form are tried first.
-        """
-        messages = {o.client_id: o.message for o in map(self._decoded, jobs, outcomes) if o.counts}
-        forms = {i: _form(message) for i, message in messages.items()}
-        keys = {job.client.id: (job.exchange.name, job.client.architecture, job.variant) for job in jobs}
-        if all(self._forms.get(keys[i]) == form for i, form in forms.items()):
-            return list(outcomes)
-        refused: dict[int, str] = {}
-        if self._problem(messages):
-            taken, unfit = self._sifted(messages)
-            refused = {i: f"{_NOT_TAKEN}: {problem}" for i, problem in unfit.items()}
-            if not taken:  # it is the method that fails, as it will say
-                return list(outcomes)
-        self._forms |= {keys[i]: form for i, form in forms.items() if i not in refused}
-        return [
-            replace(o, weights=job.client.weights, state=job.client.state, score=None, refused=refused[o.client_id])
-            if o.client_id in refused
-            else o
-            for job, o in zip(jobs, outcomes, strict=True)
-        ]
 
     def _sifted(self, uploads: Mapping[int, Message]) -> tuple[dict[int, Message], dict[int, str]]:
         """Those that the method can take in together, of the others why not; the most common form is tried first."""

@@ -27,7 +27,7 @@ PAUSE = 0.2  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that was turned away is asked again
 _DOUBLINGS = 8  # of that, at most
 _INPUT = 2**22  # numbers of an input, at most
-_HEAD = 2**24  # numbers of a head in all, at most
+_HEAD = 2**24  # numbers of a head, a linear layer, at most
 _FEW = 5  # names shown of many
 _REASON = 1000  # characters of the reason why a node is turned away
 _EXPERIMENT = re.compile("[0-9a-f]{16}")
@@ -167,11 +167,39 @@ def release(folder: str | Path, client: int) -> Owner:
     return owner
 
 
-class RequestBroker:
-    """Sends envelopes over a wire and waits for answers, for `deadline` seconds."""
+class NodeRegistry:
+    """The clients whose nodes have introduced themselves.
 
-    def __init__(self, wire: Transport, deadline: float) -> None:
-        self.wire, self.deadline = wire, deadline
+    Args:
+        recipe: the same as theirs. wire: reaches them. deadline: seconds that a node has for an answer.
+        event_log: for events. count: clients of the federation. say: receives lines on the progress.
+
+    Attributes:
+        known: by number of client, also those of an earlier process whose nodes are not back. node_of: their nodes.
+        class_names: those of the task, once the first nodes are there.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        wire: Transport,
+        deadline: float,
+        event_log: EventLog,
+        count: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = shared_config(recipe)
+        self.wire = wire
+        self.deadline = deadline
+        self.event_log = event_log
+        self.count = count
+        self._say = say
+        self.known = {i: hello for i, hello in event_log.introductions.items() if i < count}
+        self.node_of: dict[int, int] = {}
+        self.class_names = recipe.data.class_names or next((hello.class_names for hello in self.known.values()), None)
+        self._asked: dict[str, int] = {}  # greetings under way
+        self._resting: dict[int, tuple[float, str]] = {}  # node -> not asked before, why
+        self._rejections = Counter[int]()  # node -> federations tried in vain with it
 
     def request(
         self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
@@ -208,34 +236,6 @@ class RequestBroker:
         silent = NodeError(f"no answer within {self.deadline:g} s")
         return [silent if answer is None else answer for answer in found]
 
-
-class NodeRegistry:
-    """The clients whose nodes have introduced themselves.
-
-    Args:
-        recipe: the same as theirs. broker: reaches them. event_log: for events. count: clients of the federation.
-        say: receives lines on the progress.
-
-    Attributes:
-        known: by number of client, also those of an earlier process whose nodes are not back. node_of: their nodes.
-        class_names: those of the task, once the first nodes are there.
-    """
-
-    def __init__(
-        self, recipe: Recipe, broker: RequestBroker, event_log: EventLog, count: int, say: Callable[[str], None]
-    ) -> None:
-        self._settings = shared_config(recipe)
-        self._broker = broker
-        self._event_log = event_log
-        self.count = count
-        self._say = say
-        self.known = {i: hello for i, hello in event_log.introductions.items() if i < count}
-        self.node_of: dict[int, int] = {}
-        self.class_names = recipe.data.class_names or next((hello.class_names for hello in self.known.values()), None)
-        self._asked: dict[str, int] = {}  # greetings under way
-        self._resting: dict[int, tuple[float, str]] = {}  # node -> not asked before, why
-        self._rejections = Counter[int]()  # node -> federations tried in vain with it
-
     def wait_for_clients(self, wanted: int) -> None:
         """Wait until so many clients are there; the first of them settle the classes' names."""
         shown = -1
@@ -254,7 +254,7 @@ class NodeRegistry:
         """Greet new nodes, read introductions; whether there is a client that was not known."""
         before = set(self.known)
         self._hear()
-        online = self._broker.wire.nodes()
+        online = self.wire.nodes()
         now = time.monotonic()
         self._resting = {
             node: rest for node, rest in self._resting.items() if node in online or self._rejections[node] > 1
@@ -262,7 +262,7 @@ class NodeRegistry:
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
             envelope = self._greeting()
-            sent = self._broker.wire.send([(node, envelope) for node in fresh], self._broker.deadline)
+            sent = self.wire.send([(node, envelope) for node in fresh], self.deadline)
             self._asked |= {name: node for name, node in zip(sent, fresh, strict=True) if name}
             self._hear()
         return bool(set(self.known) - before)
@@ -273,7 +273,7 @@ class NodeRegistry:
     def _hear(self) -> None:
         if not self._asked:
             return
-        for name, answer in self._broker.wire.collect(list(self._asked)).items():
+        for name, answer in self.wire.collect(list(self._asked)).items():
             self._take(self._asked.pop(name), answer)
 
     def _take(self, node: int, answer: Answer) -> None:
@@ -291,7 +291,7 @@ class NodeRegistry:
             self._turn_away(node, f"its introduction cannot be read: {type(error).__name__}")
             return
         self.known[hello.client], self.node_of[hello.client] = hello, node
-        self._event_log.welcome(hello, node)
+        self.event_log.welcome(hello, node)
 
     def reject(self, client: int, reason: str) -> None:
         """Turn a client away with which there can be no federation.
@@ -299,7 +299,7 @@ class NodeRegistry:
         To find that out takes time; so it rests twice as long after each time.
         """
         del self.known[client]
-        self._event_log.forget(client)
+        self.event_log.forget(client)
         node = self.node_of.pop(client)
         self._rejections[node] += 1
         self._turn_away(node, reason, client=client)
@@ -307,7 +307,7 @@ class NodeRegistry:
     def _turn_away(self, node: int, reason: str, **more: int) -> None:
         reason = reason[:_REASON]
         if self._resting.get(node, (0.0, ""))[1] != reason:  # else it was noted before
-            self._event_log.note("turned away", node=node, reason=reason, **more)
+            self.event_log.note("turned away", node=node, reason=reason, **more)
             self._say(f"node {node} is no client: {reason}")
         doubled = min(max(self._rejections[node] - 1, 0), _DOUBLINGS)
         self._resting[node] = (time.monotonic() + REST * 2**doubled, reason)
@@ -318,8 +318,7 @@ class NodeRegistry:
         Raises:
             ConfigError: this can be no client.
         """
-        plain = hello.feature_dim * (len(hello.class_names) + 1)  # numbers of a linear layer
-        head = max(sum(math.prod(shape) for shape in hello.head.values()), plain if hello.linear else 0)
+        head = hello.feature_dim * (len(hello.class_names) + 1)
         if math.prod(hello.shape) > _INPUT:
             raise ConfigError(f"expected at most {_INPUT} numbers in an input, got the shape {hello.shape}")
         if head > _HEAD:
@@ -331,16 +330,16 @@ class NodeRegistry:
         other = self.node_of.get(hello.client)
         if number >= self.count:
             raise ConfigError(f"expected a client-id below {self.count}, got {number}")
-        if other is not None and other != node and other in self._broker.wire.nodes():
+        if other is not None and other != node and other in self.wire.nodes():
             raise ConfigError(f"client-id {number} is taken by node {other}")
-        owner = self._event_log.owners.get(number)
+        owner = self.event_log.owners.get(number)
         if owner is not None and node != owner.node and hello.token != owner.token:
             raise ConfigError(
                 f"client-id {number} belongs to the node registered as {owner.node}, got another; to "
                 f"replace it: polyfed deploy release RUN {number}"
             )
         before = self.known.get(number)
-        if before is not None and (before.architecture, before.head) != (hello.architecture, hello.head):
+        if before is not None and before.architecture != hello.architecture:
             raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
 
     def _settle(self) -> None:
@@ -351,14 +350,14 @@ class NodeRegistry:
         hello = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
         self.class_names = list(hello.most_common(1)[0][0])
         others = [i for i, one in sorted(self.known.items()) if one.class_names != self.class_names]
-        answers = self._broker.request([(self.node_of[i], self._greeting()) for i in others]) if others else []
+        answers = self.request([(self.node_of[i], self._greeting()) for i in others]) if others else []
         for number, answer in zip(others, answers, strict=True):
             del self.known[number]
             self._take(self.node_of.pop(number), answer)
 
     def task_facts(self) -> Mapping[str, Any]:
         """The facts of every task: the experiment, the settings, the classes' names."""
-        return {"experiment": self._event_log.experiment, "settings": self._settings, "class_names": self.class_names}
+        return {"experiment": self.event_log.experiment, "settings": self._settings, "class_names": self.class_names}
 
 
 class NodePresence(Plugin):

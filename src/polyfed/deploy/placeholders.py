@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +39,16 @@ class RemoteStore(WeightStore):
 
 
 class PlaceholderModel(SplitModel):
-    """Stands for a network that only its node has: the head gets zeros, and is as the node describes it.
+    """Stands for a network that only its node has: its head, a linear layer, gets zeros.
 
     Its body has one tensor without entries, whose name marks a message with such a network in it.
     """
 
     def __init__(self, hello: ClientHello, classes: int) -> None:
         super().__init__(hello.architecture, hello.feature_dim)
-        self.extractor = _Named({UNSEEN.partition(".")[2]: [0]})
-        self._classes = classes
-        self.add_module("head", nn.Linear(hello.feature_dim, classes) if hello.linear else _Named(hello.head))
+        self.extractor = nn.Module()
+        self.extractor.register_parameter(UNSEEN.partition(".")[2], nn.Parameter(torch.zeros(0)))
+        self.add_module("head", nn.Linear(hello.feature_dim, classes))
 
     def extract(self, x: Tensor) -> Tensor:
         """(N, ...) to (N, D), zeros."""
@@ -58,27 +57,6 @@ class PlaceholderModel(SplitModel):
     def transform(self, s_in: Tensor) -> Tensor:
         """As it is."""
         return s_in
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, ...) to (N, C)."""
-        z = self.represent(x)
-        return self.head(z) if isinstance(self.head, nn.Linear) else z.new_zeros(len(z), self._classes)
-
-
-class _Named(nn.Module):
-    """Parameters of these names, with dots, and shapes, zeros."""
-
-    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        super().__init__()
-        inner: dict[str, dict[str, Sequence[int]]] = {}
-        for name, shape in shapes.items():
-            first, _, rest = name.partition(".")
-            if rest:
-                inner.setdefault(first, {})[rest] = shape
-            else:
-                self.register_parameter(first, nn.Parameter(torch.zeros(*shape)))
-        for first, below in inner.items():
-            self.add_module(first, _Named(below))
 
 
 class _Blank(LabeledSamples):

@@ -50,7 +50,6 @@ _Text = Annotated[str, Field(max_length=1000)]
 _Name = Annotated[str, Field(max_length=200)]
 _Names = Annotated[list[_Name], Field(max_length=2**16)]
 _Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**11)]  # the server has counts (C, C) of each client
-_Path = Annotated[str, Field(max_length=200, pattern=r"^[^.]+(\.[^.]+){0,15}$")]  # of a tensor in a network
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
@@ -86,7 +85,7 @@ class ClientHello(Settings):
 
     token: identifies the node under any registration. shape, dtype: of one stored input. mean, std, table: see
     `Prepare`. words: ids of texts; 0: no texts; -1: fixed vectors. categories: of a table's features. feature_dim:
-    width of the head's input. head: shapes of its tensors by name. linear: whether it is one linear layer.
+    width of the head's input. linear: whether the head is one linear layer.
     """
 
     client: Count
@@ -108,7 +107,6 @@ class ClientHello(Settings):
     )
     architecture: _Text
     feature_dim: Annotated[int, Field(ge=1, le=2**20)]
-    head: Annotated[dict[_Path, Annotated[list[Count], Field(max_length=8)]], Field(max_length=64)]
     linear: bool
 
 

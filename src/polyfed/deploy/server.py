@@ -23,7 +23,7 @@ from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.node_executor import NodeExecutor
-from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodePresence, NodeRegistry, RequestBroker, Transport
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodePresence, NodeRegistry, Transport
 from polyfed.deploy.placeholders import (
     UNSEEN,
     RemoteStore,
@@ -45,7 +45,6 @@ from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
-from polyfed.functional.tied_tensors import without_ties
 from polyfed.loggers.base import notify
 from polyfed.places import make_private, private_files
 
@@ -63,8 +62,8 @@ class DeployedFederation(Federation):
     """A federation whose clients are nodes.
 
     Args:
-        recipe: the experiment. registry: who the clients are. broker: reaches them. event_log: for troubles.
-        data: for public rows. out: run folder. loggers: see `Logger`. limit: bytes of an answer.
+        recipe: the experiment. registry: who the clients are, and reaches them. data: for public rows. out: run folder.
+        loggers: see `Logger`. limit: bytes of an answer.
         known: the clients it is made with; default: all that the registry knows.
 
     Raises:
@@ -75,8 +74,6 @@ class DeployedFederation(Federation):
         self,
         recipe: Recipe,
         registry: NodeRegistry,
-        broker: RequestBroker,
-        event_log: EventLog,
         data: DataCache,
         out: Path,
         loggers: Sequence[object] = (),
@@ -106,9 +103,7 @@ class DeployedFederation(Federation):
             builders[hello.architecture] = placeholder_builder(hello, recipe, len(names))
         for hello in {(kind(hello), hello.architecture): hello for hello in reversed(known.values())}.values():
             check_size(hello, first, recipe, len(names))
-        self._broker = broker
         self._registry = registry
-        self._event_log = event_log
         self._limit = limit
         super().__init__(
             [
@@ -139,7 +134,7 @@ class DeployedFederation(Federation):
             out=Output(out, checkpoint_every=1, label=recipe.run.label, settings=recipe.to_dict()),
             seed=recipe.run.seed,
             builders=builders,
-            loggers=[SimpleNamespace(start=lambda info: event_log.open()), *loggers],  # with the run folder
+            loggers=[SimpleNamespace(start=lambda info: registry.event_log.open()), *loggers],  # with the run folder
         )
         self.evaluator.silent = self._nodes.silent
         _check_hellos(self, {i: hello for i, hello in enumerate(expected) if i in known})
@@ -152,9 +147,7 @@ class DeployedFederation(Federation):
         """The nodes."""
         chosen = self.model_factory.chosen
         auxiliary = "" if chosen is None else chosen.network
-        self._nodes = NodeExecutor(
-            self, self.unseen, auxiliary, self._broker, self._registry, self._event_log, self._limit
-        )
+        self._nodes = NodeExecutor(self, self.unseen, auxiliary, self._registry, self._limit)
         return self._nodes
 
     def _look(self) -> None:
@@ -258,11 +251,15 @@ def _check_hellos(federation: DeployedFederation, hellos: Mapping[int, ClientHel
     seen = federation.model_factory
     for number, hello in hellos.items():
         model = as_split_model(seen.build_raw(hello.architecture))
-        here = {name: list(tensor.shape) for name, tensor in without_ties(model.head.state_dict()).items()}
-        if (model.feature_dim, here) != (hello.feature_dim, hello.head):
+        if model.feature_dim != hello.feature_dim:
             raise ConfigError(
-                f"client {number}: expected '{hello.architecture}' with {model.feature_dim} features and the head "
-                f"{here}, got {hello.feature_dim} features and {hello.head}"
+                f"client {number}: expected '{hello.architecture}' with {model.feature_dim} features, got "
+                f"{hello.feature_dim}"
+            )
+        if hello.architecture in federation.unseen and not hello.linear:
+            raise ConfigError(
+                f"client {number}: expected a linear layer with biases as the head of '{hello.architecture}', a "
+                "network that the server does not have, got another head"
             )
     if not federation.unseen:
         return
@@ -315,15 +312,10 @@ def serve(
         make_private(path)
 
     say = functools.partial(notify, loggers, "message")
-    event_log = EventLog(path / EVENT_LOG, resume)
-    broker = RequestBroker(wire, deadline)
-    data = DataCache()
-    registry = NodeRegistry(recipe, broker, event_log, count, say)
+    registry = NodeRegistry(recipe, wire, deadline, EventLog(path / EVENT_LOG, resume), count, say)
     if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):
         registry.wait_for_clients(min_nodes or count)
-    make = functools.partial(
-        DeployedFederation, recipe, registry, broker, event_log, data, path, loggers, int(max_megabytes * 1e6)
-    )
+    make = functools.partial(DeployedFederation, recipe, registry, DataCache(), path, loggers, int(max_megabytes * 1e6))
     settled: set[int] = set()  # clients with whom there is a federation
     while True:
         federation = _federation_of_fitting_nodes(make, registry, settled, min_nodes or count)

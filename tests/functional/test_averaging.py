@@ -141,17 +141,6 @@ def test_of_counters_the_largest_is_kept_whoever_has_it(largest):
         assert mean["n"].tolist() == [9, 0]
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7, 40])
-def test_closed_forms(steps):
-    assert normalizer(steps) == steps
-    for rho in (0.3, 0.9):
-        expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        assert normalizer(steps, momentum=rho) == pytest.approx(expected, rel=1e-12)
-    for pull in (0.01, 0.7):
-        assert normalizer(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-12)
-    assert normalizer(2, momentum=0.9) == pytest.approx(2.9)
-
-
 @pytest.mark.parametrize("trial", range(8))
 def test_an_optimizer_under_one_gradient(trial):
     """w^t - w = lr a g, for torch's own SGD with momentum on g w + (mu/2) (w - w^t)^2; gradients of both signs."""

@@ -82,13 +82,6 @@ def test_half_precision_products_are_taken_in_float32():
     assert torch.equal(both, g_local)
 
 
-@pytest.mark.parametrize(("local", "inner"), [([2.0], [-3.0]), ([-2.0, -1.0], [1.0, 3.0]), ([-2.0], [-3.0])])
-def test_single_entries_and_negative_gradients_are_projected(local, inner):
-    g_local, g_in = (torch.tensor(g, dtype=torch.float64) for g in (local, inner))
-    expected = oracle(g_local, g_in, "project", 1.0)
-    np.testing.assert_allclose(combine({"w": g_local}, {"w": g_in}, "project", 1.0)["w"], expected, atol=1e-13)
-
-
 def test_under_vmap_equals_one_by_one():
     stacked = [torch.stack(ts) for ts in zip(*pairs(20), strict=True)]
     for mode in MODES:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
@@ -17,6 +19,8 @@ from polyfed.engine.federation import Federation
 from tests.helpers.toys import Round, Watch, federation, net
 
 NARROW = {"a": (6, 5), "b": (3, 3), "c": (2, 2), "d": (1, 1), "e": (1, 1)}  # width, features: halves rounded up
+# the deep toy's blocks
+LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 
 
 def small(kind: str, letter: str) -> nn.Module:
@@ -37,6 +41,39 @@ def order_of(member: Client, number: int, seed: int = 0, round: int = 1) -> Tens
     at = copy.copy(member)
     at.id, at.seed, at.round, at.exchange = number, seed, round, "train"
     return torch.randperm(member.n, generator=at.generator("batches"))
+
+
+def mean_of_entries(name: str, whole: Tensor, sent: Sequence[Mapping[str, Tensor]], counts: Sequence[float]) -> Any:
+    """Each entry's weighted mean over those whose prefix holds it, in NumPy; of nobody, what it was."""
+    total, count = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
+    for model, share in zip(sent, counts, strict=True):
+        if name in model:
+            value = model[name].double().numpy()
+            inside = tuple(slice(0, size) for size in value.shape)
+            total[inside] += share * value
+            count[inside] += share
+    return np.where(count > 0, total / np.maximum(count, 1), whole.double().numpy())
+
+
+def exit_logits(
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    blocks: int,
+    batchnorm: bool = False,
+    kept: Mapping[str, Tensor] | None = None,
+) -> list[Tensor]:
+    """All exits of a toy up to so many of its blocks, layer by layer; kept: BatchNorm's statistics, or the batch's."""
+    found = []
+    for count, name in enumerate(LAYERS[:blocks], 1):
+        x = F.linear(x, weights[f"{name}.linear.weight"], weights[f"{name}.linear.bias"])
+        if batchnorm:
+            mean, var = (None if kept is None else kept[f"{name}.bn.running_{what}"] for what in ("mean", "var"))
+            x = F.batch_norm(x, mean, var, weights[f"{name}.bn.weight"], weights[f"{name}.bn.bias"], kept is None)
+        x = x.tanh()
+        if count > 1:  # the first block has no exit
+            own = "head" if count == len(LAYERS) else f"early_exits.block{count}.linear"
+            found.append(F.linear(x, weights[f"{own}.weight"], weights[f"{own}.bias"]))
+    return found
 
 
 class TrainingWatch(Watch):

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH, fedgh
 from polyfed.models import zoo
+from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -36,31 +36,17 @@ def header(state):
 # ---- bytes (8.7)  ----
 
 
-def cnn_round(count, classes, present, architectures):
-    """One round of real FedGH networks on random images; client i holds `present` classes from i * present on."""
-    g = torch.Generator().manual_seed(0)
-    members = []
-    for i in range(count):
-        y = (torch.arange(present) + i * present) % classes
-        images = torch.randint(0, 256, (present, 3, 32, 32), dtype=torch.uint8, generator=g)
-        members.append(Client(architectures[i % len(architectures)], (images, y)))
-    builders = {name: lambda name=name: zoo.build(name, (3, 32, 32), classes) for name in architectures}
-    (round,) = rounds(FedGH(), members, builders, classes=classes, rounds=1, batch_size=present, lr=0.01)
-    return round
-
-
 def test_bytes_on_ten_classes_and_the_totals_of_table_3():
-    round = cnn_round(10, 10, 2, [f"fedgh-cnn{i}" for i in range(1, 6)])
+    method = FedGH()
+    round = second_round(method, 10, 2, 10)
     for i in range(10):
         assert (nbytes(round.down[i]), nbytes(round.up[i])) == (20_040, 4_008)
-        assert FedGH().nbytes_in_paper(round.down[i]) + FedGH().nbytes_in_paper(round.up[i]) == 24_008
+        assert kib(method, round, i) == "23.45"
     record = round.record
     assert record["bytes_down"] + record["bytes_up"] == 10 * 24_048
     paper = record["bytes_down_paper"] + record["bytes_up_paper"]
     assert paper == 10 * 24_008
-    assert f"{paper / 10 / 1024:.2f}" == "23.45"  # KiB per client and round
     assert f"{2 * paper / 1024:.2f}" == "468.91"  # KiB over the 2 rounds to 90 %
-    assert f"{(record['bytes_down'] + record['bytes_up']) / 10 / 1024:.2f}" == "23.48"
 
 
 # ---- the header against NumPy  ----

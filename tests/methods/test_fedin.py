@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from polyfed.core.client import Client
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedIN
@@ -167,21 +166,6 @@ def test_combined_gradients_against_numpy(mode, lam, mu):
     )
 
 
-@pytest.mark.parametrize("architecture", ["shallow", "deep"])
-def test_in_loss_is_0_for_pairs_made_by_the_same_weights(architecture):
-    method = FedIN(combine="none", mu=0.0)
-    at, _ = at_step(method, architecture)
-    features = method.upload(at, TrainingResult())["features"]
-    data = batch(at.data.train)
-    found = method.gradients(at.model, data, features)
-    local = method.gradients(at.model, data, {})
-    assert float(found.sums["loss_in"]) == 0.0
-    assert same(found.grads, local.grads)
-    half = FedIN(mu=0.0).gradients(at.model, data, features)
-    for name, gradient in half.grads.items():  # eq. 13 halves the local gradient of the intermediate tensors
-        torch.testing.assert_close(gradient, local.grads[name] * (0.5 if name.startswith("intermediate") else 1.0))
-
-
 @pytest.mark.parametrize("architecture", ["bn", "deep-bn"])
 def test_batchnorm_normalizes_the_pairs_by_themselves_and_keeps_its_statistics(architecture):
     method = FedIN(mu=0.0)
@@ -316,21 +300,6 @@ def test_noise_in_the_forward_pass():
         assert float(found.sums["loss_in"]) == pytest.approx(float(in_loss.detach()), abs=1e-7)
         losses.append(float(expected.detach()))
     assert losses[0] != losses[1]
-
-
-def test_no_noise_when_scored():
-    members = clients(["bn", "deep-bn"], test=40)
-    extra = Evaluation(extra_stages=["after_training", "personal"])
-    results = [
-        federation(m, members, lr=0.0, evaluation=extra)[0].run().result["accuracy_by_stage"]
-        for m in (FedIN(noise_where="message", noise_std=1.5), FedIN())
-    ]
-    assert results[0] == results[1]
-    method = FedIN(noise_std=1.5)
-    at, _ = at_step(method)
-    with eval_mode(at.model), torch.no_grad():
-        x = at.data.train.x
-        assert torch.equal(method.predict(at.model, x, at.state), at.model(x))
 
 
 # ---- averaging (8.7)  ----

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -24,23 +23,6 @@ def fused(own: str = "broad", shared: str = "shallow", features: int | None = No
     """What a client trains, with seeded weights."""
     fed, _ = federation(FedMRL(shared=shared, feature_dim=features), clients([own]))
     return fed.model_factory.module(own)
-
-
-def test_forward_by_hand() -> None:
-    """R = P [phi_s, phi] + b; the scores are h(r), the common head sees the first D_s entries of r."""
-    model, data = fused(), batch(samples(9, 0))
-    z = [net.represent(data.x).detach().double().numpy() for net in (model.auxiliary_model, model.own)]
-    assert [one.shape[1] for one in z] == [5, 8]
-    assert model.projection.weight.shape == (8, 13)
-    p, b = (t.detach().double().numpy() for t in (model.projection.weight, model.projection.bias))
-    r = z[0] @ p[:, :5].T + z[1] @ p[:, 5:].T + b
-    scores = []
-    for inputs, head in ((r, model.own.head), (r[:, :5], model.auxiliary_model.head)):
-        scores.append(inputs @ head.weight.detach().double().numpy().T + head.bias.detach().double().numpy())
-    np.testing.assert_allclose(model(data.x).detach().numpy(), scores[0], atol=1e-5)
-    log_p = [s - np.log(np.exp(s).sum(1, keepdims=True)) for s in scores]
-    expected = -sum(one[np.arange(9), data.y.numpy()].mean() for one in log_p)
-    assert FedMRL().loss(model, data, {}).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_every_part_learns_and_the_common_head_sees_the_first_entries_only() -> None:

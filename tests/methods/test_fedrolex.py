@@ -48,18 +48,6 @@ def test_windows_roll_forwards_and_what_comes_back_is_averaged_where_it_was():
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("letter", "often"), [("b", 3), ("c", 2), ("e", 1)])
-def test_in_as_many_rounds_as_channels_each_is_trained_alike_often(letter, often):
-    history = rounds(FedRolex(rates=f"fix_{letter}1"), clients(["shallow"] * 2, 8), rounds=WIDTH)
-    moved_in = torch.zeros(WIDTH, dtype=torch.int64)
-    for j, round in enumerate(history):
-        before, after = (state["model"]["extractor.linear.weight"] for state in (round.before, round.after))
-        changed = (before != after).any(dim=1)
-        assert changed.nonzero().flatten().tolist() == sorted(window(WIDTH, letter, j))
-        moved_in += changed
-    assert moved_in.tolist() == [often] * WIDTH
-
-
 def test_a_residual_stream_rolls_as_one():
     fed, _ = federation(FedRolex(), clients(["shallow"] * 2, 8))
     plan = channel_plan(build("resnet10", (3, 32, 32), 10))

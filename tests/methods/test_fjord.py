@@ -74,22 +74,6 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
 
 
-def test_entries_are_averaged_by_samples_over_those_who_hold_them():
-    counts = [4, 8, 12, 16, 20]
-    for round in rounds(FjORD(), clients(["shallow"] * 5, counts), rounds=2):
-        for name, whole in round.before["model"].items():
-            total, weight = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
-            for number, n in enumerate(counts):
-                value = round.up[number]["model"][name].double().numpy()
-                inside = tuple(slice(0, size) for size in value.shape)
-                total[inside] += n * value
-                weight[inside] += n
-            expected = total / weight
-            np.testing.assert_allclose(round.after["model"][name].numpy(), expected, atol=1e-6)
-        assert not any("classes" in message for message in round.up.values())
-        assert round.up[0]["model"]["extractor.linear.weight"].shape == (sizes(0.2)[0], 4)
-
-
 def test_a_step_of_a_round_by_hand():
     members = clients(["shallow"] * 2, 8)
     (round,) = rounds(FjORD(num_widths=2, distill=False), members, rounds=1, batch_size=8)

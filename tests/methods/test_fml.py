@@ -10,18 +10,14 @@ import torch
 from torch import nn
 
 from polyfed.methods import FML
-from polyfed.methods.building_blocks.auxiliary_model import JointModel
 from tests.helpers.toys import (
     NETS,
     Two,
-    batch,
     clients,
     federation,
     log_softmax,
-    moved,
     rounds,
     same,
-    samples,
     two_parameter_clients,
 )
 
@@ -85,21 +81,6 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
         common = sum(s * end for s, end in zip(shares, ends, strict=True))
         np.testing.assert_allclose(round.after["auxiliary_model"]["v"].numpy(), common, atol=1e-5)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
-
-
-def test_no_gradient_reaches_the_teacher() -> None:
-    """How strongly a network teaches does not show in its own gradient, how strongly it is taught does."""
-    pair, data = JointModel(NETS["shallow"](), NETS["deep"]()), batch(samples(8, 0))
-
-    def gradients(alpha: float, beta: float, prefix: str) -> dict[str, torch.Tensor]:
-        grads = FML(alpha=alpha, beta=beta).gradients(pair, data, {}).grads
-        return {name: g for name, g in grads.items() if name.startswith(prefix) and g is not None}
-
-    for prefix, taught, teaching in (("own.", (0.1, 0.9), (0.1, 0.2)), ("auxiliary_model.", (0.9, 0.1), (0.2, 0.1))):
-        one = gradients(*taught, prefix)
-        assert one
-        assert same(one, gradients(*teaching, prefix))
-        assert moved(one, gradients(0.5, 0.5, prefix)) > 1e-3
 
 
 def test_scored_is_the_private_network() -> None:

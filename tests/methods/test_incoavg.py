@@ -8,9 +8,9 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.functional import cross_layer
-from polyfed.methods import FedAvg, InCoAvg
+from polyfed.methods import InCoAvg
 from polyfed.testing.fixtures import draw, tiny_model
-from tests.helpers.toys import clients, moved, numpy_mean, rounds, same
+from tests.helpers.toys import moved, numpy_mean, rounds
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
     "bn": lambda: tiny_model(3, 4, 6, norm=True)
@@ -74,16 +74,6 @@ def test_rounds_by_hand(rule, weighting, monkeypatch):
         for name, value in after.items():
             np.testing.assert_allclose(value.numpy(), expected[name], atol=2e-6, err_msg=name)
     assert signs >= {-1.0, 1.0}
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_nothing_to_correct_is_the_layer_wise_mean(weighting):
-    plain = FedAvg(weighting=weighting)
-    off = [played(m, sizes=[8, 12, 16]) for m in (InCoAvg(theta_rule="none", weighting=weighting), plain)]
-    one = [played(m, ["blocks0", "blocks1", "blocks1"]) for m in (InCoAvg(weighting=weighting), plain)]
-    flat = [rounds(m, clients(["shallow", "deep", "deep"])) for m in (InCoAvg(weighting=weighting), plain)]
-    for a, b in (off, one, flat):
-        assert same(union(a[-1].after), union(b[-1].after))
 
 
 def test_a_layer_that_nobody_sent_stays_and_is_no_reference():

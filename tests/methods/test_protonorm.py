@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.methods import FedProto, Local, ProtoNorm
+from polyfed.methods import ProtoNorm
 from tests.helpers.few_classes import members
-from tests.helpers.toys import CLASSES, moved, rounds, same
+from tests.helpers.toys import CLASSES, rounds
 
 NORMED = ProtoNorm(spread_steps=20, scale=3.0)
 
@@ -53,24 +53,6 @@ def test_the_means_are_averaged_spread_and_lengthened() -> None:
         down = sent_down(second.down[i])
         np.testing.assert_allclose(np.stack([down[c] for c in range(CLASSES)]), expected, atol=1e-5)
     assert np.linalg.norm(expected, axis=1) == pytest.approx(3.0)
-
-
-def test_without_steps_it_is_fedproto_bit_for_bit() -> None:
-    likewise = {"prototype_weight": 1.0, "weighting": "count"}
-    plain, none, other = (
-        rounds(method, members())
-        for method in (
-            FedProto(),
-            ProtoNorm(**likewise, spread_steps=0),
-            ProtoNorm(**likewise, spread_steps=20, scale=3.0),
-        )
-    )
-    assert "spread" not in none[-1].after
-    assert all(same(plain[1].trained[i], none[1].trained[i]) for i in range(4))
-    assert same(plain[0].trained[0], other[0].trained[0])  # before there are prototypes
-    assert moved(dict(plain[1].trained[0]), dict(other[1].trained[0])) > 1e-3
-    off, local = (rounds(m, members())[-1] for m in (ProtoNorm(prototype_weight=0.0, spread_steps=20), Local()))
-    assert all(same(off.weights[i] or {}, local.weights[i] or {}) for i in range(4))
 
 
 def test_a_class_that_nobody_sends_keeps_its_mean_and_is_spread_with_the_others() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
@@ -17,27 +16,10 @@ from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods import HeteroFL, ScaleFL
-from tests.helpers.slices import order_of, prefix, rounds, watched
+from tests.helpers.slices import LAYERS, exit_logits, mean_of_entries, order_of, prefix, rounds, watched
 from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, same
 
-LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
-EXITS = (2, 3, 4, 5)  # of five; 0.85 and 1 are both the network's own head
-
-
-def logits(weights, x, blocks, batchnorm=False, kept=None):
-    """All exits of a toy up to so many of its blocks, layer by layer; kept: BatchNorm's statistics, or the batch's."""
-    found = []
-    for count, name in enumerate(LAYERS[:blocks], 1):
-        x = F.linear(x, weights[f"{name}.linear.weight"], weights[f"{name}.linear.bias"])
-        if batchnorm:
-            mean, var = (None if kept is None else kept[f"{name}.bn.running_{what}"] for what in ("mean", "var"))
-            x = F.batch_norm(x, mean, var, weights[f"{name}.bn.weight"], weights[f"{name}.bn.bias"], kept is None)
-        x = x.tanh()
-        if count in EXITS:
-            own = "head" if count == len(LAYERS) else f"early_exits.block{count}.linear"
-            found.append(F.linear(x, weights[f"{own}.weight"], weights[f"{own}.bias"]))
-    return found
 
 
 # a round --------------------------------------------------------------------------------------------------------------
@@ -69,7 +51,7 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
         weights = {name: t.clone().requires_grad_() for name, t in sent.items()}
         for rows in order_of(members[number], number).split(4):
             if len(rows) > 1 or kind == "deep":
-                outputs = logits(weights, data.x[rows], blocks, batchnorm=kind == "deep-bn")
+                outputs = exit_logits(weights, data.x[rows], blocks, batchnorm=kind == "deep-bn")
                 loss = multi_exit_loss(outputs, data.y[rows], torch.ones(len(rows)), 0.4, 3.0)
                 grads = torch.autograd.grad(loss, list(weights.values()))  # all have one: none is past the exit
                 with torch.no_grad():
@@ -77,16 +59,9 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
                         assert bool(g.any())
                         p -= 0.1 * g
         assert moved({n: w.detach() for n, w in weights.items()}, round.up[number]["model"]) < 1e-5
+    sent = [round.up[i]["model"] for i in range(5)]
     for name, whole in before.items():
-        total, count = np.zeros(tuple(whole.shape)), np.zeros(tuple(whole.shape))
-        for number, message in round.up.items():
-            if name in message["model"]:
-                value = message["model"][name].double().numpy()
-                inside = tuple(slice(0, size) for size in value.shape)
-                total[inside] += counts[number] * value
-                count[inside] += counts[number]
-        expected = np.where(count > 0, total / np.maximum(count, 1), whole.double().numpy())
-        np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
+        np.testing.assert_allclose(after[name].numpy(), mean_of_entries(name, whole, sent, counts), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["shallow", "bn"])
@@ -152,7 +127,7 @@ def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level
         data, known = members[number].data.test, sent["statistics"]
         assert {n.rpartition(".bn.")[0] for n in known} == set(LAYERS[: LEVELS[level][1]])
         assert all(torch.equal(t, prefix(after[f"statistics {level}"][n], t)) for n, t in known.items())
-        scores = logits(sent["model"], data.x, LEVELS[level][1], True, known)[-1]
+        scores = exit_logits(sent["model"], data.x, LEVELS[level][1], True, known)[-1]
         share = float((scores.argmax(1) == data.y).float().mean())
         assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
 

@@ -1,4 +1,4 @@
-"""FedET against NumPy; the consensus itself is in tests/functional/test_consensus.py."""
+"""FedET step by step; the consensus and the loss themselves are in tests/functional/test_consensus.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from polyfed.core.client import PublicData
 from polyfed.errors import ConfigError
+from polyfed.functional.consensus import consensus, transfer_loss
 from polyfed.methods import FedET
 from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import (
@@ -22,7 +23,6 @@ from tests.helpers.toys import (
     public,
     rounds,
     same,
-    softmax,
 )
 
 HELD = public(20)
@@ -35,18 +35,8 @@ def played(method, architectures=MIXED, held=HELD, **options):
     return rounds(method, disagreeing(architectures), held=held, **options)
 
 
-def agreed(scores):
-    """Labels, mean scores of those who disagree, and where there are any; in NumPy."""
-    v = ((scores - scores.mean(2, keepdims=True)) ** 2).mean(2)
-    labels = (v[..., None] * scores).sum(0).argmax(1)
-    left = np.where(scores.argmax(2) != labels, v, 0.0)
-    disputed = left.sum(0) > 0
-    others = (left[..., None] * scores).sum(0) / np.where(disputed, left.sum(0), 1)[:, None]
-    return labels, others, disputed
-
-
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_two_rounds_by_hand(weighting):
+def test_two_rounds_step_by_step(weighting):
     """Means within each architecture, the head's over all; one step of the large network; its head goes to all."""
     shares = SIZES if weighting == "samples" else (1,) * 4
     history, disputes = played(FedET(**WHOLE, weighting=weighting), lr=0.02), []
@@ -56,19 +46,13 @@ def test_two_rounds_by_hand(weighting):
         model = model_with(NETS["wide"], {**round.before["server"], **head})
         with torch.no_grad():
             nets = [model_with(NETS[a], w) for a, w in zip(MIXED, sent, strict=True)]
-            scores = np.stack([one(HELD.samples.x).double().numpy() for one in nets])
-        labels, others, disputed = agreed(scores)
-        disputes.append(disputed.mean())
-        logits = model(HELD.samples.x)
-        p = softmax(logits.detach().double().numpy())
-        gap = p - softmax(others)
-        assert gap.min() < 0 < gap.max()
-        slope = (p - np.eye(CLASSES)[labels] + 0.7 * disputed[:, None] * gap) / 20
-        logits.backward(torch.from_numpy(slope).float())
+            agreed = consensus(torch.stack([one(HELD.samples.x) for one in nets]))
+        disputes.append(float(agreed.disagreement.float().mean()))
+        transfer_loss(model(HELD.samples.x), agreed, 0.7).backward()
         for name, parameter in model.named_parameters():
             expected = (parameter - 0.5 * parameter.grad).detach()
             torch.testing.assert_close(round.after["server"][name], expected, atol=1e-5, rtol=0)
-        assert round.record["server"]["disputed"] == pytest.approx(disputed.mean())
+        assert round.record["server"]["disputed"] == pytest.approx(disputes[-1])
         for architecture in ("shallow", "wide"):
             members = [i for i, a in enumerate(MIXED) if a == architecture]
             group = round.after[f"model {architecture}"]

@@ -12,6 +12,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
+from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.methods import FedGH, fedgh
 from polyfed.models import zoo
 from tests.helpers.table3 import kib, second_round
@@ -49,62 +50,45 @@ def test_bytes_on_ten_classes_and_the_totals_of_table_3():
     assert f"{2 * paper / 1024:.2f}" == "468.91"  # KiB over the 2 rounds to 90 %
 
 
-# ---- the header against NumPy  ----
+# ---- the header  ----
 
 
-def numpy_header(theta, bias, batches, lr, clip=50.0):
-    """Gradient steps on the mean cross entropy of each batch [(vector, class, factor)]."""
-    theta, bias = theta.astype(np.float64), bias.astype(np.float64)
-    for pairs in batches:
-        g_theta, g_bias = np.zeros_like(theta), np.zeros_like(bias)
-        for vector, label, factor in pairs:
-            logits = theta @ vector + bias
-            p = np.exp(logits - logits.max())
-            p = factor * (p / p.sum() - np.eye(len(bias))[label])
-            g_theta += np.outer(p, vector) / len(pairs)
-            g_bias += p / len(pairs)
-        norm = np.sqrt((g_theta**2).sum() + (g_bias**2).sum())
-        shrink = min(1.0, clip / norm) if clip and norm > 0 else 1.0
-        theta, bias = theta - lr * shrink * g_theta, bias - lr * shrink * g_bias
-    return theta, bias
+def stepped(header, batches, lr):
+    """Steps on the mean cross entropy of each batch; one step is in tests/functional/test_class_prototypes.py."""
+    theta, bias = header["weight"].double(), header["bias"].double()
+    for vectors, labels in batches:
+        theta, bias = header_sgd_step(theta, bias, vectors, labels, torch.ones(len(labels)).double(), lr, 50.0)
+    return {"weight": theta.float(), "bias": bias.float()}
 
 
 def pairs_of(round):
-    """Per client the pairs it sent: clients ascending, classes ascending."""
-    return [
-        [(v, int(s)) for v, s in zip(m["lars"].double().numpy(), m["labels"], strict=True)]
-        for _, m in sorted(round.up.items())
-    ]
+    """Per client the pairs it sent, vectors and labels: clients ascending, classes ascending."""
+    return [(message["lars"].double(), message["labels"].long()) for _, message in sorted(round.up.items())]
 
 
 def batches_of(mode, per_client, epochs, round):
-    flat = [(v, s, 1.0) for pairs in per_client for v, s in pairs]
+    vectors, labels = (torch.cat(parts) for parts in zip(*per_client, strict=True))
     draws = generator(0, "server header", round)
     for _ in range(epochs):
-        if mode == "lar":
-            yield from ([pair] for pair in flat)
-        elif mode == "client":
-            yield from ([(v, s, 1.0) for v, s in pairs] for pairs in per_client)
-        elif mode == "round":
-            yield flat
-        else:
-            order = torch.randperm(len(flat), generator=draws).tolist()
-            yield from ([flat[i] for i in order[start : start + mode]] for start in range(0, len(flat), mode))
+        if mode == "client":
+            yield from per_client
+            continue
+        order = torch.randperm(len(labels), generator=draws) if isinstance(mode, int) else torch.arange(len(labels))
+        size = {"lar": 1, "round": len(labels)}.get(mode, mode)
+        yield from ((vectors[rows], labels[rows]) for rows in order.split(size))
 
 
 @pytest.mark.parametrize(
     ("mode", "epochs", "lr"), [("lar", 1, 0.5), ("lar", 3, 0.1), ("client", 2, 0.5), ("round", 2, 0.5), (10, 100, 0.05)]
 )
-def test_the_header_against_numpy(mode, epochs, lr):
+def test_the_headers_steps(mode, epochs, lr):
     method = FedGH(header_batch=mode, header_epochs=epochs, header_lr=lr)
     members = clients([*MIXED, "deep", "shallow"], sizes=[12, 9, 15, 3, 8])
     history = rounds(method, members, rounds=3, client_fraction=0.8)
     for number, round in enumerate(history, 1):
         before, after = header(round.before), header(round.after)
         batches = batches_of(mode, pairs_of(round), epochs, number)
-        theta, bias = numpy_header(before["weight"].numpy(), before["bias"].numpy(), batches, lr)
-        np.testing.assert_allclose(after["weight"].numpy(), theta, atol=2e-5 if epochs == 100 else 2e-6)
-        np.testing.assert_allclose(after["bias"].numpy(), bias, atol=2e-5 if epochs == 100 else 2e-6)
+        assert moved(stepped(before, batches, lr), after) < (2e-5 if epochs == 100 else 2e-6)
         assert moved(before, after) > 1e-3, "the header must really change (8.13)"
 
 
@@ -185,10 +169,9 @@ def test_lost_uploads():
     history = rounds(FedGH(), clients(MIXED), rounds=3, lose=lambda r, i: r == 2 or (r == 3 and i == 1))
     assert same(header(history[1].before), header(history[1].after))
     third = history[2]
-    theta, bias = (header(third.before)[name].numpy() for name in ("weight", "bias"))
-    answered = [[(v, s, 1.0)] for k in (0, 2) for v, s in pairs_of(third)[k]]
-    expected = numpy_header(theta, bias, answered, 0.01)
-    np.testing.assert_allclose(header(third.after)["weight"].numpy(), expected[0], atol=1e-6)
+    answered = [pairs_of(third)[i] for i in (0, 2)]
+    expected = stepped(header(third.before), batches_of("lar", answered, 1, 3), 0.01)
+    assert moved(expected, header(third.after)) < 1e-6
 
 
 def test_unequal_feature_widths_are_refused_before_round_1():

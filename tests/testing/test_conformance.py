@@ -63,7 +63,10 @@ from polyfed.registry import METHODS
 from polyfed.testing import ChangedValue, Reduction
 from polyfed.testing.fixtures import SIZES, tiny_model
 
-ORDER = "pairs are taken one after the other (eq. 4), or drawn by their place"
+IN_ORDER = dict.fromkeys(
+    ("order_of_uploads", "client_order_invariant"),
+    "pairs are taken one after the other (eq. 4), or drawn by their place",
+)
 
 
 def cross_entropy(model: Any, batch: Any, context: Any) -> float:
@@ -159,6 +162,12 @@ def fedgen_bytes(server: Any, client_id: int) -> tuple[int, int]:
 def fedhenn_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down L s + 4 L r, up 4 P: L = 16 rows of 36 floats; r = 2 (6 + 5 + 7), the widths of all six clients."""
     return 16 * 36 * 4 + 4 * 16 * 36, 4 * numbers(server, client_id)
+
+
+def fedhenn_homogeneous_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """FedAvg's, and down L s from round 2 on."""
+    down, up = averaging_bytes(server, client_id)
+    return down + 16 * 36 * 4, up
 
 
 def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -527,8 +536,6 @@ def fedkwaz_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 # one line per method: what is tested, with the options of its own
 
-also = pytest.mark.slow  # other settings of methods that are tested with their own ones already
-
 test_local = testing.conformance(Local(), reference_loss=cross_entropy, expected_bytes=nothing)
 
 MUTUAL: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
@@ -550,8 +557,6 @@ test_fedavg = testing.conformance(
     changed_values={"aggregation": ChangedValue("same-shape")},
     reductions=[Reduction(FedAvg(aggregation="same-shape"), FedAvg(), "received", same_architecture=True)],
 )
-
-test_fedavg_same_shape = also(testing.conformance(FedAvg(aggregation="same-shape"), counted="updates"))
 
 test_fedopt = testing.conformance(
     FedOpt(),
@@ -629,27 +634,12 @@ test_scaffold = testing.conformance(
     reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", same_architecture=True)],
 )
 
-test_scaffold_option_one = also(
-    testing.conformance(
-        SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
-        skip={"missing_upload_is_not_zero": MOVES_BY_N, "hyperparameters_matter": "asked of the plain form"},
-    )
-)
-
 test_fednova = testing.conformance(
     FedNova(),
     reference_loss=cross_entropy,
     expected_bytes=fednova_bytes,
     counted="updates",
     reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", same_architecture=True)],
-)
-
-test_fednova_proximal = also(
-    testing.conformance(
-        FedNova(mu=0.35, aggregation="same-shape"),
-        reference_loss=proximal,
-        skip={"hyperparameters_matter": "asked of the plain form"},
-    )
 )
 
 test_moon = testing.conformance(
@@ -698,14 +688,7 @@ test_fedgh = testing.conformance(
     FedGH(header_lr=0.1),
     reference_loss=cross_entropy,
     expected_bytes=fedgh_bytes,
-    skip={"order_of_uploads": ORDER, "client_order_invariant": ORDER},
-)
-
-test_fedgh_whole_round = also(
-    testing.conformance(
-        FedGH(header_batch="round", header_epochs=20, header_lr=0.1),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-    )
+    skip=IN_ORDER,
 )
 
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
@@ -745,59 +728,11 @@ test_fedhenn = testing.conformance(
 test_fedhenn_homogeneous = testing.conformance(
     HomogeneousFedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     reference_loss=alignment,
+    expected_bytes=fedhenn_homogeneous_bytes,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", same_architecture=True)],
     changed_values={"alignment_data.refresh": 0},
     no_effect=NO_RBF,
-)
-
-test_fedhenn_kernel_uploads = also(
-    testing.conformance(
-        FedHeNN(
-            alignment_data={"size": 16, "batch": 8, "refresh": 0, "transport": "indices"},
-            eta0=0.5,
-            kernel={"similarity": "rbf", "precision": "int8"},
-            uploads="kernels",
-            eta_schedule="constant",
-        ),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-    )
-)
-
-test_fedhenn_own_kernel = also(
-    testing.conformance(
-        FedHeNN(
-            alignment_data={"size": 16, "batch": 8},
-            eta0=0.5,
-            eta_schedule="constant",
-            kernel={"control": "own", "norm": "fro"},
-        ),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-    )
-)
-
-test_fedhenn_permuted_kernel = also(
-    testing.conformance(
-        FedHeNN(
-            alignment_data={"size": 16, "batch": 8, "refresh": 0},
-            eta0=0.5,
-            eta_schedule="constant",
-            kernel={"control": "permuted"},
-            uploads="kernels",
-        ),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-    )
-)
-
-test_fedhenn_procrustes = also(
-    testing.conformance(
-        HomogeneousFedHeNN(
-            kernel={"similarity": "procrustes"},
-            alignment_data={"size": 16, "batch": 8, "refresh": 2},
-            eta0=0.5,
-        ),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-    )
 )
 
 OF_PAIRS = (
@@ -813,7 +748,7 @@ test_fedin = testing.conformance(
     FedIN(mu=0.35),
     reference_loss=proximal,
     expected_bytes=fedin_bytes,
-    skip={"order_of_uploads": ORDER, "client_order_invariant": ORDER},
+    skip=IN_ORDER,
     changed_values={
         "weighting": "samples",
         "noise_where": ChangedValue("message", {"noise_std": 0.8}),
@@ -830,41 +765,7 @@ test_fedin = testing.conformance(
     ],
 )
 
-test_fedin_noise = also(
-    testing.conformance(
-        FedIN(noise_std=0.8, aggregation="same-shape", combine="project"),
-        skip={
-            "order_of_uploads": ORDER,
-            "client_order_invariant": ORDER,
-            "hyperparameters_matter": "asked of the plain form",
-        },
-    )
-)
-
-test_fedin_with_fixed_projections = also(
-    testing.conformance(
-        FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
-        expected_bytes=fedin_projected_bytes,
-        skip={
-            "order_of_uploads": ORDER,
-            "client_order_invariant": ORDER,
-            "hyperparameters_matter": "asked of the plain form",
-        },
-    )
-)
-
-test_fedin_with_trained_projections = also(
-    testing.conformance(
-        FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
-        skip={
-            "order_of_uploads": ORDER,
-            "client_order_invariant": ORDER,
-            "hyperparameters_matter": "asked of the plain form",
-        },
-    )
-)
-
-test_fedin_without_pairs = also(
+test_fedin_without_pairs = pytest.mark.slow(
     testing.conformance(
         FedIN(exchange_features=False, mu=0.35, weighting="samples"),
         reference_loss=proximal,
@@ -1110,15 +1011,6 @@ test_fiarse = testing.conformance(
     ],
 )
 
-test_fiarse_by_layer = also(
-    testing.conformance(
-        FIARSE(shares="1 0.5 0.1", threshold="layer"),
-        models=WIDE,
-        reference_loss=pruned,
-        skip={"client_order_invariant": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
-    )
-)
-
 
 def two_linear_layers() -> SequentialSplit:
     """Inputs 36, then 24 and 12, and a head of 3."""
@@ -1134,11 +1026,6 @@ def fedlora_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 ADAPTED: dict[str, Any] = {"models": [two_linear_layers], "reference_loss": cross_entropy}
-ONE_RULE: dict[str, Any] = {
-    **ADAPTED,
-    "skip": {"client_order_invariant": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
-}
-
 test_fedlora = testing.conformance(
     FedLoRA(ranks="1 2 4", alpha=4.0),
     expected_bytes=fedlora_bytes,
@@ -1146,23 +1033,78 @@ test_fedlora = testing.conformance(
     changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
     **ADAPTED,
 )
+# other settings of the same methods
 
-test_fedlora_svd = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="svd"), **ONE_RULE))
-test_fedlora_slices = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="slices"), **ONE_RULE))
-test_fedlora_pad = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="pad"), **ONE_RULE))
-test_fedlora_fold = also(
-    testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="select-and-fold"), **ONE_RULE)
-)
-test_fedlora_average = also(
-    testing.conformance(
+
+def constant(kernel: dict[str, Any], **options: Any) -> FedHeNN:
+    return FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
+
+
+FIXED = {"size": 16, "batch": 8, "refresh": 0}
+OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fedavg, same shape": (FedAvg(aggregation="same-shape"), {"counted": "updates"}),
+    "scaffold, option I": (
+        SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
+        {"skip": {"missing_upload_is_not_zero": MOVES_BY_N}},
+    ),
+    "fednova, proximal": (FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
+    "fedgh, whole round": (FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
+    "fedhenn, kernel uploads": (
+        constant(
+            {"similarity": "rbf", "precision": "int8"},
+            uploads="kernels",
+            alignment_data={**FIXED, "transport": "indices"},
+        ),
+        {},
+    ),
+    "fedhenn, own kernel": (
+        constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}),
+        {},
+    ),
+    "fedhenn, permuted kernel": (constant({"control": "permuted"}, uploads="kernels", alignment_data=FIXED), {}),
+    "fedhenn, procrustes": (
+        HomogeneousFedHeNN(kernel={"similarity": "procrustes"}, alignment_data={**FIXED, "refresh": 2}, eta0=0.5),
+        {},
+    ),
+    "fedin, noise": (FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": IN_ORDER}),
+    "fedin, fixed projections": (
+        FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
+        {"expected_bytes": fedin_projected_bytes, "skip": IN_ORDER},
+    ),
+    "fedin, trained projections": (
+        FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
+        {"skip": IN_ORDER},
+    ),
+    "fiarse, by layer": (
+        FIARSE(shares="1 0.5 0.1", threshold="layer"),
+        {"models": WIDE, "reference_loss": pruned, "skip": {"client_order_invariant": BY_NUMBER}},
+    ),
+    **{
+        f"fedlora, {rule}": (
+            FedLoRA(ranks="1 2 4", alpha=4.0, aggregation=rule),
+            {**ADAPTED, "skip": {"client_order_invariant": BY_NUMBER}},
+        )
+        for rule in ("svd", "slices", "pad", "select-and-fold")
+    },
+    "fedlora, average": (
         FedLoRA(ranks="2", alpha=4.0, aggregation="average"),
-        skip={"hyperparameters_matter": "asked of the plain form"},
-        reductions=[
-            Reduction({"aggregation": "pad"}, FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received")
-        ],
-        **ADAPTED,
-    )
-)
+        {
+            **ADAPTED,
+            "reductions": [
+                Reduction({"aggregation": "pad"}, FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received")
+            ],
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_other_settings(name: str) -> None:
+    """All but whether hyperparameters matter, which the plain form is asked."""
+    method, options = OTHER_SETTINGS[name]
+    skip = {"hyperparameters_matter": "asked of the plain form", **options.get("skip", {})}
+    testing.check(method, **{**options, "skip": skip})
 
 
 def test_no_method_is_left_out() -> None:
@@ -1173,7 +1115,7 @@ def test_no_method_is_left_out() -> None:
 # the kit itself
 
 
-@also
+@pytest.mark.slow
 def test_fedin_with_more_pairs() -> None:
     """What depends on networks with BatchNorm or on state that clients keep."""
     method = FedIN(num_pairs=20)
@@ -1217,7 +1159,7 @@ def test_auxiliary_models_with_batchnorm(method: Any) -> None:
     assert not testing.violations(method, asked, models=networks)
 
 
-@also
+@pytest.mark.slow
 def test_slices_with_batchnorm() -> None:
     """What depends on the exchange in which statistics are reported, with rates that change."""
     asked = ["any_subset", "bytes_metered", "broadcast_without_side_effects", "nothing_aliased"]

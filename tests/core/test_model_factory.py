@@ -21,6 +21,7 @@ from polyfed.methods import Local
 from polyfed.methods.building_blocks import auxiliary_model
 from polyfed.models.split import SequentialSplit
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers.toys import same
 
 Build = Callable[[], nn.Module]
 NETS: dict[str, Build] = {
@@ -61,10 +62,6 @@ def federation(method: Method, models: Any = tuple(NETS), seed: int = 0, **build
 def part(fed: Federation, number: int, prefix: str) -> dict[str, torch.Tensor]:
     """A client's initial weights under a prefix."""
     return {n.removeprefix(prefix): t for n, t in fed.server.client_weights(number).items() if n.startswith(prefix)}
-
-
-def same(a: Any, b: Any) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize(("shared", "name"), [("smallest", "small"), ("largest", "large"), ("middle", "middle")])

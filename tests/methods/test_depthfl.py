@@ -10,25 +10,12 @@ import torch
 
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
+from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL
 from tests.helpers.slices import exit_logits, order_of
-from tests.helpers.toys import NETS, clients, federation, log_softmax, moved, numpy_mean, rounds, samples
+from tests.helpers.toys import NETS, clients, federation, moved, numpy_mean, rounds, samples
 
 BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25
-
-
-def slopes_by_formula(outputs, y, weight):
-    """The loss's gradient with respect to each exit's logits, in float64 and numpy."""
-    outputs, y = [out.detach().double().numpy() for out in outputs], y.numpy()
-    m, n, grads = len(outputs), len(y), []
-    log_p = [log_softmax(out) for out in outputs]
-    for i in range(m):
-        grad = (np.exp(log_p[i]) - np.eye(outputs[i].shape[1])[y]) / n
-        for j in range(m):
-            if i != j:
-                grad = grad + weight / (m - 1) * (np.exp(log_p[i]) - np.exp(log_p[j])) / n  # o_j is a constant
-        grads.append(grad)
-    return grads
 
 
 # a round --------------------------------------------------------------------------------------------------------------
@@ -52,8 +39,8 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
                 if len(rows) > 1 or kind == "deep":
                     outputs = exit_logits(trained, data.x[rows], blocks, batchnorm=kind == "deep-bn")
                     assert len(outputs) == blocks - 1
-                    slopes = [torch.from_numpy(s).float() for s in slopes_by_formula(outputs, data.y[rows], weight)]
-                    grads = torch.autograd.grad(outputs, list(trained.values()), slopes)  # all have one
+                    loss = mutual_exits_loss(outputs, data.y[rows], torch.ones(len(rows)), weight)
+                    grads = torch.autograd.grad(loss, list(trained.values()))  # all have one
                     with torch.no_grad():
                         for p, g in zip(trained.values(), grads, strict=True):
                             p -= 0.1 * g

@@ -16,6 +16,7 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.compression import dequantize_columns
+from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
 from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local, fedhenn
 from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models.split import SequentialSplit
@@ -351,10 +352,6 @@ def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
 # ---- similarities ----
 
 
-def cka(k, m):
-    return (k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum())
-
-
 @pytest.mark.parametrize("width", [0.5, 2.0])
 def test_rbf_kernels_are_averaged_and_aligned(width):
     """All 20 rows are landmarks, so that the factor is exact: K_bar is the mean of four RBF kernels."""
@@ -367,7 +364,8 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
     data = batch(at.data.train)
     loss = float(method.gradients(at.model, data, context).loss)
     plain = float(method.gradients(at.model, data, {}).loss)
-    expected = 0.5 * (1 - cka(rbf(represented(at.model, message["rad"]), width), k_bar))
+    own = torch.from_numpy(represented(at.model, message["rad"]))
+    expected = 0.5 * float(rbf_alignment(own, torch.from_numpy(f), width, True))
     assert loss - plain == pytest.approx(expected, abs=1e-5)
 
 
@@ -380,14 +378,8 @@ def test_homogeneous_distances(similarity):
     start = float(method.gradients(at.model, data, context).loss - method.gradients(at.model, data, {}).loss)
     assert abs(start) < 1e-6
     shaken(at.model)
-    moved_ = represented(at.model, message["rad"])
-    a, m = (z - z.mean(axis=0) for z in (moved_, target))
-    nuclear = np.linalg.svd(m.T @ a, compute_uv=False).sum() / np.linalg.norm(a) / np.linalg.norm(m)
-    expected = {
-        "linear": 1 - cka(a @ a.T, m @ m.T),
-        "rbf": 1 - cka(rbf(moved_), rbf(target)),
-        "procrustes": 2 - 2 * nuclear,
-    }[similarity]
+    both = (torch.from_numpy(z) for z in (represented(at.model, message["rad"]), target))
+    expected = float(kernel_distance(similarity, *both, factor=False, width=0.5))
     found = method.gradients(at.model, data, context)
     plain = method.gradients(at.model, data, {})
     assert float(found.loss - plain.loss) == pytest.approx(0.5 * expected, abs=1e-5)

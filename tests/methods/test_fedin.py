@@ -17,6 +17,7 @@ from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.functional.modes import eval_mode
+from polyfed.functional.surgery import combine
 from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
 from polyfed.models.split import SequentialSplit
@@ -134,18 +135,11 @@ def grads(loss, model):
     return {n: None if g is None else g.double().numpy() for n, g in zip(named, found, strict=True)}
 
 
-def numpy_combine(mode, g, h, lam):
-    """G_local g and G_IN h of one tensor, or of all as one vector."""
-    a, b = (g * g).sum(), (g * h).sum()
-    projected = h if b >= 0 else h - b / a * g
-    return {"simple": h + lam / 2 * g, "project": g + projected, "none": g + h}[mode]
-
-
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 @pytest.mark.parametrize(
     ("mode", "lam"), [("simple", 1.0), ("simple", 0.0), ("simple", 5.0), ("project", 1.0), ("none", 1.0)]
 )
-def test_combined_gradients_against_numpy(mode, lam, mu):
+def test_combined_gradients(mode, lam, mu):
     method = FedIN(combine=mode, local_weight=lam, mu=mu)
     at, context = at_step(method)
     model, data = at.model, batch(at.data.train)
@@ -157,7 +151,8 @@ def test_combined_gradients_against_numpy(mode, lam, mu):
     assert {n for n in h if h[n] is not None} == {n for n in h if n.startswith("intermediate")}
     found = method.gradients(model, data, context)
     inner = [n for n in g if n.startswith("intermediate")]
-    expected = {n: numpy_combine(mode, g[n], h[n], lam) for n in inner}
+    both = ({n: torch.from_numpy(one[n]) for n in inner} for one in (g, h))
+    expected = combine(*both, mode, lam)  # against NumPy in tests/functional/test_surgery.py
     for name in g:
         np.testing.assert_allclose(found.grads[name].numpy(), expected.get(name, g[name]), atol=1e-6)
     dots = [(g[n] * h[n]).sum() for n in inner]

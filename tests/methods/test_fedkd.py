@@ -1,43 +1,17 @@
-"""FedKD against NumPy: what is compressed and averaged, who is sent what, and which loss moves whom."""
+"""FedKD: what is compressed and averaged, who is sent what, and which loss moves whom."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from polyfed.core.message import nbytes
-from polyfed.functional.low_rank import GROUPS
+from polyfed.functional.low_rank import decode, encode, numel
 from polyfed.methods import FedAvg, FedKD
-from tests.helpers.toys import Round, batch, clients, federation, rounds, same, samples
-
-
-def numpy_decoded(message: Any, like: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """What an update says, by name."""
-    found = {}
-    for name, tensor in like.items():
-        if name in message.get("raw", {}):
-            found[name] = message["raw"][name].double().numpy()
-        else:
-            u, s, v = (message[group][name].double().numpy() for group in GROUPS[1:])
-            found[name] = (u @ np.diag(s) @ v).reshape(tensor.shape)
-    return found
-
-
-def numpy_truncated(tensor: np.ndarray, energy: float) -> tuple[np.ndarray, int]:
-    """The tensor as it arrives, and how many numbers that takes."""
-    if tensor.ndim < 2:
-        return tensor, tensor.size
-    m = tensor.reshape(len(tensor), -1)
-    u, s, v = np.linalg.svd(m, full_matrices=False)
-    rank = next(k for k in range(1, len(s) + 1) if (s[:k] ** 2).sum() >= energy * (s**2).sum() * (1 - 1e-12))
-    size = rank * (sum(m.shape) + 1)
-    return (
-        (tensor, tensor.size) if size >= m.size else (((u[:, :rank] * s[:rank]) @ v[:rank]).reshape(tensor.shape), size)
-    )
+from tests.helpers.toys import Round, batch, clients, federation, moved, rounds, same, samples
 
 
 def trained(round: Round, number: int) -> dict[str, torch.Tensor]:
@@ -52,26 +26,21 @@ def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, arch
     sizes, planned = [4, 12], 4
     method = FedKD(energy_start=0.6, energy_end=1.0, weighting=weighting, shared=architecture)
     history = rounds(method, clients(["wide", "shallow"], sizes), rounds=planned)
+    shares = [0.25, 0.75] if weighting == "samples" else [0.5, 0.5]
     for number, round in enumerate(history):
         energy = 0.6 + 0.4 * number / planned
         m = round.before["auxiliary_model"]
+        whole = [name for name in m if "running" in name]
+        updates = []
         for i in (0, 1):
-            found, sent = numpy_decoded(round.up[i], m), 0
-            for name, ours in found.items():
-                change = (trained(round, i)[name] - m[name]).double().numpy()
-                expected, size = (change, change.size) if "running" in name else numpy_truncated(change, energy)
-                np.testing.assert_allclose(ours, expected, atol=1e-6)
-                sent += size
-            assert nbytes(round.up[i]) == 4 * sent + 8
-        shares = np.array(sizes if weighting == "samples" else [1, 1], dtype=float) / (
-            sum(sizes) if weighting == "samples" else 2
-        )
-        updates = [numpy_decoded(round.up[i], m) for i in (0, 1)]
-        for name, value in round.after["auxiliary_model"].items():
-            mean = sum(s * u[name] for s, u in zip(shares, updates, strict=True))
-            mean = mean if "running" in name else numpy_truncated(mean, energy)[0]
-            np.testing.assert_allclose(value.numpy(), m[name].double().numpy() + mean, atol=2e-6)
-    signs = {float(np.sign(t.sum())) for t in updates[0].values()}
+            encoded = encode({name: trained(round, i)[name] - t for name, t in m.items()}, energy, exempt=whole)
+            updates.append(decode(round.up[i], m))
+            assert moved(updates[i], decode(encoded, m)) < 1e-6
+            assert nbytes(round.up[i]) == 4 * numel(encoded) + 8
+        mean = {name: sum(s * u[name] for s, u in zip(shares, updates, strict=True)) for name in m}
+        sent = decode(encode(mean, energy, exempt=whole), m)
+        assert moved(round.after["auxiliary_model"], {name: t + sent[name] for name, t in m.items()}) < 2e-6
+    signs = {float(t.sum().sign()) for t in updates[0].values()}
     assert signs >= {-1.0, 1.0}
 
 

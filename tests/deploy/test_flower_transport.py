@@ -107,7 +107,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     grid.contexts[10].node_config["client-idd"] = 1
     wire = FlowerTransport(grid)  # type: ignore[arg-type]
     (name,) = wire.send([(10, Envelope("hello", {"settings": {}}))], 5.0)
-    assert wire.collect([name])[name] == "node-config: unknown key 'client-idd'; did you mean 'client-id'?"
+    assert wire.collect([name])[name] == "unknown key 'node-config.client-idd'; did you mean 'client-id'?"
     del grid.contexts[10].node_config["client-idd"]
     nested = ConfigRecord({flower_transport.FACTS: "[" * 100_000})
     for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport.RECORD: nested}):

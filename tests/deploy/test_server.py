@@ -310,8 +310,8 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
 
 def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
     place = {"client-id": 0, "state-dir": str(tmp_path)}
-    assert [NodeConfig.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]
-    assert not NodeConfig.read({**place, "data": "digits", "secret-noise": False}).secret
+    assert [NodeConfig.read({**place, **more}).has_secret for more in ({}, {"data": "digits"})] == [False, True]
+    assert not NodeConfig.read({**place, "data": "digits", "secret-noise": False}).has_secret
     (tmp_path / "noise.secret").write_bytes(b"short")
     with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, got 5; remove it"):
         load_or_create_key(tmp_path)
@@ -361,10 +361,10 @@ def turned_away(theirs: Recipe, recipe: Recipe, folder: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"client-id": -1}, "expected client-id, the number of this node's client"),
-        ({"client-id": "0"}, "as 'client-id' (int), got '0'"),
-        ({"answers": 0}, "expected 1 or more as 'answers', got 0"),
-        ({"state-dirr": "x"}, "unknown key 'state-dirr'; did you mean 'state-dir'?"),
+        ({"client-id": -1}, "node-config.client-id: expected at least 0, got -1"),
+        ({"client-id": "0"}, "node-config.client-id: expected a whole number, got '0'"),
+        ({"answers": 0}, "node-config.answers: expected at least 1, got 0"),
+        ({"state-dirr": "x"}, "unknown key 'node-config.state-dirr'; did you mean 'state-dir'?"),
         ({"architecture": "digits-cnn7"}, "unknown model 'digits-cnn7'; did you mean"),
         ({"data": "csv:nowhere.csv"}, "nowhere.csv"),
         ({"device": "tpu"}, "expected a device that is here"),

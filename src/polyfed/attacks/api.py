@@ -135,11 +135,7 @@ def _named_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _check_place(folder: Path, overwrite: bool, own: Sequence[str], what: str) -> None:
-    """Whether the files can be written there without loss.
-
-    Raises:
-        ConfigError: an earlier one or other files lie there, or nothing can.
-    """
+    """Whether the files can be written there without loss."""
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(

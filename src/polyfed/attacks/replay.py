@@ -202,11 +202,7 @@ def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:
 
 
 def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: int) -> bool:
-    """Whether the rounds from `first` on have the recorded losses.
-
-    Raises:
-        ConfigError: other clients, or other bytes.
-    """
+    """Whether the rounds from `first` on have the recorded losses."""
     equal = True
     for old, anew in zip(record.rounds, history, strict=False):
         if old.round < first:

@@ -177,11 +177,7 @@ def _record(answer: Answer) -> RecordDict:
 
 
 def _envelope(message: Message) -> Envelope:
-    """A message's envelope.
-
-    Raises:
-        RunError: it holds none.
-    """
+    """A message's envelope."""
     try:
         records = message.content
         data = str(records.config_records[RECORD][FACTS]).encode()

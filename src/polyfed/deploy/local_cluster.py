@@ -244,11 +244,7 @@ def _failure(log: Path, otherwise: str) -> PolyfedError:
 
 
 def _flower_config(config: Mapping[str, Any]) -> str:
-    """Settings as Flower reads them on a command line.
-
-    Raises:
-        ConfigError: a text with a quotation mark, for which Flower has no form there.
-    """
+    """Settings as Flower reads them on a command line."""
     for value in config.values():
         if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
             raise ConfigError(f"expected a path without quotation marks and backslashes, got '{value}'")

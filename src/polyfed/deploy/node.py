@@ -88,7 +88,7 @@ class Node:
         """
         task = parse(TaskRequest, envelope.facts)
         if found := first_difference(task.settings, shared_config(self._recipe)):
-            raise ConfigError(f"expected the server's recipe at client {self._place.client}, but {found}")
+            raise ConfigError(f"expected the server's recipe at client {self._place.client_id}, but {found}")
         with single_threaded():
             turn = NodeTask(self._recipe, self._place, self._data, task)
             if envelope.kind == "hello":
@@ -97,14 +97,10 @@ class Node:
             message = deserialize(envelope.body)[0] if task.has_message else None
             if envelope.kind == "train":
                 return turn.train(message or {})
-            return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share)
+            return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share_model)
 
     def _count(self, envelope: Envelope, task: TaskRequest, turn: NodeTask) -> None:
-        """Count the answer to a request.
-
-        Raises:
-            ConfigError: there is no such round in this node's recipe. RunError: too much was answered already.
-        """
+        """Count the answer to a request."""
         rounds, method = self._recipe.training.rounds, self._recipe.chosen_method
         last = rounds + 1 if method.final_exchanges() else rounds  # the final round has a number of its own
         trains = envelope.kind == "train" and not task.is_final
@@ -135,18 +131,18 @@ class NodeTask:
         shared, number = data_of_node(recipe, place, data)
         self._source, source = shared.source, shared.source
         self._names = list(source.class_names) if task.class_names is None else task.class_names
-        count = recipe.data.client_count or max(len(shared.clients), place.client + 1)
-        self._name = place.architecture or assign_architectures(recipe, count)[place.client]
+        count = recipe.data.client_count or max(len(shared.clients), place.client_id + 1)
+        self._name = place.architecture or assign_architectures(recipe, count)[place.client_id]
         self._prepare = input_normalization(source, recipe.models.architectures)
         self.client = client = Client(self._name, shared.clients[number].train, prepare=self._prepare)
-        client.id = place.client
+        client.id = place.client_id
         client.classes = len(self._names)
         client.seed = recipe.run.seed
         client.training = recipe.training
         client.public = data.public(recipe)
         client.privacy = recipe.privacy
         client.plugins = plugins_of(recipe.build_plugins())
-        if place.secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
+        if place.has_secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
             client.secret = load_or_create_key(place.state)
         client.data = renumbered(shared.clients[number], source.class_names, self._names)
         rows = (client.data.train, client.data.validation, client.data.test)
@@ -176,7 +172,7 @@ class NodeTask:
         )
         self._store = WeightStore(self._model_factory, [self._name])
         self._folder = place.state / (task.experiment or "none")
-        self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client:03d}")
+        self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client_id:03d}")
 
     def introduction(self) -> ClientHello:
         """The facts about this node.
@@ -215,11 +211,7 @@ class NodeTask:
         )
 
     def _check_statistics(self) -> None:
-        """Where [privacy] bounds uploads, mean and spread of the node's own rows must not leave it.
-
-        Raises:
-            ConfigError: they would.
-        """
+        """Where [privacy] bounds uploads, mean and spread of the node's own rows must not leave it."""
         privacy, own = self._recipe.privacy, self._source.prepare
         of_rows = any(own.mean) or any(value != 1 for value in own.std)
         computed = self._recipe.data.mean is None and self._prepare == own and of_rows
@@ -306,9 +298,6 @@ class NodeTask:
         """The server's entry of the personal model for the list of models beside it.
 
         All that names code or files, which loading the model would import or open, is this node's own.
-
-        Raises:
-            RunError: it is no such entry, or one of another network or method than this client's.
         """
         about, x = self._task.about, self.client.data.train.x
         method = self._recipe.method.name
@@ -349,7 +338,7 @@ class NodeTask:
     def _take_up(self) -> None:
         """Restore the client's state when it last counted."""
         base = self._task.base
-        if self._place.anew and base not in self._checkpoints.marks():
+        if self._place.begin_anew and base not in self._checkpoints.marks():
             base = ""
         self.restore(self._checkpoints.read(base))
 

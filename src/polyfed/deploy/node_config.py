@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ConfigDict, Field
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
+from polyfed.core.settings import Positive, Settings
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import MODELS, suggest
 
-KEYS: Mapping[str, tuple[type, str]] = {
-    "client-id": (int, "the number of this node's client, from 0 on"),
-    "state-dir": (str, "folder on this node's disk for its client's weights, state and models"),
-    "data": (str, "this node's own rows, as data.dataset has it; default: its client's part of the recipe's data"),
-    "root": (str, "in place of the recipe's data.root"),
-    "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
-    "device": (str, "where this node computes, in place of run.device"),
-    "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
-    "secret-noise": (
-        bool,
-        "whether [privacy] upload noise is drawn by a secret of this node; default: with data of its own",
-    ),
-    "answers": (int, "how many different requests of a kind it answers in a round; default: 1 with noise, else 10"),
-    "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
-}
+_Text = Annotated[str, Field(min_length=1)]
 _OF_ROWS = (  # the keys of [data] by which a node's own rows are read
     "image_column",
     "label_column",
@@ -54,20 +41,24 @@ _OF_ROWS = (  # the keys of [data] by which a node's own rows are read
 )
 
 
-@dataclass(frozen=True)
-class NodeConfig:
-    """A node's configuration; see `KEYS`."""
+class NodeConfig(Settings):
+    """A node's configuration, whose keys docs/deployment.md explains."""
 
-    client: int
-    state: Path
-    data: str | None = None
-    root: str | None = None
-    architecture: str | None = None
-    device: str | None = None
-    share: bool = False
-    anew: bool = False
-    secret: bool = False
-    answers: int | None = None
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=lambda key: key.replace("_", "-")
+    )
+    _place = ("node-config",)
+
+    client_id: Annotated[int, Field(ge=0)]
+    state_dir: _Text
+    data: _Text | None = None
+    root: _Text | None = None
+    architecture: _Text | None = None
+    device: _Text | None = None
+    secret_noise: bool | None = None
+    share_model: bool = False
+    begin_anew: bool = False
+    answers: Positive | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> NodeConfig:
@@ -76,29 +67,17 @@ class NodeConfig:
         Raises:
             ConfigError: an unknown key, a wrong type, no client or no folder.
         """
-        for key, value in config.items():
-            if key not in KEYS:
-                raise ConfigError(f"node-config: unknown key '{key}'{suggest(key, KEYS)}")
-            kind, meaning = KEYS[key]
-            if type(value) is not kind or value == "":
-                raise ConfigError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), got {value!r}")
-        number = config.get("client-id")
-        if number is None or number < 0:
-            raise ConfigError(f"node-config: expected client-id, {KEYS['client-id'][1]}, got {number}")
-        if config.get("answers", 1) < 1:
-            raise ConfigError(f"node-config: expected 1 or more as 'answers', got {config['answers']}")
-        if "state-dir" not in config:
-            raise ConfigError(f"node-config: expected state-dir, a {KEYS['state-dir'][1]}, which is missing")
-        named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
-        return cls(
-            number,
-            Path(config["state-dir"]),
-            **named,
-            share=config.get("share-model", False),
-            anew=config.get("begin-anew", False),
-            secret=config.get("secret-noise", "data" in config),
-            answers=config.get("answers"),
-        )
+        return cls(**config)
+
+    @property
+    def state(self) -> Path:
+        """The folder on this node's disk."""
+        return Path(self.state_dir)
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether noise is drawn by a secret of this node; by default with data of its own."""
+        return self.data is not None if self.secret_noise is None else self.secret_noise
 
 
 def data_of_node(recipe: Recipe, place: NodeConfig, cache: DataCache) -> tuple[FederatedDataset, int]:
@@ -109,11 +88,11 @@ def data_of_node(recipe: Recipe, place: NodeConfig, cache: DataCache) -> tuple[F
     """
     if place.data is None:
         data = cache.federated(recipe)
-        number = place.client
+        number = place.client_id
         if number >= len(data.clients):
             raise ConfigError(f"expected a client-id below {len(data.clients)}, got {number}")
     else:
-        data = _own_rows(recipe, place.data, place.client, cache)
+        data = _own_rows(recipe, place.data, place.client_id, cache)
         number = 0
     if data.source.is_regression:
         raise ConfigError(

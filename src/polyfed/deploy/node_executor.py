@@ -151,11 +151,7 @@ class NodeExecutor:
         return shared
 
     def _check_model(self, client: Client, model: tuple[Group, State]) -> None:
-        """Check that a personal model is finite, and of the client's network where the server has it.
-
-        Raises:
-            RunError: it is not.
-        """
+        """Check that a personal model is finite, and of the client's network where the server has it."""
         weights, state = model
         if name := first_nonfinite({"weights": weights, **state}):
             raise RunError(f"expected a personal model of finite numbers, got others ('{name}')")
@@ -225,11 +221,7 @@ class NodeExecutor:
         return score_from_json(facts, self.federation.classes, len(getattr(client.data, part)), others)
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
-        """An answer's facts and message.
-
-        Raises:
-            RunError: there is no answer, it is too large, or its message is none.
-        """
+        """An answer's facts and message."""
         if isinstance(answer, NodeError):
             raise RunError(answer)
         if len(answer.body) > self._limit:
@@ -255,11 +247,7 @@ class NodeExecutor:
         return outcome
 
     def _read(self, job: TrainJob, answer: Answer) -> JobResult:
-        """The outcome of a job, checked against all that is known of it before anything of it counts.
-
-        Raises:
-            RunError: it is no answer to this job.
-        """
+        """The outcome of a job, checked against all that is known of it before anything of it counts."""
         client = job.client
         largest = self.federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)

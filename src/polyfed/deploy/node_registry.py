@@ -313,11 +313,7 @@ class NodeRegistry:
         self._resting[node] = (time.monotonic() + REST * 2**doubled, reason)
 
     def _check(self, hello: ClientHello, node: int) -> None:
-        """Check an introduction against bounds, the recipe and the owner of its number.
-
-        Raises:
-            ConfigError: this can be no client.
-        """
+        """Check an introduction against bounds, the recipe and the owner of its number."""
         head = hello.feature_dim * (len(hello.class_names) + 1)
         if math.prod(hello.shape) > _INPUT:
             raise ConfigError(f"expected at most {_INPUT} numbers in an input, got the shape {hello.shape}")

@@ -241,11 +241,7 @@ def unfit(
 
 
 def _check_hellos(federation: DeployedFederation, hellos: Mapping[int, ClientHello]) -> None:
-    """Check that networks are as nodes describe them, and that the method needs none that only nodes have.
-
-    Raises:
-        ConfigError: they are not, or it cannot.
-    """
+    """Check that networks are as nodes describe them, and that the method needs none that only nodes have."""
     method = federation.method
     server = federation.server
     seen = federation.model_factory
@@ -328,11 +324,7 @@ def serve(
 
 
 def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_megabytes: float) -> int:
-    """How many clients there are.
-
-    Raises:
-        ConfigError: the request is wrong, or no deployment can do it.
-    """
+    """How many clients there are; refuses what no deployment can do."""
     count = recipe.data.client_count or min_nodes
     if count is None:
         raise ConfigError("expected data.num_clients or min-nodes, how many clients there are, got neither")

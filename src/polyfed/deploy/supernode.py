@@ -85,11 +85,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
 
 
 def _settings(config: str) -> Mapping[str, Any]:
-    """A node's configuration as Flower reads one on a command line.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """A node's configuration as Flower reads one on a command line."""
     import click
     from flwr.common.config import parse_config_args
 
@@ -199,9 +195,6 @@ def _pull(pull: Callable[[Any], Any], end: float, request: Any) -> Any:
     """A part of a message from the SuperNode; where it is not there yet, Flower asks again.
 
     A message whose run ends while the SuperNode fetches it never arrives; Flower would ask for hours.
-
-    Raises:
-        RunError: it was to be there by `end` (`time.monotonic()`).
     """
     if time.monotonic() >= end:
         raise RunError(f"expected a message to arrive within {ARRIVAL:g} s, got a part of it; its run may have ended")

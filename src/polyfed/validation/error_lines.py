@@ -188,7 +188,7 @@ def _fields(kind: Any) -> list[str]:
     """The names of the settings, or of the hyperparameters."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
-    return list(kind.model_fields)
+    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _expected(complaint: Any) -> str:

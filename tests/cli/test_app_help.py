@@ -92,7 +92,7 @@ def test_pages_of_models_and_data_sets(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("POLYFED_DATA", str(tmp_path))
     out = " ".join(said("models", "digits-cnn1", capsys=capsys).split())
-    assert "digits-cnn1: One block, FC 64." in out
+    assert "digits-cnn1: conv 16, FC 64." in out
     assert "17,258 (extractor 160, intermediate 16,448, head 650)" in out
     assert "images of 1 x 8 x 8 and 10 classes" in out
     rows = json.loads(said("models", "--json", capsys=capsys))

@@ -17,7 +17,6 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.data.arrow_tables import open_parquet
 from polyfed.data.datasets import load_dataset
-from polyfed.data.files import check_room
 from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.data.labeled_texts import load_word_vectors, read_lines
 from polyfed.data.samples import upright
@@ -84,11 +83,6 @@ def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> No
     """Without so much as Pillow's warning, which would be another line."""
     with pytest.raises(ConfigError, match=r"expected an image, got .*\(90000000 pixels\) exceeds limit"):
         load_dataset(f"images:{pixels}", image_size=image_size)
-
-
-def test_more_images_than_the_machine_has_memory_for() -> None:
-    with pytest.raises(ConfigError, match=r"expected images for which there is memory, got \d+ bytes of them in x"):
-        check_room(2**60, "images", Path("x"))
 
 
 # images --------------------------------------------------------------------------------------------------------------

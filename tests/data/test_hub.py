@@ -106,14 +106,6 @@ def test_subset_is_the_hubs(tmp_path: Path) -> None:
     assert "'hub:owner/name' only" in refusal("cifar10", revision="main")
 
 
-class GatedRepoError(Exception):
-    pass
-
-
-class DatasetNotFoundError(Exception):
-    pass
-
-
 def stand_in(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, version: str = "4.1.0") -> list[Any]:
     """A package `datasets` that only answers with an error; gives what `load_dataset` was asked."""
     asked: list[Any] = []
@@ -135,12 +127,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, ve
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
-        (ConnectionError("Couldn't reach 'a/b' on the Hub\nmore"), "the Hub cannot be reached"),
-        (DatasetNotFoundError("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed."), "none of that name"),
-        (DatasetNotFoundError("Dataset 'a/b' is a gated dataset on the Hub."), "hf auth login"),
-        (GatedRepoError("403 Client Error"), "hf auth login"),
-        (RuntimeError("Dataset scripts are no longer supported, but found b.py"), "code, which is never run"),
-        (ValueError("whatever"), "cannot be read (whatever)"),
+        (ConnectionError("Couldn't reach 'a/b' on the Hub\nmore"), "ConnectionError: Couldn't reach 'a/b' on the Hub"),
+        (ValueError("whatever"), "ValueError: whatever"),
     ],
 )
 def test_errors_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str) -> None:

@@ -42,12 +42,15 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def held(partition: Partition) -> int:
+    return sum(map(len, partition.rows))
+
+
 def check(partition: Partition, y: np.ndarray, clients: int) -> None:
     """What holds for every partition."""
     assert len(partition.rows) == clients
     every = np.concatenate(partition.rows)
     assert len(np.unique(every)) == len(every)
-    assert len(every) + partition.unused == len(y)
     assert every.min() >= 0
     assert every.max() < len(y)
     for rows in partition.rows:
@@ -86,7 +89,7 @@ def test_iid_sizes_differ_by_at_most_one_and_nothing_is_left(clients: int, rows:
     check(partition, y, clients)
     sizes = [len(r) for r in partition.rows]
     assert max(sizes) - min(sizes) <= 1
-    assert partition.unused == 0
+    assert sum(sizes) == rows
 
 
 # dirichlet -----------------------------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ def test_dirichlet_uses_every_row_and_keeps_the_minimum(alpha: float, clients: i
     y = labels(500)
     partition = dirichlet(y, clients, generator(), alpha)
     check(partition, y, clients)
-    assert partition.unused == 0
+    assert held(partition) == len(y)
     assert min(len(rows) for rows in partition.rows) >= 10
 
 
@@ -178,18 +181,18 @@ def test_shamsian_shares_and_sizes() -> None:
     counts = table(partition, y)
     assert partition.shares is not None
     assert np.array_equal(counts, np.floor(600 * partition.shares).astype(int))
-    held = partition.shares[partition.shares > 0]
-    assert held.min() >= 0.4  # two draws in [0.4, 0.6], normalized: 0.4 / 1.0 to 0.6 / 1.0
-    assert held.max() <= 0.6
+    given = partition.shares[partition.shares > 0]
+    assert given.min() >= 0.4  # two draws in [0.4, 0.6], normalized: 0.4 / 1.0 to 0.6 / 1.0
+    assert given.max() <= 0.6
     assert np.allclose(partition.shares.sum(axis=0), 1)
-    assert partition.unused <= 10
+    assert len(y) - held(partition) <= 10
 
 
 def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
     y = labels()
     with pytest.warns(UserWarning, match="leaves 400 of 1000 rows unused"):
         partition = by_class(y, 3, generator(), 2, "shamsian")
-    assert partition.unused == 400
+    assert held(partition) == 600
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         by_class(y, 10, generator(), 2, "shamsian")
@@ -239,7 +242,7 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     partition = DRAWN[name](y, generator()) if name in DRAWN else by_class(y, 20, generator(), 2, "round_robin")
     alike = partition_like(partition, other)
     check(alike, other, 20)
-    assert alike.unused == 0
+    assert held(alike) == len(other)
     train, test = table(partition, y), table(alike, other)
     assert partition.shares is not None
     assert (np.abs(test - 100 * partition.shares) < 1).all()
@@ -248,13 +251,12 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
 
 def test_alike_keeps_what_nobody_has_unused() -> None:
     alike = partition_like(by_class(labels(), 2, generator(), 2, "round_robin"), labels(20))
-    assert alike.unused == 140
-    assert sum(len(rows) for rows in alike.rows) == 60
+    assert held(alike) == 60
 
 
 def test_alike_balances_sizes_where_shares_are_equal() -> None:
     y = labels(30)
-    partition = Partition(iid(y, 30, generator()).rows, 0, np.full((30, 10), 1 / 30))
+    partition = Partition(iid(y, 30, generator()).rows, np.full((30, 10), 1 / 30))
     sizes = [len(rows) for rows in partition_like(partition, labels(10)).rows]  # 100 rows, 10 of each class
     assert max(sizes) - min(sizes) <= 1
 
@@ -276,8 +278,6 @@ def test_a_partition_refuses_shared_and_odd_rows() -> None:
     for odd in (np.array([0.0]), np.array([-1]), np.array([[0]]), np.array([0], dtype=np.int32)):
         with pytest.raises(ConfigError, match="int64 row numbers"):
             Partition((odd,))
-    with pytest.raises(ConfigError, match="unused"):
-        Partition((np.array([0]),), -1)
 
 
 @quick
@@ -327,7 +327,6 @@ def test_one_client_per_value_in_sorted_order() -> None:
     for clients in (None, 3):
         partition = by_group(values, clients, generator())
         assert [rows.tolist() for rows in partition.rows] == [[1, 3], [0, 4, 5], [2]]
-        assert partition.unused == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -353,7 +352,6 @@ def test_values_beyond_both_ends_are_nobodys() -> None:
     values = np.array(["f", "f", "k"])
     alike = groups_like(by_group(values, None, generator()), values, np.array(["a", "f", "g", "k", "zz"]))
     assert [rows.tolist() for rows in alike.rows] == [[1], [3]]
-    assert alike.unused == 3
 
 
 def test_the_deal_of_groups_is_seeded() -> None:
@@ -381,7 +379,6 @@ def test_values_of_few_rows_are_left_out() -> None:
     values = np.array([*"aaaa", "b", *"cccc", *"dd"])
     partition = by_group(values, None, generator(), min_samples=2)
     assert [values[rows[0]] for rows in partition.rows] == ["a", "c", "d"]
-    assert partition.unused == 1
     two = by_group(values, 2, generator(), min_samples=2)
     assert sorted(map(len, two.rows)) == [4, 6]
     whole = by_group(values, 2, generator(3))

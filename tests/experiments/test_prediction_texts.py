@@ -110,11 +110,11 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
         "a.txt": ("\n \n", {}, "got none"),
         "b.txt": ("", {}, "got none"),
         "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
-        "d.txt": ("good", {"label_column": "x"}, "label_column is of Parquet or CSV files, got 'x'"),
+        "d.txt": ("good", {"label_column": "x"}, "has no use for label_column, got 'x'"),
         "a.csv": ("id,words\n1,good\n", {}, "expected one text column"),
         "b.csv": ("id,said\n1,\n", {}, "a text in line 2 of column 'said'"),
         "c.csv": ("id,said\n1,good\n", {"text_column": "sad"}, "did you mean 'said'"),
-        "d.csv": ("id,said\n1,good\n", {"image_column": "id"}, "image_column is of images"),
+        "d.csv": ("id,said\n1,good\n", {"image_column": "id"}, "has no use for image_column"),
         "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), got 'maybe' in line 2"),
         "a.png": ("", {}, "expected a .csv, .parquet or .txt file of texts"),
     }

@@ -16,7 +16,7 @@ from polyfed.errors import ConfigError, first_line
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import eval_mode
 from polyfed.functional.tied_tensors import call_with, without_ties
-from polyfed.models.split import Part, SplitModel, unwrapped
+from polyfed.models.split import Part, SplitModel
 
 BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
 HEAD: tuple[Part, ...] = ("head",)
@@ -145,8 +145,7 @@ def export_state(module: nn.Module, every_name: bool = False) -> dict[str, Tenso
 
     Each tensor is there once, under its first name, unless it is to be under `every_name` of it.
     """
-    own = unwrapped(module)
-    state = dict(own.export() if isinstance(own, SplitModel | CompositeModel) else own.state_dict())
+    state = dict(module.export() if isinstance(module, SplitModel | CompositeModel) else module.state_dict())
     return state if every_name else without_ties(state)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from polyfed.data.column_schema import Columns, check_column, column_values, pic
 from polyfed.data.files import (
     CLIENT,
     check_file,
-    check_room,
     check_sides,
     choose_splits,
     files_of,
@@ -41,7 +39,7 @@ from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
 from polyfed.data.labeled_texts import RawTexts
 from polyfed.data.options import SourceOptions
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError, first_line, gathered
+from polyfed.errors import ConfigError, first_line, gathered, kind_and_line
 from polyfed.registry import suggest
 
 _VERSION = "images-4"  # part of every cache key: raise it when decoding or label handling changes
@@ -252,7 +250,6 @@ def _bytes(cell: Any, part: Part) -> bytes | None:
 
 def _room(shape: tuple[int, ...], where: object) -> torch.Tensor:
     """Memory for images (N, C, H, W); N is what the files say."""
-    check_room(math.prod(shape), "images", where)
     try:
         return torch.empty(shape, dtype=torch.uint8)
     except (MemoryError, RuntimeError):
@@ -336,26 +333,14 @@ def _load_from_hub(repository: str, subset: str | None, revision: str | None) ->
 
 @contextlib.contextmanager
 def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
-    """What `datasets` and the network raise, as one line that says what to do; notes on retries are held back."""
+    """What `datasets` and the network raise, as one line; notes on retries are held back."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
-        line = first_line(error)
-        kinds = {kind.__name__ for kind in type(error).__mro__}
         at = f" at revision '{revision}'" if revision is not None else ""
-        if "gated" in line or "GatedRepoError" in kinds:
-            hint = "it is gated: ask for access on its page and log in with `hf auth login`"
-        elif kinds & {"ConnectionError", "OfflineModeIsEnabled", "TransportError", "TimeoutError"}:
-            hint = "the Hub cannot be reached, and no copy was downloaded before"
-        elif kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "RevisionNotFoundError"}:
-            hint = "there is none of that name, or it is private"
-        elif "scripts are no longer supported" in line:
-            hint = "it comes as code, which is never run"
-        else:
-            hint = "it cannot be read"
-        raise ConfigError(f"cannot load 'hub:{repository}'{at}: {hint} ({line})") from error
+        raise ConfigError(f"cannot load 'hub:{repository}'{at}: {kind_and_line(error)}") from error
     finally:
         logger.setLevel(level)

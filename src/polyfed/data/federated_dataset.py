@@ -286,7 +286,7 @@ def assign_rows(
                 raise ConfigError(f"expected rows below {len(y)} in the partition, client {client} has {mine.max()}")
     if found.shares is not None and found.shares.shape == (len(found.rows), pool.classes):
         return found
-    return Partition(found.rows, found.unused, class_shares(found.rows, y, pool.classes))
+    return Partition(found.rows, class_shares(found.rows, y, pool.classes))
 
 
 def is_by_group(partition: object) -> bool:
@@ -324,7 +324,7 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions,
             asked = {name: getattr(options, option) for name, option in names.items()}
             settings = {name: value for name, value in asked.items() if value is not None}
             return own(y, clients, generators("partition"), class_count=pool.classes, **settings)  # type: ignore[no-any-return]
-    return _as_partition(function(y, clients, generators("partition")), len(y))
+    return _as_partition(function(y, clients, generators("partition")))
 
 
 def _check_needs_no_classes(partition: str) -> None:
@@ -336,8 +336,8 @@ def _check_needs_no_classes(partition: str) -> None:
         )
 
 
-def _as_partition(found: Any, rows: int) -> Partition:
-    """What a function of the user's own returned, for so many rows."""
+def _as_partition(found: Any) -> Partition:
+    """What a function of the user's own returned."""
     if isinstance(found, Partition):
         return found
     try:
@@ -349,8 +349,7 @@ def _as_partition(found: Any, rows: int) -> Partition:
             f"expected row numbers for every client, or a Partition, from the partition's function, got "
             f"{type(found).__name__}"
         )
-    partition = Partition(tuple(np.sort(part.astype(np.int64)) for part in parts))
-    return Partition(partition.rows, max(0, rows - sum(map(len, parts))))
+    return Partition(tuple(np.sort(part.astype(np.int64)) for part in parts))
 
 
 def _client_rows(

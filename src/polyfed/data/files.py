@@ -6,7 +6,6 @@ than the machine has memory for.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Collection, Mapping, Sequence
@@ -48,15 +47,6 @@ def check_unpacked(archive: ZipFile, path: Path) -> None:
         raise ConfigError(
             f"expected at most {max(_UNPACKED, _RATIO * packed)} bytes of arrays in {path}, a file of {packed} bytes, "
             f"got {size}; store them with numpy.savez"
-        )
-
-
-def check_room(size: int, what: str, where: object) -> None:
-    """Whether this machine has so many bytes of memory at all. what: needs them; where: it is from, for the message."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise ConfigError(
-            f"expected {what} for which there is memory, got {size} bytes of them in {where}, where there are {memory}"
         )
 
 

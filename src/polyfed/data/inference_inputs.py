@@ -34,12 +34,6 @@ from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line
 
-_COLUMNS = {
-    "image_column": "images in Parquet files",
-    "label_column": "Parquet or CSV files",
-    "text_column": "texts in Parquet or CSV files",
-}
-
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -113,7 +107,7 @@ def read(
     suffix = path.suffix.lower() if path.is_file() else ""
     parquet, pictures = _image_files(path, suffix)
     columns = {"image_column": image_column, "label_column": label_column, "text_column": text_column}
-    _check_asked({name: given for name, given in columns.items() if given is not None}, bool(parquet), path, form)
+    _check_asked(columns, bool(parquet), path, form)
     if suffix == ".npy":
         return from_tensor(_array(path), form, str(path))
     if suffix == ".csv":
@@ -136,21 +130,15 @@ def _kinds(form: InputSpec) -> str:
     return "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
 
 
-def _check_asked(columns: Mapping[str, str], is_parquet: bool, path: Path, form: InputSpec) -> None:
+def _check_asked(columns: Mapping[str, str | None], is_parquet: bool, path: Path, form: InputSpec) -> None:
     """Refuse columns that are named where nothing is read from a column so called."""
     is_text = form.vocabulary is not None
     is_table = is_parquet or path.suffix.lower() == ".csv"
-    takes = {
-        "image_column": is_parquet and not is_text,
-        "label_column": is_table,
-        "text_column": is_table and is_text,
-    }
+    takes = {"image_column": is_parquet and not is_text, "label_column": is_table, "text_column": is_table and is_text}
     for name, given in columns.items():
-        if not takes[name]:
+        if given is not None and not takes[name]:
             inputs = "texts" if is_text else str(form)
-            raise ConfigError(
-                f"{name} is of {_COLUMNS[name]}, got '{given}' with '{path}', where the run's inputs are {inputs}"
-            )
+            raise ConfigError(f"'{path}' has no use for {name}, got '{given}', where the run's inputs are {inputs}")
 
 
 def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:

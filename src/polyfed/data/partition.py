@@ -41,7 +41,6 @@ class Partition:
 
     Args:
         rows: one sorted int64 index array per client; no row in two of them.
-        unused: how many rows no client got.
         shares: (K, C) fraction of each class's rows that each client was assigned; None when not known.
 
     Raises:
@@ -49,7 +48,6 @@ class Partition:
     """
 
     rows: tuple[Rows, ...]
-    unused: int = 0
     shares: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
@@ -63,8 +61,6 @@ class Partition:
         twice = every[1:][every[1:] == every[:-1]]
         if len(twice):
             raise ConfigError(f"expected every row in one client at most, got row {twice[0]} more than once")
-        if self.unused < 0:
-            raise ConfigError(f"expected a count of unused rows >= 0, got {self.unused}")
 
 
 def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int | None = None) -> Partition:
@@ -373,8 +369,7 @@ def by_group(
             held_K[client_G[group]] += size_G[group]
         client_G[kept] = rng.permutation(clients)[client_G[kept]]
     client_N = client_G[group_N]
-    rows = tuple(np.flatnonzero(client_N == client) for client in range(clients))
-    return Partition(rows, int((client_N < 0).sum()))
+    return Partition(tuple(np.flatnonzero(client_N == client) for client in range(clients)))
 
 
 def partition_like(partition: Partition, y: ArrayLike) -> Partition:
@@ -437,8 +432,7 @@ def groups_like(partition: Partition, values: NDArray[Any], other: NDArray[Any])
     names, first = np.unique(values, return_index=True)
     place_M = np.minimum(np.searchsorted(names, other), len(names) - 1)
     client_M = np.where(names[place_M] == other, client_N[first[place_M]], -1)
-    rows = tuple(np.flatnonzero(client_M == client) for client in range(len(partition.rows)))
-    return Partition(rows, int((client_M < 0).sum()))
+    return Partition(tuple(np.flatnonzero(client_M == client) for client in range(len(partition.rows))))
 
 
 def class_shares(rows: Sequence[Rows], y: ArrayLike, class_count: int) -> NDArray[np.float64]:
@@ -539,8 +533,7 @@ def sorted_partition(
 ) -> Partition:
     """A `Partition` with sorted rows; shares from the counts unless they are given."""
     ordered = tuple(np.sort(mine) for mine in rows)
-    unused = len(labels) - sum(len(mine) for mine in ordered)
-    return Partition(ordered, unused, class_shares(ordered, labels, class_count) if shares_KC is None else shares_KC)
+    return Partition(ordered, class_shares(ordered, labels, class_count) if shares_KC is None else shares_KC)
 
 
 def draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:

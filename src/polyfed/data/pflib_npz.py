@@ -1,4 +1,4 @@
-"""One file of arrays per client, as PFLlib and HtFLlib keep them: ``train/0.npz``, ``test/0.npz``, ``config.json``.
+"""One file of arrays per client, as PFLlib and HtFLlib keep them: ``train/0.npz``, ``test/0.npz``.
 
 A file holds the arrays ``x`` and ``y``; or, as those libraries write it, a pickled dictionary of the two called
 ``data``, of which the arrays are read and nothing is run (`polyfed.data.safe_pickle`).
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from polyfed.data import safe_pickle
 from polyfed.data.classes import natural_sort
 from polyfed.data.dataset import as_samples
-from polyfed.data.files import CLIENT, check_file, check_sides, check_unpacked, owners
+from polyfed.data.files import CLIENT, check_sides, check_unpacked, owners
 from polyfed.data.images import LabeledImages
 from polyfed.data.samples import LabeledSamples, classes_up_to
-from polyfed.errors import ConfigError, first_line, gathered
-from polyfed.results.read import parse_json
+from polyfed.errors import ConfigError, gathered
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
 
@@ -33,8 +32,7 @@ _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfi
 def read(place: Path) -> LabeledImages:
     """All clients' rows, client by client, with the further column "client".
 
-    Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c; how many
-    there are says ``num_classes`` in config.json, if it is there, else the largest label.
+    Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c.
     """
     sides = {side: _files(place / side) for side in ("train", "test")}
     if not sides["train"]:
@@ -43,12 +41,6 @@ def read(place: Path) -> LabeledImages:
         raise ConfigError(f"expected training data of every client in {place}, got {sides['test'][alone[0]]} without")
     names = natural_sort(sides["train"])
     check_sides({name: name in sides["test"] for name in names})
-    stated = _config(place / "config.json")
-    if stated.get("num_clients", len(names)) != len(names):
-        raise ConfigError(
-            f"expected {stated['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, got "
-            f"{len(names)}"
-        )
     files = {side: [paths[name] for name in names] for side, paths in sides.items() if paths}
     parts = {side: gathered(partial(_read, side, path) for path in paths) for side, paths in files.items()}
     first = parts["train"][0].x
@@ -59,10 +51,7 @@ def read(place: Path) -> LabeledImages:
                 f"expected inputs of every client like those of '{names[0]}' ({tuple(first.shape[1:])}, {first.dtype}),"
                 f" got {tuple(part.x.shape[1:])}, {part.x.dtype} in {path}"
             )
-    classes = stated.get("num_classes") or max(classes_up_to(part.largest_label, path) for path, part in every)
-    for path, part in every:
-        if part.largest_label >= classes:
-            raise ConfigError(f"expected labels in 0..{classes - 1} in {path}, got {part.largest_label}")
+    classes = max(classes_up_to(int(part.y.max()), path) for path, part in every)
     joined = {
         side: LabeledSamples(torch.cat([part.x for part in found]), torch.cat([part.y for part in found]))
         for side, found in parts.items()
@@ -74,24 +63,6 @@ def read(place: Path) -> LabeledImages:
 def _files(folder: Path) -> dict[str, Path]:
     """The clients' files of one side, by the clients' names."""
     return {path.stem: path for path in folder.glob("*.npz") if path.is_file() and not path.name.startswith(".")}
-
-
-def _config(path: Path) -> dict[str, int]:
-    """The numbers of clients and classes that config.json says; empty where there is none."""
-    if not path.exists():
-        return {}
-    check_file(path)
-    try:
-        given = dict(parse_json(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"expected a JSON object in {path}, got something else: {first_line(error)}") from error
-    found = {key: given[key] for key in ("num_clients", "num_classes") if key in given}
-    for key, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"expected {key} in {path} as a whole number >= 1, got {value!r:.40}")
-        if key == "num_classes":
-            classes_up_to(value - 1, path)
-    return found
 
 
 def _read(side: str, path: Path) -> LabeledSamples:

@@ -27,7 +27,6 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text, visible
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.adapt import Adapted
-from polyfed.models.split import unwrapped
 from polyfed.models.third_party import python_source
 from polyfed.registry import own_names
 
@@ -254,7 +253,7 @@ class ModelReadme:
             categories = [1 + len(names) if names else 0 for names in about.get("table", {}).get("categories", ())]
             outputs = about["classes"] or 1
             return python_source(network_of(name), own, shape, outputs, about["feature_dim"], words, beside, categories)
-        kind = type(own.original if isinstance(own, Adapted) else unwrapped(own))
+        kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]
 

@@ -18,7 +18,7 @@ from polyfed.engine.executors.stack_parts import are_near
 from polyfed.errors import ConfigError
 from polyfed.functional.tied_tensors import first_names
 from polyfed.models.adapt import Adapted
-from polyfed.models.split import SplitModel, unwrapped
+from polyfed.models.split import SplitModel
 from polyfed.models.traced_forward import logits_of
 
 _ROWS = 2  # of a forward: as few as BatchNorm takes
@@ -100,10 +100,10 @@ def _is_stateless(layer: nn.Module) -> bool:
 
 
 def _new(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """A new network with its own forward, neither recorded nor compiled."""
+    """A new network with its own forward."""
     with seeded_global_rng(0):
         network = build()
-        return unwrapped(network.original if isinstance(network, Adapted) else network).to(device)
+        return (network.original if isinstance(network, Adapted) else network).to(device)
 
 
 def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> dict[str, Tensor]:

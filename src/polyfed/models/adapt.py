@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from polyfed.errors import ConfigError, described, suggest
 from polyfed.functional.modes import eval_mode
-from polyfed.models.split import Part, SplitModel, in_features, projection_and_head, unwrapped
+from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
 from polyfed.models.traced_forward import ROOT, CapturedHead, CutForward, UnrecordedForward, logits_of, trace_forward
 
 Half = Callable[[nn.Module, Tensor], Any]  # runs a part of the forward of what a wrapper holds
@@ -39,8 +39,7 @@ def split(
 
     Args:
         module: takes one tensor (further arguments keep their defaults), returns the logits, a tensor, or what has
-            them as its attribute ``logits``, as networks of Hugging Face do. Of a compiled or DataParallel one, the
-            network within is cut.
+            them as its attribute ``logits``, as networks of Hugging Face do; neither compiled nor DataParallel.
         head: dotted name of the submodule that turns the representation into logits. It is called last.
         extractor: dotted name of the last submodule of the extractor, which ends at its output; for FedIN the first
             block. None: everything before the head, and an empty intermediate part (enough for FedGH and FedHeNN); the
@@ -69,7 +68,8 @@ def split(
         raise ConfigError(f"split expects an nn.Module, got {described(module)}{write}")
     if isinstance(module, SplitModel):
         raise ConfigError(f"{module.architecture} is a SplitModel already; use it as it is")
-    module = unwrapped(module)
+    if isinstance(module, nn.DataParallel) or "_orig_mod" in module._modules:  # of torch.compile
+        raise ConfigError(f"split expects the network itself, got a {type(module).__name__} around it")
     model = Adapted(module, head, extractor, architecture or type(module).__name__)
     if example is None:
         model.feature_dim = in_features(model.head)
@@ -97,12 +97,10 @@ class Adapted(SplitModel):
 
     Attributes:
         original: the module. found: whether a builder returned the module itself, and polyfed found where to cut it.
-        within: the dotted name under which what the builder returned holds the module, where it wraps it.
     """
 
     original: nn.Module
     found: bool = False
-    within: str = ""
     _halves: Mapping[bool, tuple[Half, Half]]  # by mode: x to s_in, s_in to z
 
     def __init__(self, module: nn.Module, head: str, extractor: str | None, architecture: str) -> None:
@@ -149,7 +147,7 @@ class Adapted(SplitModel):
         """See `SplitModel.with_layers`; the forward is recorded anew, for the new layers' tensors."""
         super().with_layers(layers)
         again = split(self.original, self._head, self.extractor_name, architecture=self.architecture)
-        again.found, again.within = self.found, self.within
+        again.found = self.found
         return again
 
     def projected(self, feature_dim: int) -> SplitModel:
@@ -158,7 +156,7 @@ class Adapted(SplitModel):
         module = copy.deepcopy(self.original)
         module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
         narrow = split(module, f"{self._head}.head", self.extractor_name, architecture=self.architecture)
-        narrow.found, narrow.within = self.found, self.within
+        narrow.found = self.found
         return narrow
 
     def _mode(self) -> bool:

@@ -25,7 +25,15 @@ from typing import Any
 from torch import nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import ImageShape, SequentialSplit, SplitModel, channels_last, check_request, registered
+from polyfed.models.split import (
+    Builder,
+    ImageShape,
+    SequentialSplit,
+    SplitModel,
+    channels_last,
+    check_request,
+    registered,
+)
 
 _MANY_CLASSES = 100  # from here on FedHeNN's H3 and H4 take the sizes of its CIFAR-100 networks
 
@@ -88,75 +96,36 @@ def _cnn(
     return channels_last(model)  # 0.75 to 1.01 of the time of channels first
 
 
+def _spelt(convs: Sequence[int], hidden: Sequence[int]) -> str:
+    layers = f", FC {'-'.join(map(str, hidden))}" if hidden else " and the head"
+    return f"conv {', '.join(map(str, convs))}{layers}"
+
+
+def _builder(
+    name: str, convs: Sequence[int], hidden: Sequence[int], many: Sequence[Sequence[int]] = (), **more: Any
+) -> Builder:
+    about = f"{_spelt(convs, hidden)}{f'; from 100 classes on {_spelt(*many)}' if many else ''}."
+    return registered(name, about, _cnn, convs, hidden, many=many, **more)
+
+
 _SMALL: dict[str, Any] = {"kernel": 3, "padding": 1}
 
-fedgh_cnn1 = registered("fedgh-cnn1", "FedGH's CNN-1: conv 16, 32, FC 2000-500.", _cnn, (16, 32), (2000, 500))
-fedgh_cnn2 = registered("fedgh-cnn2", "FedGH's CNN-2: conv 16, 16, FC 2000-500.", _cnn, (16, 16), (2000, 500))
-fedgh_cnn3 = registered("fedgh-cnn3", "FedGH's CNN-3: conv 16, 32, FC 1000-500.", _cnn, (16, 32), (1000, 500))
-fedgh_cnn4 = registered("fedgh-cnn4", "FedGH's CNN-4: conv 16, 32, FC 800-500.", _cnn, (16, 32), (800, 500))
-fedgh_cnn5 = registered("fedgh-cnn5", "FedGH's CNN-5: conv 16, 32, FC 500-500.", _cnn, (16, 32), (500, 500))
+fedgh_cnn1 = _builder("fedgh-cnn1", (16, 32), (2000, 500))
+fedgh_cnn2 = _builder("fedgh-cnn2", (16, 16), (2000, 500))
+fedgh_cnn3 = _builder("fedgh-cnn3", (16, 32), (1000, 500))
+fedgh_cnn4 = _builder("fedgh-cnn4", (16, 32), (800, 500))
+fedgh_cnn5 = _builder("fedgh-cnn5", (16, 32), (500, 500))
 
-fedhenn_h1 = registered(
-    "fedhenn-h1",
-    "FedHeNN's smallest: conv 32 and the head; its representation is the flattened block.",
-    _cnn,
-    (32,),
-    (),
-)
-fedhenn_h2 = registered("fedhenn-h2", "FedHeNN's H2: conv 32, FC 64.", _cnn, (32,), (64,))
-fedhenn_h3 = registered(
-    "fedhenn-h3",
-    "FedHeNN's H3: conv 64, 64, FC 120; from 100 classes on conv 64, 128, FC 256.",
-    _cnn,
-    (64, 64),
-    (120,),
-    many=((64, 128), (256,)),
-)
-fedhenn_h4 = registered(
-    "fedhenn-h4",
-    "FedHeNN's H4: conv 64, 64, FC 120-64; from 100 classes on conv 64, 128, FC 256-128.",
-    _cnn,
-    (64, 64),
-    (120, 64),
-    many=((64, 128), (256, 128)),
-)
-fedhenn_h5 = registered(
-    "fedhenn-h5",
-    "FedHeNN's largest: conv 64, 128, 128 (3 x 3, padding 1), FC 256-128.",
-    _cnn,
-    (64, 128, 128),
-    (256, 128),
-    **_SMALL,
-)
-fedhenn_cifar10 = registered(
-    "fedhenn-cifar10", "FedHeNN's homogeneous network for CIFAR-10: conv 64, 64, FC 120-64.", _cnn, (64, 64), (120, 64)
-)
-fedhenn_cifar100 = registered(
-    "fedhenn-cifar100",
-    "FedHeNN's homogeneous network for CIFAR-100: conv 64, 128, FC 256-128.",
-    _cnn,
-    (64, 128),
-    (256, 128),
-)
+fedhenn_h1 = _builder("fedhenn-h1", (32,), ())
+fedhenn_h2 = _builder("fedhenn-h2", (32,), (64,))
+fedhenn_h3 = _builder("fedhenn-h3", (64, 64), (120,), many=((64, 128), (256,)))
+fedhenn_h4 = _builder("fedhenn-h4", (64, 64), (120, 64), many=((64, 128), (256, 128)))
+fedhenn_h5 = _builder("fedhenn-h5", (64, 128, 128), (256, 128), **_SMALL)
+fedhenn_cifar10 = _builder("fedhenn-cifar10", (64, 64), (120, 64))
+fedhenn_cifar100 = _builder("fedhenn-cifar100", (64, 128), (256, 128))
 
-digits_cnn1 = registered("digits-cnn1", "One block, FC 64.", _cnn, (16,), (64,), **_SMALL)
-digits_cnn2 = registered("digits-cnn2", "One block, FC 128-64.", _cnn, (16,), (128, 64), **_SMALL)
-digits_cnn3 = registered("digits-cnn3", "Two blocks (16, 32), FC 64.", _cnn, (16, 32), (64,), **_SMALL)
-digits_cnn4 = registered(
-    "digits-cnn4",
-    "Three blocks (16, 32 without pooling, 32), FC 64.",
-    _cnn,
-    (16, 32, 32),
-    (64,),
-    unpooled=(1,),
-    **_SMALL,
-)
-digits_cnn5 = registered(
-    "digits-cnn5",
-    "Three blocks (16, 32, 64 without pooling), FC 64.",
-    _cnn,
-    (16, 32, 64),
-    (64,),
-    unpooled=(2,),
-    **_SMALL,
-)
+digits_cnn1 = _builder("digits-cnn1", (16,), (64,), **_SMALL)
+digits_cnn2 = _builder("digits-cnn2", (16,), (128, 64), **_SMALL)
+digits_cnn3 = _builder("digits-cnn3", (16, 32), (64,), **_SMALL)
+digits_cnn4 = _builder("digits-cnn4", (16, 32, 32), (64,), unpooled=(1,), **_SMALL)
+digits_cnn5 = _builder("digits-cnn5", (16, 32, 64), (64,), unpooled=(2,), **_SMALL)

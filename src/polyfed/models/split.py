@@ -193,26 +193,6 @@ def channels_last(model: SplitModel) -> SplitModel:
     return laid_out
 
 
-def place_within(module: nn.Module) -> str:
-    """The dotted name under which `torch.compile` or DataParallel hold the network that they wrap; "" for a network.
-
-    >>> place_within(nn.DataParallel(nn.DataParallel(nn.Linear(2, 2))))
-    'module.module'
-    """
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        name = "module"
-    elif "_orig_mod" in module._modules:  # of torch.compile
-        name = "_orig_mod"
-    else:
-        return ""
-    return f"{name}.{place_within(module.get_submodule(name))}".removesuffix(".")
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The network itself, without what `torch.compile` or DataParallel wrap around it."""
-    return module.get_submodule(place_within(module))
-
-
 def in_features(head: nn.Module) -> int:
     """``head.in_features``."""
     width = getattr(head, "in_features", None)

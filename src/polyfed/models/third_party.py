@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
-from polyfed.models.split import SplitModel, check_request, place_within
+from polyfed.models.split import SplitModel, check_request
 from polyfed.models.vit import DEPTHS, LARGE, from_timm
 from polyfed.registry import MODELS, import_object
 
@@ -104,8 +104,6 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
         end: dotted name of the submodule that ends the extractor, "none" for an empty intermediate part; None: the
             first of `FIRST_BLOCKS` after which the network can be cut, and an empty intermediate part without any.
     """
-    within = place_within(module)
-    module = module.get_submodule(within)
     head = _head_of(module, classes)
     if head is None:
         raise ConfigError(
@@ -114,7 +112,7 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
             "extractor=...)"
         )
     model = _cut(module, head, name, end)
-    model.found, model.within = True, within
+    model.found = True
     return model
 
 
@@ -179,7 +177,7 @@ def python_source(
         function = import_object("model", name)
         if words is not None and "words" in inspect.signature(function).parameters:
             given += f", words={words}"
-        unwrap = f".{model.within}" if model.within else ""
+        unwrap = ""
         if not model.found:
             unwrap = f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
         found = ["import sys", *(f"sys.path.append({folder!r})" for folder in beside)] if beside else []

@@ -204,14 +204,11 @@ def _draw(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def _named(
-    name: str, in_shape: ImageShape, classes: int, depth: int, width: int, heads: int, patch: int | None
-) -> SplitModel:
-    return vision_transformer(in_shape, classes, depth, patch, width, heads, name=name)
-
-
 def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS, patch: int | None = None) -> Builder:
-    return registered(name, f"{depth} blocks of width {width} with {heads} heads.", _named, depth, width, heads, patch)
+    def make(name: str, in_shape: ImageShape, classes: int) -> SplitModel:
+        return vision_transformer(in_shape, classes, depth, patch, width, heads, name)
+
+    return registered(name, f"{depth} blocks of width {width} with {heads} heads.", make)
 
 
 vit_s8, vit_s9, vit_s10, vit_s11, vit_s12 = (_builder(f"vit-s{d}", d) for d in DEPTHS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,25 +34,21 @@ _UNION = "union"
 
 def requirements(
     aggregation: Aggregation,
-    split_model: bool = False,
     parts: tuple[Part, ...] | None = None,
     hint: str = "use method.aggregation = 'same-shape'",
-    same_cut_shapes: bool = False,
-    gridlike_cuts: bool = False,
+    **further: Any,
 ) -> Requirements:
     """What networks must be like: layer-wise, tensors of one name have one shape everywhere, and not those of heads
     alone are averaged. With `parts`, of these parts of split models; heads are then others' business.
     All else is as in `Requirements`.
     """
     return Requirements(
-        split_model=split_model,
         shared_shapes=aggregation != "same-shape",
         shared_parts=parts,
         more_than_head=aggregation == "layer-wise" and parts is None,
         shared_outputs=AVERAGES_HEADS if parts is None else "",
         hint=hint,
-        same_cut_shapes=same_cut_shapes,
-        gridlike_cuts=gridlike_cuts,
+        **further,
     )
 
 

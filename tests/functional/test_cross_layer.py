@@ -73,10 +73,6 @@ def test_blocks_of_a_resnet():
         "intermediate.stage4.": [0, 1, 2],
     }
     assert stages["intermediate.stage3."][2]["conv1.weight"] == "intermediate.stage3.2.conv1.weight"
-    assert place("extractor.bn1.weight") is None
-    assert place("head.weight") is None
-    assert place("net.layer1.0.shortcut.conv.weight") == ("net.layer1.", 0, "shortcut.conv.weight")
-    assert place("encoder.layer_7.attention.out.bias") == ("encoder.layer_", 7, "attention.out.bias")
 
 
 def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
@@ -145,6 +141,9 @@ def test_last_blocks_count_all_deeper_ones():
         ("a.1.b.2.c.weight", ("a.1.b.", 2, "c.weight")),  # the last number is the block
         ("layer12.fc.bias", ("layer", 12, "fc.bias")),
         ("0.fc.bias", ("", 0, "fc.bias")),
+        ("encoder.layer_7.attention.out.bias", ("encoder.layer_", 7, "attention.out.bias")),
+        ("head.weight", None),
+        ("extractor.bn1.weight", None),
         ("a.b.weight1", None),  # a tensor's own number, or its layer's, is none
         ("a.7.weight", None),
         ("weight9", None),

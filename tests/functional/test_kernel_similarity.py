@@ -8,18 +8,10 @@ from scipy.linalg import orthogonal_procrustes
 from polyfed.functional import kernel_similarity
 from polyfed.functional.kernel_similarity import kernel_distance, nystroem_features, procrustes, rbf_alignment
 from polyfed.functional.kernels import alignment, cka
-from tests.helpers.kernels import kernel_factor
+from tests.helpers.kernels import draw, kernel_factor, numpy_centered, numpy_cka, rotation
 
 F32, F64 = torch.float32, torch.float64
 TO_FACTOR = pytest.mark.parametrize("to_factor", [True, False])
-
-
-def draw(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
-
-
-def rotation(d, seed=0):
-    return torch.linalg.qr(draw(d, d, seed=seed)).Q
 
 
 def draws(seed=0):
@@ -39,16 +31,6 @@ def numpy_width(a, factor):
 
 def numpy_rbf(a, width):
     return np.exp(-(numpy_distances(a) ** 2) / (2 * width**2))
-
-
-def numpy_centered(k):
-    h = np.eye(len(k)) - np.ones((len(k), len(k))) / len(k)
-    return h @ k @ h
-
-
-def numpy_cka(k, m):
-    kc, mc = numpy_centered(k), numpy_centered(m)
-    return np.trace(kc @ mc) / (np.linalg.norm(kc) * np.linalg.norm(mc))
 
 
 def own(a, factor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
+from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
 from tests.helpers.toys import NETS, Round, clients, federation, model_with, moved, rounds, same, samples
@@ -48,24 +50,15 @@ class Kept(FedFomo):
 STARTS: dict[tuple[int, int], dict[str, Tensor]] = {}
 
 
-def by_hand(
+def mixed(
     architecture: str, old: Any, candidates: list[Any], client: Client
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What a client should start from, and delta."""
+) -> tuple[Mapping[str, Tensor], np.ndarray]:
+    """What a client should start from, and delta; both are in tests/functional/test_averaging.py."""
     parameters = [name for name, _ in NETS[architecture]().named_parameters()]
-    before, delta = numpy_loss(architecture, old, client), []
-    for one in candidates:
-        gap = [(one[n].double() - old[n].double()).numpy().ravel() for n in parameters if n in one]
-        size = np.linalg.norm(np.concatenate(gap))
-        gain = before - numpy_loss(architecture, {**old, **one}, client)
-        delta.append(gain / size if size >= 1e-12 else 0.0)
-    shares = np.maximum(delta, 0)
-    shares = shares / shares.sum() if shares.sum() > 0 else shares
-    start = {n: t.double().numpy() for n, t in old.items()}
-    for one, share in zip(candidates, shares, strict=True):
-        for name in one:
-            start[name] = start[name] + share * (one[name].double() - old[name].double()).numpy()
-    return start, np.array(delta)
+    losses = [numpy_loss(architecture, {**old, **one}, client) for one in candidates]
+    gaps = [distance({n: one[n] for n in parameters if n in one}, old) for one in candidates]
+    delta = model_gains(numpy_loss(architecture, old, client), losses, gaps)
+    return interpolate_towards(old, candidates, normalize_positive(delta).tolist()), delta.numpy()
 
 
 @pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
@@ -80,7 +73,7 @@ def test_every_start_by_hand(architectures: list[str]) -> None:
             mine = {n: before.weights[i][n] for n in STARTS[1, i]}
             sent = [round.down[i][f"candidate {place}"] for place in range(2)]
             old = STARTS[number - 1, i]
-            start, delta = by_hand(architectures[i], old, [mine, *sent], client)
+            start, delta = mixed(architectures[i], old, [mine, *sent], client)
             for name, value in STARTS[number, i].items():
                 np.testing.assert_allclose(value, start[name], atol=2e-5)
             np.testing.assert_allclose(round.up[i]["delta"], delta[1:], rtol=1e-3, atol=1e-5)

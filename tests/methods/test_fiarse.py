@@ -115,20 +115,6 @@ def test_what_is_left_out_is_zero_at_the_client_and_stays_so():
     assert any(round.weights[2][name].any() for name in kept)
 
 
-def test_by_layer_no_layer_is_left_out_whole():
-    """Every layer keeps its share, at least one entry; of all weights together, some layers may keep none."""
-    (round,) = rounds(FIARSE(shares="1 0.02", threshold="layer"), clients(["shallow"] * 2, 8), rounds=1)
-    layers = {name.rpartition(".")[0] for name in round.before["model"]}
-    for layer in layers:
-        whole_, kept = (
-            sum(t.numel() for n, t in model.items() if n.rpartition(".")[0] == layer)
-            for model in (round.before["model"], round.down[1]["model"])
-        )
-        assert kept == max(1, int(0.02 * whole_))
-    (round,) = rounds(FIARSE(shares="1 0.02"), clients(["shallow"] * 2, 8), rounds=1)
-    assert any(not sum(t.numel() for n, t in round.down[1]["model"].items() if n.startswith(f"{m}.")) for m in layers)
-
-
 def test_scored_is_the_sub_model():
     fed, watch = federation(FIARSE(**METHOD), clients(["shallow"] * 3, 8, test=40), rounds=1)
     run = fed.run()

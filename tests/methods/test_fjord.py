@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import FjORD
 from polyfed.methods.fjord import forward_at_width, num_widths
-from tests.helpers.slices import order_of, prefix, rounds, watched
+from tests.helpers.slices import prefix, watched
 from tests.helpers.toys import CLASSES, batch, clients, federation, net, samples
 
 WIDTH, FEATURES = 6, 5  # the toys'
@@ -72,27 +72,6 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
         assert not counts[number + 1 :].any()
         expected = 400 / (number + 1)
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
-
-
-def test_a_step_of_a_round_by_hand():
-    members = clients(["shallow"] * 2, 8)
-    (round,) = rounds(FjORD(num_widths=2, distill=False), members, rounds=1, batch_size=8)
-    for number, p in enumerate((0.5, 1.0)):
-        full = net()
-        full.load_state_dict({**full.state_dict(), **round.before["model"]})
-        rows = order_of(members[number], number)
-        sent = round.up[number]["model"]
-        ends = []
-        for width in (0.5, 1.0)[: number + 1]:
-            own = made(p, full)
-            model = made(width, own)
-            data = members[number].data.train
-            grads = torch.autograd.grad(F.cross_entropy(model(data.x[rows]), data.y[rows]), list(model.parameters()))
-            end = {n: t.detach().clone() for n, t in own.named_parameters()}
-            for (name, _), g in zip(model.named_parameters(), grads, strict=True):
-                prefix(end[name], g).sub_(0.1 * g)
-            ends.append(max(float((end[n] - sent[n]).abs().max()) for n in sent))
-        assert min(ends) < 1e-6
 
 
 @pytest.mark.slow

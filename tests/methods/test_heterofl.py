@@ -70,16 +70,6 @@ def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-def test_a_class_that_nobody_has_keeps_its_row():
-    labels = [(0, 1), (0,), (0, 1)]
-    (round,), _ = rounds_of(HeteroFL(rates="fix_a1-b2"), labels=labels, rounds=1)
-    before, after = round.before["model"], round.after["model"]
-    assert torch.equal(before["head.weight"][2], after["head.weight"][2])
-    assert torch.equal(before["head.bias"][2], after["head.bias"][2])
-    alone = 0.5 * (round.up[0]["model"]["head.bias"] + round.up[2]["model"]["head.bias"])
-    torch.testing.assert_close(after["head.bias"][1], alone[1])
-
-
 # rates ----------------------------------------------------------------------------------------------------------------
 
 

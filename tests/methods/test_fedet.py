@@ -111,7 +111,5 @@ def test_what_cannot_work_is_refused_before_round_1():
         federation(FedET(**WHOLE, network="broad"), clients(["shallow"]), held=HELD)
     with pytest.raises(ConfigError, match=r"^fedet needs 64 rows that everybody may see, got 20"):
         federation(FedET(), clients(["shallow"]), held=HELD)
-    with pytest.raises(ConfigError, match=r"use method\.aggregation = 'same-shape'"):
-        federation(FedET(**WHOLE, aggregation="layer-wise"), clients(["shallow", "wide"]), held=HELD)
     with pytest.raises(ConfigError, match="got 'widest'"):
         federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)

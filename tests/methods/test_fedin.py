@@ -15,7 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
-from polyfed.functional.feature_pooling import random_orthogonal
+from polyfed.functional.feature_pooling import nearest_orthogonal, random_orthogonal
 from polyfed.functional.modes import eval_mode
 from polyfed.functional.surgery import combine
 from polyfed.methods import FedIN
@@ -406,11 +406,6 @@ def test_one_width_has_one_matrix_and_another_seed_another():
     assert not torch.allclose(*(projected().common.matrices(worker(one, 0))["p_in"] for one in (fed, other)))
 
 
-def polar(matrix):
-    u, _, v = np.linalg.svd(matrix, full_matrices=False)
-    return u @ v
-
-
 def test_the_step_of_trained_matrices_by_hand(monkeypatch):
     """P <- the orthogonal matrix nearest to P - lr (mean gradient of l_IN + gradient of what a return trip loses)."""
     monkeypatch.setattr(feature_pairs, "MATRIX_LR", 0.7)
@@ -425,9 +420,9 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch):
         p, x = before[name].detach().double().numpy(), s.double().numpy()
         lost = x @ p.T @ p - x  # of mean lost^2, a quadratic form in P'P
         back = 2 / x.size * (p @ x.T @ lost + p @ lost.T @ x)
-        expected = polar(p - 0.7 * (sums[name].double().numpy() / 2 + back))
+        expected = nearest_orthogonal(torch.from_numpy(p - 0.7 * (sums[name].double().numpy() / 2 + back)).float())
         assert np.abs(back).max() > 1e-3
-        np.testing.assert_allclose(at.state["projections"][name], expected, atol=1e-5)
+        torch.testing.assert_close(at.state["projections"][name], expected, atol=1e-5, rtol=0)
     fresh = at.state["projections"]
     assert same(sent, projected().common.project(pairs, fresh))
 

@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
-from polyfed.errors import ConfigError
 from polyfed.methods import FedKWAZ
-from tests.helpers import toys
-from tests.helpers.image_clients import CLASSES, SOME, image_rounds, members, pair, part
-from tests.helpers.toys import federation
+from tests.helpers.image_clients import SOME, image_rounds, members, pair, part
 
 NAMES = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")
 PLAIN = FedKWAZ(mutual=0.0, mixed=0.0)  # stage 2 is cross entropy
@@ -118,12 +114,3 @@ def test_phases() -> None:
         (FedKWAZ(global_epochs=0), [("mutual", 3)]),
     ):
         assert [(phase.name, phase.epochs) for phase in method.phases(training)] == expected
-
-
-# refusals -----------------------------------------------------------------------------------------------------------
-
-
-def test_tables_are_refused_before_round_1() -> None:
-    with pytest.raises(ConfigError, match=r"fedkwaz needs images, inputs \(C, H, W\) of floats; client 0 has \(4,\)"):
-        federation(FedKWAZ(), toys.clients(["deep", "wide"]))
-    assert CLASSES == 3

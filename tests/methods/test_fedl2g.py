@@ -166,8 +166,6 @@ def test_unequal_widths_are_for_the_logits():
     assert rounds(FedL2G(), clients(MIXED))
     with pytest.raises(ConfigError, match=r"needs one feature width.*method.guide = 'logits'"):
         federation(FedL2G(guide="representation"), clients(MIXED))
-    with pytest.raises(ConfigError, match="needs split models"):
-        federation(FedL2G(guide="representation"), clients(["linear"]), LINEAR)
 
 
 # ---- what is sent and learnt ----

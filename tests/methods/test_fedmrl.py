@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 
 import polyfed as pf
 from polyfed.core.modules import export_state
@@ -69,8 +68,6 @@ def test_features_of_the_common_network() -> None:
     ) as no:
         federation(FedMRL(shared="broad"), clients(["broad", "wide"]))
     assert "\n" not in str(no.value)
-    with pytest.raises(ConfigError, match="needs split models"):
-        federation(FedMRL(), clients(["plain"]), {"plain": lambda: nn.Linear(4, CLASSES)})
 
 
 def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_rest(tmp_path: Any) -> None:

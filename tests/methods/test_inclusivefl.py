@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from polyfed.core.client import Client
-from polyfed.errors import ConfigError
 from polyfed.methods import InclusiveFL
 from polyfed.testing.fixtures import draw, tiny_model
 from tests.helpers.quick import others_slow
-from tests.helpers.toys import federation, numpy_mean, rounds
+from tests.helpers.toys import numpy_mean, rounds
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(5)}
 NETS |= {f"norm/{n}": lambda n=n: tiny_model(n, 4, 6, norm=True) for n in range(1, 4)}
@@ -109,9 +108,3 @@ def test_batchnorms_statistics_are_averaged_and_never_distilled():
     expected = numpy_mean([m["model"] for m in history[1].up.values()], [8, 12, 16, 10], name)
     for message in history[2].down.values():
         np.testing.assert_allclose(message["model"][name].numpy(), expected, atol=1e-6)
-
-
-def test_networks_that_do_not_nest_are_told_of_same_shape():
-    nets = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(1, 5, 6)}
-    with pytest.raises(ConfigError, match=r"client 1 \('b'\).*same-shape"):
-        federation(InclusiveFL(), members(["a", "b"], [8, 8]), nets)

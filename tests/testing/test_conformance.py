@@ -120,6 +120,9 @@ def generated(model: Any, batch: Any, context: Any) -> float:
     return cross_entropy(model, batch, context) + 0.98 * (0.2 * drawn + 0.1 * kl)  # of round 2
 
 
+PRESENT = (2, 2, 3, 1, 2, 3)  # classes of each client
+
+
 def numbers(server: Any, client_id: int) -> int:
     """Floats of a client's network."""
     weights = server.initial_state(server.clients[client_id].architecture)
@@ -145,12 +148,6 @@ def averaging_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P floats each way; the count of samples goes up as int64."""
     p = numbers(server, client_id)
     return 4 * p, 4 * p + 8
-
-
-def fedgh_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Down 4 (D C + C), up 4 (S + S D): D = 6, C = 3."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
-    return 4 * (6 * 3 + 3), 4 * (present + present * 6)
 
 
 def fedgen_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -373,7 +370,7 @@ def pruned(model: Any, batch: Any, context: Any) -> float:
 
 def fedl2g_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 C C; up 4 (S C + S) for the S classes of the study batch, which are all that the client has."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
+    present = PRESENT[client_id]
     return 4 * 3 * 3, 4 * present * (3 + 1)
 
 
@@ -398,7 +395,7 @@ def digesting(model: Any, batch: Any, context: Any) -> float:
 
 def fedproto_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 (C D + C) in two parts, up 4 (S D + 2 S): C = 3, D = 6."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
+    present = PRESENT[client_id]
     return 4 * (3 * 6 + 3), 4 * (present * 6 + 2 * present)
 
 
@@ -417,7 +414,7 @@ def lgfedavg_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 def fd_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 (S C + S), as everybody's classes are somebody else's, too; up 4 (S C + 2 S)."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
+    present = PRESENT[client_id]
     return 4 * (present * 3 + present), 4 * (present * 3 + 2 * present)
 
 
@@ -429,9 +426,9 @@ def taught(model: Any, batch: Any, context: Any) -> float:
     return cross_entropy(model, batch, context) + 0.6 * float(np.mean(rows))
 
 
-def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
+def class_rows_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 (C D + C), up 4 (S D + S)."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
+    present = PRESENT[client_id]
     return 4 * (3 * 6 + 3), 4 * (present * 6 + present)
 
 
@@ -442,7 +439,7 @@ def fedre_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 def fedsa_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 C D, up 4 (S D + S)."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
+    present = PRESENT[client_id]
     return 4 * 3 * 6, 4 * (present * 6 + present)
 
 
@@ -530,7 +527,7 @@ def taught_by_means(model: Any, batch: Any, context: Any) -> float:
 
 def fedkwaz_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 (2 C D + 2 C C + C), up 4 (2 S D + 2 S C + S): C = 3, D = 6."""
-    present = (2, 2, 3, 1, 2, 3)[client_id]
+    present = PRESENT[client_id]
     return 4 * 3 * (12 + 6 + 1), 4 * present * (12 + 6 + 1)
 
 
@@ -687,7 +684,7 @@ test_fedgen = testing.conformance(
 test_fedgh = testing.conformance(
     FedGH(header_lr=0.1),
     reference_loss=cross_entropy,
-    expected_bytes=fedgh_bytes,
+    expected_bytes=class_rows_bytes,
     skip=IN_ORDER,
 )
 
@@ -899,7 +896,7 @@ test_fedproto = testing.conformance(
 test_protonorm = testing.conformance(
     ProtoNorm(prototype_weight=0.7, spread_steps=50, scale=1.0),
     reference_loss=drawn_to,
-    expected_bytes=lambda server, client_id: (84, fedtgp_bytes(server, client_id)[1]),
+    expected_bytes=lambda server, client_id: (84, class_rows_bytes(server, client_id)[1]),
     reductions=[
         Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local()),
         Reduction({"spread_steps": 0}, FedProto(prototype_weight=0.7, weighting="uniform")),
@@ -928,7 +925,7 @@ test_fd = testing.conformance(
 test_fedtgp = testing.conformance(
     FedTGP(prototype_weight=0.7, server_epochs=10, server_lr=0.1),
     reference_loss=drawn_to,
-    expected_bytes=fedtgp_bytes,
+    expected_bytes=class_rows_bytes,
     skip={
         "client_order_invariant": "the server's batches are drawn by place",
         "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
@@ -958,14 +955,14 @@ test_fedsa = testing.conformance(
 test_fedsaf = testing.conformance(
     FedSAF(structure_weight=0.7),
     reference_loss=structured,
-    expected_bytes=fedtgp_bytes,
+    expected_bytes=class_rows_bytes,
     reductions=[Reduction({"structure_weight": 0.0}, Local())],
 )
 
 test_fedorgp = testing.conformance(
     FedORGP(prototype_weight=0.7, gamma=0.5, server_epochs=10, server_lr=0.1),
     reference_loss=turned_to,
-    expected_bytes=fedtgp_bytes,
+    expected_bytes=class_rows_bytes,
     skip={
         "client_order_invariant": "the server's batches are drawn by place",
         "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",

@@ -46,17 +46,13 @@ def test_a_table_by_hand() -> None:
     assert cut([1, 2, 3, 4, 5], 0, 2, 1) == [1, 2, 0, 5]
 
 
-def test_curves_by_hand() -> None:
-    root = ElementTree.fromstring(curves([Line("a", [1, 3], [40, 60]), Line("b", [2], [50])], "round", "accuracy"))
-    first, second = (line.get("points") for line in root.iter("polyline"))
-    assert first == "40.0,184.0 510.0,10.0", "from the left end to the right, higher is above"
-    assert second == "275.0,97.0"
-    texts = [text.text for text in root.iter("text")]
-    assert texts == ["40", "45", "50", "55", "60", "1", "2", "3", "round"]
-    assert len(list(root.iter("circle"))) == 1, "a single point is a dot"
-    looks = [(line.get("stroke"), line.get("stroke-dasharray")) for line in root.iter("polyline")]
-    assert len(set(looks)) == 2
-    assert "184.0" in curves([Line("a", [1], [0.5])], "round", "accuracy"), "one point alone"
+def test_curves_are_lines_with_names() -> None:
+    lines = [Line("_a", [1, 3], [40, 60]), Line("$\\frac{\x1b", [2], [50])]
+    root = ElementTree.fromstring(curves(lines, "round", "accuracy"))
+    first, second = (part for part in root.iter() if (part.get("id") or "").startswith("curve-"))
+    assert [len([use for use in part.iter() if use.tag.endswith("use")]) for part in (first, second)] == [2, 1]
+    texts = [text.text for text in root.iter() if text.tag.endswith("text")]
+    assert {"_a", "$\\frac{\\x1b", "round", "accuracy"} <= set(texts)
 
 
 def test_nothing_to_draw() -> None:

@@ -19,7 +19,6 @@ from polyfed.report.benchmark_results import (
     join_processor_time,
     join_results,
     read_processor_time,
-    read_result,
     read_results,
     write_result,
 )
@@ -167,22 +166,6 @@ def test_what_is_lacking_is_told() -> None:
     page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
     assert "Not finished: one (seed 3 of local, seed 3 of above, fd, local-longer-3); two." in page
     assert "Not finished" not in to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
-
-
-def test_lacking_controls_are_told() -> None:
-    found = setting("one", "accuracy")
-    recipe = {"training": {"rounds": 2, "local_epochs": 1}}
-    found = found.model_copy(update={"recipe": recipe, "epochs_of_local": {"above": 3, "below": 1}})
-    controls = {"local": ["pooled", "pooled-steps"], "above": ["above-alone"], "fd": ["fd-alone"]}
-    names = ["local", "above", "below", "fd"]
-    page = to_markdown("One", [found], {}, {"one": Wanted(names, [0], controls=controls, as_many_steps=True)})
-    assert "Not finished: one (fd, pooled-steps, local-longer-3)." in page, "of fd, which lacks, no control is told"
-    without = found.model_copy(update={"epochs_of_local": {}})
-    page = to_markdown("One", [without], {}, {"one": Wanted(["above", "below"], [0], as_many_steps=True)})
-    assert "Not finished: one (Local for as many steps as above, below)." in page
-    alone = Wanted(["above"], [0, 3], controls=controls)
-    page = to_markdown("One", [found], {}, {"one": alone})
-    assert "Not finished: one (seed 3 of above, seed 3 of above-alone)." in page
 
 
 def test_an_overview_counts_who_gains_and_by_whom() -> None:
@@ -355,7 +338,7 @@ def test_figures_that_cannot_be_are_refused(
     change(content)
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError) as refused:
-        read_result(tmp_path, "one")
+        read_results(tmp_path, ["one"])
     assert str(path) in str(refused.value)
     assert told in str(refused.value)
 

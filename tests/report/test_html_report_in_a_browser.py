@@ -140,10 +140,6 @@ def test_strips_tell_who_holds_which_classes(opened: Browser) -> None:
     assert opened.value(cells) == [2, 1]
     opened.click("details thead th:last-child button")
     assert opened.value("document.querySelector('.strip').getAttribute('aria-label')") == f"cat: 4, {EVIL}: 6"
-    networks = "[...document.querySelectorAll('[aria-label=Networks] tbody tr')].map(row => row.innerText)"
-    assert [row.split("\t") for row in opened.value(networks)] == [
-        ["net1", "1234", "1", "0"], ["net0", "1234", "1", "1"],
-    ]  # fmt: skip
     assert opened.complaints == []
 
 
@@ -195,8 +191,6 @@ def test_axes_and_figures_switch(opened: Browser) -> None:
     assert text(opened, label) == "bytes sent, both ways [KiB]"
     choose(opened, "Axis", "seconds")
     assert text(opened, label) == "training time [s]"
-    opened.click("input[type=checkbox]")
-    assert text(opened, label) == "training time, logarithmic"
     assert opened.complaints == []
 
 

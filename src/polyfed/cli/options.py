@@ -43,9 +43,7 @@ Executor = Annotated[
 ]
 TargetAccuracy = Annotated[
     str | None,
-    typer.Option(
-        metavar="SHARE", help="Also what it took to reach an accuracy: 0.6, '60 %', or '90 % of local', '90 % of best'."
-    ),
+    typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'."),
 ]
 Loggers = Annotated[
     list[str] | None, typer.Option("--logger", metavar="NAME", help="Live curves in the run folder: tensorboard.")

@@ -70,7 +70,7 @@ def report(
     runs = load_runs(folders)
     table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
-    files = [*curves(runs, place, x, stage, metric), *write_gains(runs, table, place, stage)]
+    files = [*curves(runs, place, x, stage, metric), *write_gains(runs, place, stage)]
     files += [*write(table, place), write_page(runs, table, place, stage)]
     print_text(to_text(table, terminal_width(), metrics=metrics))
     print_files(files)

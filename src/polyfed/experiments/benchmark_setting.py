@@ -43,7 +43,7 @@ from polyfed.report.benchmark_results import (
     join_results,
     processor_time,
     read_processor_time,
-    read_result,
+    read_results,
     setting_result,
     write_result,
 )
@@ -158,19 +158,12 @@ class BenchmarkSetting:
 
     @property
     def wanted(self) -> Wanted:
-        """What the page expects of the setting: the suite's methods and seeds, and their controls."""
+        """What the page expects of the setting: the suite's methods and seeds."""
         protocol = self.request.protocol
         rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
-        further = self._longer_local(self.recipe)
-        longer = "" if further is None else further.name
-        controls: dict[str, list[str]] = {}
-        if protocol.has_control("pooled"):
-            controls[_LOCAL] = list(POOLED)
-        if protocol.has_control("alone"):
-            alone = {row.name: f"{row.name}-alone" for row in rows if runs_alone(row)}
-            controls |= {name: [control] for name, control in alone.items()}
+        longer = self._longer_local(self.recipe)
         names = list(dict.fromkeys(row.name for row in rows))
-        return Wanted(names, protocol.seeds_of(self.name), longer, controls, protocol.has_control("longer"))
+        return Wanted(names, protocol.seeds_of(self.name), "" if longer is None else longer.name)
 
     def run(self, position: str, outcome: Outcome) -> bool:
         """Do what is left; figures are written after every method.
@@ -217,7 +210,7 @@ class BenchmarkSetting:
 
     def _read_stored(self) -> SettingResult | None:
         """The figures that are there; None also where they are of another recipe, and all is run again."""
-        stored = read_result(self.request.figures, self.name)
+        stored = next(iter(read_results(self.request.figures, [self.name])), None)
         difference = None if stored is None else first_difference(stored.recipe, self.recipe)
         if difference is None:
             return stored

@@ -26,7 +26,7 @@ from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import write_page
 from polyfed.report.results_page import save_command
 from polyfed.report.run_records import load_runs
-from polyfed.report.statistics import SEEDS, Target
+from polyfed.report.statistics import SEEDS, parse_target
 from polyfed.units import human_count
 
 __all__ = ["Comparison", "compare"]
@@ -91,8 +91,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, executor, preset: as for `run`.
-        target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
-            the rounds, bytes and seconds that it took.
+        target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
         controls: also run what says how much of a method's gain needs the other clients: every method alone, a longer
             Local, and training on all clients' rows (`polyfed.experiments.controls`).
 
@@ -110,7 +109,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         )
     if not seeds:
         raise ConfigError("expected at least one seed, got none")
-    wanted = None if target is None else Target.parse(target)
+    if target is not None:
+        parse_target(target)  # an error comes before the first run
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
     data = DataCache()
     chosen = {name: base.choose(name) for name in given or base.variants()}
@@ -136,7 +136,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         if controls:
             words.append("--controls")
         save_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
-    return _summarize(folder, planned, failures, wanted)
+    return _summarize(folder, planned, failures, target)
 
 
 def command_line(
@@ -181,7 +181,7 @@ def _plan_runs(
 
 
 def _summarize(
-    folder: Path, planned: Sequence[PlannedRun], failures: Mapping[str, str], target: Target | None
+    folder: Path, planned: Sequence[PlannedRun], failures: Mapping[str, str], target: str | float | None
 ) -> Comparison:
     done = [member.folder for member in planned if member.title not in failures]
     if not done:
@@ -190,7 +190,7 @@ def _summarize(
     table = compare_runs(runs, target=target)
     axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
-    drawn += write_gains(runs, table, folder)
+    drawn += write_gains(runs, folder)
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
     groups, _ = group_runs(runs)
     lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)

@@ -38,6 +38,7 @@ class TensorBoard:
                 "expected the package tensorboard for live curves, which is not installed; "
                 "add it with: pip install 'polyfed[track]'"
             ) from None
+        self._folder: Path | None = None  # where curves go, while a run is shown
         self._writer: Any = None
         self._totals = {"up": 0, "down": 0}
 
@@ -47,37 +48,43 @@ class TensorBoard:
         Raises:
             ConfigError: the run has no folder, or nothing can be written there.
         """
-        from torch.utils.tensorboard import SummaryWriter
-
         self.end(None)
         if info.get("out") is None:
             raise ConfigError("expected a run folder for live curves, got a run without one")
         self._totals = {way: int(info.get(f"bytes_{way}") or 0) for way in self._totals}
+        self._begin = int(info.get("start_round") or 1)
         folder = Path(info["out"]) / FOLDER
         try:
-            self._writer = SummaryWriter(str(folder), purge_step=int(info.get("start_round") or 1))
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write live curves to {folder}: {error.strerror or error}") from None
+        self._folder = folder
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         """A round is complete: its numbers, to the disk. Where that is full the curves end, not the run."""
         for way in self._totals:
             self._totals[way] += int(record.get(f"bytes_{way}") or 0)
-        if self._writer is None:
+        if self._folder is None:
             return
         try:
+            # Not in `start`: it has a thread, and workers are forked in the first round. One forked later, for one that
+            # was killed, never uses it, and ends without closing its file.
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._begin)
             for tag, value in _curves(record, self._totals):
                 self._writer.add_scalar(tag, value, int(record["round"]))
             self._writer.flush()
         except OSError as error:
             warnings.warn(f"live curves end here: {error.strerror or error}", stacklevel=2)
-            self._writer = None
+            self._folder = None
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """The run is over."""
-        if self._writer is not None:
+        if self._writer is not None and self._folder is not None:
             self._writer.close()
-        self._writer = None
+        self._writer = self._folder = None
 
 
 def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tuple[str, float]]:

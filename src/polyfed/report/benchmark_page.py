@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -54,18 +54,11 @@ _ROW, _COLUMN = 0.25, 0.5  # inches of a cell
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a setting is to have.
-
-    methods: names of rows. seeds: of each of them. longer: the row of a Local for longer; "" where none was asked for.
-    controls: method -> the rows of its controls; Local's are those that all methods share.
-    as_many_steps: whether each method has a Local of as many steps beside it.
-    """
+    """What a setting is to have: these methods with these seeds, and a row of a Local for longer, or ""."""
 
     methods: Sequence[str]
     seeds: Sequence[int]
     longer: str = ""
-    controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    as_many_steps: bool = False
 
 
 def write_page(
@@ -78,9 +71,6 @@ def write_page(
 
     Returns:
         The figures, and the files that were written.
-
-    Raises:
-        ConfigError: a file is no such figures.
     """
     found = read_results(folder, list(wanted))
     if not found:
@@ -137,25 +127,14 @@ def _lacking(found: Sequence[SettingResult], wanted: Mapping[str, Wanted]) -> It
 
 
 def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
-    """Rows, or seeds of rows; controls of a method that is lacking itself are not named."""
-    there = [method for method in asked.methods if found.row(method) is not None]
-    expected = [*asked.methods, *(control for method in there for control in asked.controls.get(method, []))]
-    expected += [asked.longer] if asked.longer else []
-    federated = [row.name for row in found.rows if row.name in there and row.method != "local"]
-    if asked.as_many_steps:
-        least = found.recipe["training"]["local_epochs"]
-        epochs = [found.epochs_of_local.get(name, 0) for name in federated]
-        expected += [f"local-longer-{number}" for number in epochs if number > least]
-    for name in dict.fromkeys(expected):
+    """Rows, or seeds of rows."""
+    for name in filter(None, (*asked.methods, asked.longer)):
         row = found.row(name)
         seeds = [] if row is None else [seed for seed in asked.seeds if seed not in row.by_seed]
         if row is None:
             yield name
         elif seeds:
             yield f"{_seeds_text(seeds)} of {name}"
-    unknown = [name for name in federated if name not in found.epochs_of_local]
-    if asked.as_many_steps and unknown:
-        yield f"Local for as many steps as {', '.join(unknown)}"
 
 
 def _seeds_text(seeds: Sequence[int]) -> str:

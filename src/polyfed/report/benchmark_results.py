@@ -305,21 +305,8 @@ def _write(path: Path, content: Any, *, sort_keys: bool = False) -> None:
     write_whole(path, (text + "\n").encode())
 
 
-def read_result(folder: Path, setting: str) -> SettingResult | None:
-    """The figures of a setting, if a folder has them.
-
-    Raises:
-        ConfigError: the file is no such figures.
-    """
-    return next(iter(read_results(folder, [setting])), None)
-
-
 def read_results(folder: Path, settings: Sequence[str]) -> list[SettingResult]:
-    """The figures of the settings that a folder has, in this order.
-
-    Raises:
-        ConfigError: a file is no such figures.
-    """
+    """The figures of the settings that a folder has, in this order."""
     return [_read(folder, name) for name in settings if (folder / f"{name}.json").exists()]
 
 
@@ -334,11 +321,7 @@ def _read(folder: Path, setting: str) -> SettingResult:
 
 
 def _check(found: SettingResult, setting: str) -> None:
-    """Whether the figures are those of the setting, each row is there once, and scores can be.
-
-    Raises:
-        ValueError: not so; says where.
-    """
+    """Whether the figures are those of the setting, each row is there once, and scores can be."""
     if found.setting != setting:
         raise ValueError(f"expected the setting {setting}, got {found.setting}")
     names = [row.name for row in found.rows]
@@ -352,11 +335,7 @@ def _check(found: SettingResult, setting: str) -> None:
 
 
 def read_processor_time(folder: Path) -> dict[str, ProcessorTime]:
-    """Setting -> what its runs have used; empty where there are none.
-
-    Raises:
-        ConfigError: the file holds something else.
-    """
+    """Setting -> what its runs have used; empty where there are none."""
     path = folder / PROCESSOR_TIME
     if not path.exists():
         return {}

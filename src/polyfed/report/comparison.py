@@ -19,14 +19,15 @@ from polyfed.report.statistics import (
     SEEDS,
     BySeed,
     Estimate,
-    Target,
     finite,
     finite_ones,
     leader,
     mean_of,
+    parse_target,
+    scores_by_seed,
     to_target,
 )
-from polyfed.report.text_tables import interval, percent, scored
+from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.schema import FigureSummary, Summary
 
@@ -36,21 +37,19 @@ _EPSILON = {
 }
 
 
-def compare_runs(
-    runs: Iterable[RunRecord], stage: str | None = None, target: Target | str | float | None = None
-) -> Table:
+def compare_runs(runs: Iterable[RunRecord], stage: str | None = None, target: str | float | None = None) -> Table:
     """Compare runs, grouped by name over seeds; different data, clients or rounds give separate tables.
 
     Args:
         runs: from ``load_runs``.
         stage: which stage to compare; by default each run's own evaluation.
-        target: an accuracy, as `Target.parse` takes it: also give the rounds, bytes and seconds that it took.
+        target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
 
     Raises:
         ConfigError: no finished run, two runs with the same name and seed, a run without the stage, or a target that
             is none.
     """
-    wanted = target if target is None or isinstance(target, Target) else Target.parse(target)
+    wanted = None if target is None else parse_target(target)
     groups, notes = group_runs(runs, stage)
     return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes, leave_one_out_tables(groups))
 
@@ -63,26 +62,28 @@ class _Section:
         self.stage = stage
         self.stages = group.stages(stage)
         self.score = group.score
-        self.scores = {name: _by_seed(runs, self.stages[name]) for name, runs in group.rows.items()}
+        self.scores = {name: scores_by_seed(runs, self.stages[name]) for name, runs in group.rows.items()}
         self.notes: list[str] = []
         local = [name for name, runs in group.rows.items() if runs[0].is_local]
         if len(local) > 1:
             self.notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
         self.local = local[0] if len(local) == 1 else None
 
-    def build(self, target: Target | None) -> ComparisonGroup:
+    def build(self, target: float | None) -> ComparisonGroup:
         """The section, with all of its notes."""
         group = self.group
-        wanted = self._wanted(target)
+        if target is not None and self.score is not ACCURACY:
+            self.notes.append("no target: it is of accuracies, and numbers are predicted here")
+            target = None
         gains = decompose(group.rows, self.stages, self.score)
-        rows = tuple(self._row(name, wanted, gains.get(name)) for name in group.rows)
+        rows = tuple(self._row(name, target, gains.get(name)) for name in group.rows)
         leaders = self._leaders()
         footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [_about_columns(rows, self.score), *self._about_few_rows(), *group.notes, *self.notes]
         notes += [*_about_epsilon(group, rows), *_about_scores(rows), *self._about_leaders(leaders), *remarks(gains)]
-        if target is not None and wanted is not None:
-            notes.append(_about_target(target, wanted, group))
+        if target is not None:
+            notes.append(_about_target(target, group))
         notes += _about_published(group, rows)
         notes += [f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items()]
         first = group.runs[0]
@@ -109,20 +110,6 @@ class _Section:
             leaders=leaders,
             score=self.score,
         )
-
-    def _wanted(self, target: Target | None) -> float | None:
-        """The accuracy to be reached; None, and a note, where there is none or it is a share of what is not known."""
-        if target is None:
-            return None
-        if self.score is not ACCURACY:
-            self.notes.append(f"no target: {target} is of accuracies, and numbers are predicted here")
-            return None
-        means = {name: mean_of(list(found.values())) for name, found in self.scores.items()}
-        known = [mean for mean in means.values() if mean is not None]
-        wanted = target.accuracy(None if self.local is None else means[self.local], max(known, default=None))
-        if wanted is None:
-            self.notes.append(f"no target: {target} is not known, as there is no such accuracy")
-        return wanted
 
     def _row(self, name: str, target: float | None, gains: Gains | None) -> ComparisonRow:
         runs = self.group.rows[name]
@@ -167,10 +154,10 @@ class _Section:
         if self.local is None or name == self.local:
             return Estimate()
         local = self.group.rows[self.local]
-        its = _by_seed(local, self.stages[name])
+        its = scores_by_seed(local, self.stages[name])
         if any(its[seed] is None for seed in self.scores[name] if seed in its):
             compared = local[0].stage
-            its = _by_seed(local, compared)
+            its = scores_by_seed(local, compared)
             self.notes.append(f"{name}: its stage {self.stages[name]} is compared with Local's stage {compared}")
         return Estimate.difference(self.scores[name], its)
 
@@ -206,7 +193,7 @@ class _Section:
             },
         }
         for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
-            columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
+            columns[stage] = {name: scores_by_seed(runs, stage) for name, runs in rows.items()}
         leaders = {column: leader(scores, may_lead, self.score.lower_is_better) for column, scores in columns.items()}
         return {column: name for column, name in leaders.items() if name is not None}
 
@@ -239,10 +226,6 @@ class _Section:
 
 
 # of one row -------------------------------------------------------------------------------------------------------
-def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
-    return {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
-
-
 def _best(run: RunRecord, stage: str) -> float | None:
     """Test accuracy of the round that was best on validation data, which is known for the run's own stage alone."""
     return finite(run.result.accuracy_best_by_validation) if run.stage == stage else None
@@ -338,13 +321,13 @@ def _about_scores(rows: Sequence[ComparisonRow]) -> Iterator[str]:
         yield f"fewer than three seeds, of which no interval is given: {', '.join(few)}"
 
 
-def _about_target(target: Target, wanted: float, group: Group) -> str:
+def _about_target(target: float, group: Group) -> str:
     every = max(run.result.evaluation.every_n_rounds or 1 for run in group.runs)
     scored = f"; scored was every {every}th round" if every > 1 else ""
-    of = f", {percent(wanted)} %" if target.of else ""
     return (
-        f"target {target}{of}: first scored round, counted from 1, with at least this accuracy; bytes (both ways) and "
-        f"time are of all rounds up to it; below it again: seeds with a later round below the target{scored}"
+        f"target {100 * target:g} %: first scored round, counted from 1, with at least this accuracy; bytes (both "
+        "ways) and time are of all rounds up to it; below it again: seeds with a later round below the target"
+        f"{scored}"
     )
 
 

@@ -596,9 +596,6 @@ def _text_titled(title: str, columns: Sequence[Column], width: int) -> str:
 def write(table: Table, folder: str | Path) -> list[Path]:
     """Write ``comparison.md``, ``.csv``, ``.json`` and ``.tex`` into the folder (made if missing), each whole or not
     at all.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
     """
     path = make_folder(folder)
     texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table), "tex": to_latex(table)}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
-from polyfed.report.atomic_files import make_folder
 from polyfed.report.findings import Gains, decompose
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import (
@@ -35,14 +34,13 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import Estimate, finite
+from polyfed.report.statistics import Estimate, finite, scores_by_seed
+from polyfed.report.text_tables import format_mean_std
 from polyfed.results.main_score import MainScore
 from polyfed.results.schema import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from polyfed.report.comparison_tables import Table
 
 AXES = {
     "round": "round",
@@ -88,15 +86,11 @@ def _of_each_group(
     lacking: str,
     stage: str | None = None,
 ) -> list[FigureWithData]:
-    """The drawings of the groups in which something is found, their files numbered where there are several.
-
-    Raises:
-        ConfigError: nothing is finished, a run lacks the stage, or nothing is found.
-    """
+    """The drawings of the groups in which something is found, their files numbered where there are several."""
     groups, _ = group_runs(runs, stage)
     every = [(group, find(group)) for group in groups]
     drawn = [(group, found) for group, found in every if found]
-    if not drawn:
+    if not drawn and lacking:
         raise ConfigError(f"nothing to draw: {lacking}")
     stems = [group.score.of_it(stem).lower() if stem.startswith("accuracy") else stem for group, _ in drawn]
     return [
@@ -112,6 +106,10 @@ def _about(group: Group, stage: str | None = None, more: str = "") -> str:
 
 def _drawing(stem: str, figure: Figure, about: str, rows: Sequence[Mapping[str, Any]]) -> FigureWithData:
     return FigureWithData(stem, figure, {"about": about, "rows": rows}, rows)
+
+
+def _save_all(drawings: Iterable[FigureWithData], folder: str | Path) -> list[Path]:
+    return [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
 
 
 # curves -----------------------------------------------------------------------------------------------------------
@@ -218,14 +216,8 @@ def curves(
     stage: str | None = None,
     metric: str = "accuracy",
 ) -> list[Path]:
-    """Write the figures of `curve_drawings` as PNG and SVG: ``<metric>-by-<x>``, of the accuracy or the RMSE.
-
-    Raises:
-        ConfigError: as `curve_drawings`, or the folder cannot be written to.
-    """
-    drawings = curve_drawings(runs, x, stage, metric)
-    folder = make_folder(out_folder)
-    return [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
+    """Write the figures of `curve_drawings` as PNG and SVG: ``<metric>-by-<x>``, of the accuracy or the RMSE."""
+    return _save_all(curve_drawings(runs, x, stage, metric), out_folder)
 
 
 def curve_drawings(
@@ -414,11 +406,7 @@ def _spread(name: str, at: Any, values: Sequence[float]) -> Spread:
 
 
 def clients(runs: Iterable[RunRecord]) -> list[FigureWithData]:
-    """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy.
-
-    Raises:
-        ConfigError: nothing is finished, or no client was scored.
-    """
+    """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy."""
     return _of_each_group(
         runs, "accuracy-per-client", lambda g: ranked(client_scores(g)), _clients, "no client of these runs was scored"
     )
@@ -452,11 +440,7 @@ def _clients(group: Group, found: Sequence[Spread], stem: str) -> FigureWithData
 
 
 def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
-    """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method.
-
-    Raises:
-        ConfigError: nothing is finished, or no run says which client has which architecture.
-    """
+    """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method."""
     lacking = "no result.json of these runs names its clients' architectures"
     stem = "accuracy-by-architecture"
     return _of_each_group(runs, stem, lambda group: by_architecture(client_scores(group)), _architectures, lacking)
@@ -496,11 +480,7 @@ def _architectures(group: Group, found: Sequence[Spread], stem: str) -> FigureWi
 
 
 def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
-    """``accuracy-by-size``: each client's accuracy against its number of training samples.
-
-    Raises:
-        ConfigError: nothing is finished, or no run says how much data its clients have.
-    """
+    """``accuracy-by-size``: each client's accuracy against its number of training samples."""
 
     def find(group: Group) -> list[ClientScore]:
         return [score for score in client_scores(group) if score.samples is not None]
@@ -542,18 +522,7 @@ def _shown(score: MainScore, values: Iterable[float]) -> list[float]:
 # methods and variants ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One method or variant. accuracy: over seeds, each: seed by seed; all in [0, 1]."""
-
-    name: str
-    accuracy: float
-    std: float | None
-    each: Mapping[int, float]
-
-    def text(self, score: MainScore) -> str:
-        """``"71.20 ± 0.80"``."""
-        return score.text(self.accuracy) + ("" if self.std is None else f" ± {score.text(self.std)}")
+Bar = tuple[str, Estimate, dict[int, float]]  # the row, its accuracy over seeds, and seed by seed
 
 
 def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
@@ -561,9 +530,6 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Figure
 
     Args:
         runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
-
-    Raises:
-        ConfigError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
     """
     return _of_each_group(
         runs,
@@ -578,10 +544,10 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Figure
 def _bars(group: Group, stage: str | None) -> Iterator[Bar]:
     """One per row, in order; a row without a recorded accuracy is left out."""
     for name, of_stage in group.stages(stage).items():
-        each = {run.seed: finite(run.result.mean_accuracy(of_stage)) for run in group.rows[name]}
+        each = scores_by_seed(group.rows[name], of_stage)
         found = Estimate.of(each)
         if found.mean is not None:
-            yield Bar(name, found.mean, found.std, {seed: value for seed, value in each.items() if value is not None})
+            yield name, found, {seed: value for seed, value in each.items() if value is not None}
 
 
 def _variants(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> FigureWithData:
@@ -590,56 +556,65 @@ def _variants(group: Group, found: Sequence[Bar], stage: str | None, stem: str) 
     score = group.score
     spread = "Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
     about = _about(group, stage, spread)
-    local = next((bar for bar in found if group.looks[bar.name] < 0), None)
+    texts = dict(
+        zip((name for name, *_ in found), format_mean_std([one for _, one, _ in found], score=score), strict=True)
+    )
+    local = next((bar for bar in found if group.looks[bar[0]] < 0), None)
     others = [bar for bar in found if bar is not local] or list(found)
-    names = ["\n".join(textwrap.wrap(bar.name, 30)) for bar in others]
+    names = ["\n".join(textwrap.wrap(name, 30)) for name, *_ in others]
     step = max(_BAR, _LINE * (2 + max(name.count("\n") for name in names)))
     figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
     style_axes(axes, "x")
     beside = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
-    for place, bar in enumerate(others):
-        axes.barh(place, score.shown(bar.accuracy), height=0.68, **bar_style(group.looks[bar.name]), gid=bar.name)
-        if len(bar.each) > 1:
+    for place, (name, mean, each) in enumerate(others):
+        axes.barh(place, score.shown(mean.mean or 0.0), height=0.68, **bar_style(group.looks[name]), gid=name)
+        if len(each) > 1:
             dots = {"color": "white", "edgecolor": "black", "linewidth": 0.9, "s": 16, "zorder": 3}
-            axes.scatter(_shown(score, bar.each.values()), [place] * len(bar.each), **dots)
-        label = axes.annotate(bar.text(score), (score.shown(max(bar.each.values())), place), xytext=(6, 0), **beside)
+            axes.scatter(_shown(score, each.values()), [place] * len(each), **dots)
+        label = axes.annotate(texts[name], (score.shown(max(each.values())), place), xytext=(6, 0), **beside)
         label.set_path_effects([withStroke(linewidth=3, foreground="white")])
     if local is not None and local not in others:
+        name, mean, _ = local
         look = {"color": "black", "linestyle": (0, (1.5, 2)), "linewidth": 1.8, "gid": "local"}
-        legend(axes, [axes.axvline(score.shown(local.accuracy), **look)], [f"{local.name}: {local.text(score)}"])
+        legend(axes, [axes.axvline(score.shown(mean.mean or 0.0), **look)], [f"{name}: {texts[name]}"])
     axes.set_yticks(range(len(others)), names, parse_math=False)
     axes.set_ylim(len(others) - 0.4, -0.6)
-    longest = score.shown(max(max(bar.each.values()) for bar in found))
+    longest = score.shown(max(max(each.values()) for *_, each in found))
     room = max(1.0, longest) if score.is_share else longest or 1.0
     axes.set_xlim(0.0, 1.3 * room)  # from 0 on, as lengths of bars are compared; room for the numbers beside them
     if score.is_share:
         axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
     axes.set_xlabel(score.axis)
-    rows = [asdict(bar) | {"each": " ".join(f"{seed}: {value}" for seed, value in bar.each.items())} for bar in found]
+    rows = [
+        {"name": name, "accuracy": mean.mean, "std": mean.std}
+        | {"each": " ".join(f"{seed}: {value}" for seed, value in each.items())}
+        for name, mean, each in found
+    ]
     return _drawing(stem, figure, about, rows)
 
 
 # what federation is worth -----------------------------------------------------------------------------------------
 
 
+def write_gains(runs: Iterable[RunRecord], folder: str | Path, stage: str | None = None) -> list[Path]:
+    """Write the figures of `gain_drawings` as PNG and SVG."""
+    return _save_all(gain_drawings(runs, stage), folder)
+
+
 def gain_drawings(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
     """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
 
-    Args:
-        runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
-
-    Raises:
-        ConfigError: nothing is finished, a run lacks the stage, or no method ran alone, too.
+    Nothing where no method ran alone, too. stage: whose accuracy; by default that of each run's own evaluation.
     """
 
     def find(group: Group) -> list[tuple[str, Gains]]:
         every = decompose(group.rows, group.stages(stage), group.score)
         return [(name, one) for name, one in every.items() if one.gain.mean is not None]
 
-    lacking = "no method of these runs ran alone, too; see `polyfed compare --controls`"
-    return _of_each_group(
-        runs, "decomposition", find, lambda group, gains, stem: _gains(group, dict(gains), stage, stem), lacking, stage
-    )
+    def draw(group: Group, found: Sequence[tuple[str, Gains]], stem: str) -> FigureWithData:
+        return _gains(group, dict(found), stage, stem)
+
+    return _of_each_group(runs, "decomposition", find, draw, "", stage)
 
 
 def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: str) -> FigureWithData:
@@ -688,19 +663,3 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: st
         for name, one in found.items()
     ]
     return _drawing(stem, figure, about, rows)
-
-
-def write_gains(runs: Sequence[RunRecord], table: Table, folder: str | Path, stage: str | None = None) -> list[Path]:
-    """Write ``decomposition.png`` and ``.svg`` into the folder; nothing where no method of the table ran alone, too.
-
-    Args:
-        runs, stage: as for `gain_drawings`. table: their comparison, in the same stage.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
-    gains = [row.gains for section in table.sections for row in section.rows]
-    if not any(one is not None and one.gain.mean is not None for one in gains):
-        return []
-    place = make_folder(folder)
-    return [file for drawing in gain_drawings(runs, stage) for file in save(drawing.figure, place, drawing.stem)]

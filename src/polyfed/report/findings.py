@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import BySeed, Estimate, finite, finite_ones, mean_of
+from polyfed.report.statistics import BySeed, Estimate, finite, mean_of, scores_by_seed
 from polyfed.report.text_tables import Column, format_mean_std, interval
 from polyfed.results.main_score import ACCURACY, MainScore
 
@@ -117,10 +117,8 @@ def _is_alone(other: RunRecord, run: RunRecord) -> bool:
 
 def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
     """Seed -> accuracy in the stage; in the runs' own where they were not scored in it."""
-    found = {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
-    if len(finite_ones(found.values())) == len(found):
-        return found
-    return {run.seed: finite(run.result.mean_accuracy(run.stage)) for run in runs}
+    found = scores_by_seed(runs, stage)
+    return scores_by_seed(runs, runs[0].stage) if None in found.values() else found
 
 
 def remarks(found: Mapping[str, Gains]) -> list[str]:

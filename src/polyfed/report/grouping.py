@@ -112,9 +112,6 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
 
     Returns:
         The groups, and notes on runs that were left out or odd.
-
-    Raises:
-        ConfigError: nothing is finished, two runs claim the same row and seed, or a run lacks the stage.
     """
     runs = list(runs)
     notes = tuple(f"left out: {note}" if not run.finished else note for run in runs for note in run.notes)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.escaping import html_text, visible_in
-from polyfed.places import shown_place, without_places
+from polyfed.places import without_places
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_tables import ComparisonGroup, Table, notes_of, sub_tables
 from polyfed.report.figures import AXES, METRICS, axes_of, metric_factor, metric_title, series
@@ -36,9 +35,7 @@ from polyfed.version import __version__
 
 _POINTS = 300  # of a line, at most
 _CELLS = 60_000  # of all heat maps of a page, and counts of classes in all its tables of clients, about 400 kB
-_NAME = 60  # characters of a file's name
 _NAMES = 500  # classes that are called by their names
-_LISTED = 40  # numbers of clients in a cell
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _TIMES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
@@ -65,11 +62,7 @@ def write_page(runs: Iterable[RunRecord], table: Table, folder: str | Path, stag
 
 
 def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None) -> str:
-    """The page as text; the arguments are those of `write_page`.
-
-    Raises:
-        ConfigError: a file in a run folder cannot be read.
-    """
+    """The page as text; the arguments are those of `write_page`."""
     data = page_data(runs, table, stage)
     parts = {"title": html_text(data["title"]), "data": _embedded(data)}
     parts |= {"style": _part("page.css"), "script": _part("page.js")}
@@ -98,11 +91,7 @@ def _embedded(data: Mapping[str, Any]) -> str:
 
 
 def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None) -> dict[str, Any]:
-    """Everything on the page as plain values; one section for each set of comparable runs.
-
-    Raises:
-        ConfigError: as `page`.
-    """
+    """Everything on the page as plain values; one section for each set of comparable runs."""
     groups, _ = group_runs(runs, stage)
     room = _CELLS // len(groups)
     pairs = zip(groups, table.sections, strict=True)
@@ -244,14 +233,15 @@ def _clients_of(group: Group, seed: int) -> dict[str, Any] | None:
         return None
     tables = [sorted(run.result.clients_table or [], key=lambda row: row.id) for run in runs.values()]
     names = [next(filter(None, (run.result.client_name(at) for run in runs.values())), "") for at in numbers]
-    facts = {key: [_joined(tables, at, key) for at in numbers] for key in ("architecture", "parameters")}
-    of_data = {key: [_joined(tables, at, key) for at in numbers] for key in ("samples", "test_samples")}
+    keys = ("architecture", "parameters", "samples", "test_samples")
+    facts = {key: [_joined(tables, at, key) for at in numbers] for key in keys}
     columns = [
         _column(Column("client", list(map(str, numbers)))),
         _column(Column("name", names, words=True), "What the client is called."),
         _column(Column("architecture", facts["architecture"], words=True), "The client's network."),
-        _column(Column("samples", of_data["samples"]), "That the client trains on."),
-        _column(Column("test samples", of_data["test_samples"]), "That the client is tested on."),
+        _column(Column("parameters", facts["parameters"]), "Numbers in the network that are trained."),
+        _column(Column("samples", facts["samples"]), "That the client trains on."),
+        _column(Column("test samples", facts["test_samples"]), "That the client is tested on."),
         *(
             _column(Column(name, ["-" if value is None else group.score.text(value) for value in values]))
             for name, values in scores.items()
@@ -260,7 +250,6 @@ def _clients_of(group: Group, seed: int) -> dict[str, Any] | None:
     return {
         "seed": seed,
         "columns": [column for column in columns if any(column["cells"])],
-        "networks": _networks(facts["architecture"], facts["parameters"]),
         "labels": [_labels(tables, at) for at in numbers],
         "accuracy": {
             name: [None if value is None else _short(value) for value in values] for name, values in scores.items()
@@ -272,25 +261,6 @@ def _joined(tables: Sequence[Sequence[ClientRow]], at: int, key: str) -> str:
     """What a client is or has; both where methods give it different networks, "" where no record shows it."""
     values = [getattr(table[at], key) for table in tables if at < len(table)]
     return " / ".join(dict.fromkeys(str(value) for value in values if value is not None))
-
-
-def _networks(architectures: Sequence[str], parameters: Sequence[str]) -> list[dict[str, Any]]:
-    """The columns of a table of the networks, how large they are, and whose; none where no record shows them."""
-    owners: dict[str, list[int]] = {}
-    for client, name in enumerate(architectures):
-        if name:
-            owners.setdefault(name, []).append(client)
-    listed = [
-        ", ".join(map(str, clients[:_LISTED])) + (" ..." if len(clients) > _LISTED else "")
-        for clients in owners.values()
-    ]
-    columns = [
-        _column(Column("network", list(owners), words=True), "As it is called in the recipe."),
-        _column(Column("parameters", [parameters[of[0]] for of in owners.values()]), "Numbers in it that are trained."),
-        _column(Column("clients", [str(len(of)) for of in owners.values()]), "How many have it."),
-        _column(Column("which", listed, words=True), "Their numbers."),
-    ]
-    return [column for column in columns if any(column["cells"])]
 
 
 def _labels(tables: Sequence[Sequence[ClientRow]], at: int) -> Mapping[str, int] | None:
@@ -323,41 +293,18 @@ def _lost(group: Group) -> dict[str, Any]:
 def _recipes(group: Group) -> list[dict[str, Any]]:
     """Of each row, the settings with which its first seed ran, as they lie in the run folder."""
     found = []
-    files = _file_names(group)
     for name, runs in group.rows.items():
         first = runs[0]
         text = "" if first.recipe.is_empty else (first.path / "recipe.toml").read_text(encoding="utf-8")
-        text = without_places(text)
-        found.append({"name": name, "file": f"{files[name]}.toml", "text": text})
+        found.append({"name": name, "text": without_places(text)})
     return found
 
 
-def _commands(group: Group) -> dict[str, list[str]]:
-    """How the runs can be made again: the comparisons that they are of, and each run by itself."""
+def _commands(group: Group) -> list[str]:
+    """The comparisons that the runs are of."""
     above = dict.fromkeys(folder for run in group.runs for folder in run.path.parents[:2])
-    commands = [read_command(folder).command for folder in above]
-    compared = list(dict.fromkeys(command for command in commands if command))
-    files = _file_names(group)
-    single = [
-        _command_of(run, f"again/{files[name]}-seed-{run.seed}")
-        for name, runs in group.rows.items()
-        for run in runs
-        if not run.recipe.is_empty
-    ]
-    return {"compared": compared, "single": single}
-
-
-def _command_of(run: RunRecord, out: str) -> str:
-    return shlex.join(["polyfed", "run", shown_place(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
-
-
-def _file_names(group: Group) -> dict[str, str]:
-    """Each row's name as a file may be called; no two alike."""
-    found: dict[str, str] = {}
-    for number, name in enumerate(group.rows, start=1):
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_NAME]
-        found[name] = f"{plain}-{number}".strip("-") if plain in (*found.values(), "") else plain
-    return found
+    commands = [read_command(folder)["command"] for folder in above]
+    return list(dict.fromkeys(command for command in commands if command))
 
 
 def _versions(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:

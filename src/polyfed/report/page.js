@@ -307,22 +307,10 @@
     const looks = looksOf(section);
     const shown = new Set(Object.keys(lines));
     const known = Object.entries(data.axes).filter(([axis]) => Object.values(lines).some((line) => line.axes[axis]));
-    let [metric, axis, logarithmic] = [metrics[0], "round", false];
+    let [metric, axis] = [metrics[0], "round"];
 
     function xScale(places, left, right) {
-      const positive = places.filter((place) => place > 0);
       const high = Math.max(...places, 0);
-      if (logarithmic && axis !== "round" && positive.length) {
-        const low = Math.min(...positive);
-        const base = axis === "bytes" ? 4 : 10;
-        const width = Math.log(high / low) || 1;
-        const powers = ticks(Math.log(low) / Math.log(base), Math.log(high) / Math.log(base), (right - left) / 90, true);
-        return {
-          at: (value) => left + (Math.log(Math.max(value, low) / low) / width) * (right - left),
-          ticks: powers.map((power) => [base ** power, human(base ** power, axis)]),
-          label: `${data.axes[axis]}, logarithmic`,
-        };
-      }
       const low = axis === "round" ? Math.min(...places) : 0;
       const [size, unit] = SCALES[axis].find((scale) => high >= 2 * scale[0]) || SCALES[axis].at(-1);
       return {
@@ -370,21 +358,12 @@
     }
 
     const { box, paint } = plot("Curves; arrow keys go from point to point", describe);
-    const log = make("input", {
-      type: "checkbox",
-      onchange: () => {
-        logarithmic = log.checked;
-        paint();
-      },
-    });
-    const logLabel = make("label", { hidden: "" }, log, "logarithmic");
     const chooseMetric = (value) => {
       metric = value;
       paint();
     };
     const chooseAxis = (value) => {
       axis = value;
-      logLabel.hidden = value === "round";
       paint();
     };
     const controls = make(
@@ -392,7 +371,6 @@
       { class: "controls" },
       choice("Figure", metrics.map((name) => [name, titles[name]]), chooseMetric),
       choice("Axis", known, chooseAxis),
-      logLabel,
     );
     const several = Object.values(lines).some((line) => line.seeds > 1);
     const which = shown.size > BANDS ? ` (of the line under the pointer, while more than ${BANDS} are on)` : "";
@@ -450,10 +428,7 @@
         sorting = heading;
         paint();
       };
-      holder.replaceChildren(
-        table([...seed.columns, ...held], section.clients.title, { sortedBy }),
-        ...(seed.networks.length ? [make("h4", {}, "Networks"), table(seed.networks, "Networks")] : []),
-      );
+      holder.replaceChildren(table([...seed.columns, ...held], section.clients.title, { sortedBy }));
       paint();
     }
 
@@ -552,20 +527,14 @@
   }
 
   function again(section) {
-    const recipes = section.recipes.map((recipe) => {
-      const href = `data:text/plain;charset=utf-8,${encodeURIComponent(recipe.text)}`;
-      const link = make("a", { href, download: recipe.file }, `save as ${recipe.file}`);
-      const inside = recipe.text
-        ? [make("pre", {}, recipe.text), make("p", {}, link)]
-        : [paragraph("Its run folder holds no recipe.")];
-      return folded(`Recipe of ${recipe.name}`, false, ...inside);
-    });
-    const { compared, single } = section.commands;
+    const recipes = section.recipes.map(({ name, text }) =>
+      folded(`Recipe of ${name}`, false, text ? make("pre", {}, text) : paragraph("Its run folder holds no recipe.")),
+    );
+    const commands = section.commands.join("\n");
     const versions = section.versions.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
     return [
       title("Recipe, versions, commands"),
-      ...(compared.length ? [paragraph("These runs were made by"), make("pre", {}, compared.join("\n"))] : []),
-      single.length ? folded("Commands that make each run again", false, make("pre", {}, single.join("\n"))) : "",
+      ...(commands ? [paragraph("These runs were made by"), make("pre", {}, commands)] : []),
       ...recipes,
       versions.length ? make("dl", {}, ...versions) : "",
     ];

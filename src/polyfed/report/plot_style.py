@@ -7,10 +7,9 @@ maps of many cells are wider. Nothing is shown by color alone: lines differ in m
 
 from __future__ import annotations
 
-import functools
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,11 +58,7 @@ class FigureWithData:
     rows: Sequence[Mapping[str, Any]]
 
     def write(self, folder: str | Path) -> list[Path]:
-        """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder (made if missing), each whole or not at all.
-
-        Raises:
-            ConfigError: the folder cannot be written to.
-        """
+        """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder, each whole or not at all."""
         place = make_folder(folder)
         table = csv_text(list(self.rows[0]), self.rows)
         texts = {"json": json_text(self.data, indent=1) + "\n", "csv": table}
@@ -74,42 +69,21 @@ class FigureWithData:
 def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all; equal
     figures, equal files.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
     """
     import matplotlib
 
     place = make_folder(folder)
-    _make_visible(figure)
     written = []
     for form in ("png", "svg"):
         stream = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
         with matplotlib.rc_context({"svg.hashsalt": stem}):  # else ids are random
             figure.savefig(stream, format=form, metadata=metadata, **SHEET)
-        written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
+        content = stream.getvalue()
+        if form == "svg":  # control characters of a name are no XML
+            content = visible(content.decode("utf-8")).encode("utf-8")
+        written.append(write_whole(place / f"{stem}.{form}", content))
     return written
-
-
-def _make_visible(figure: Figure) -> None:
-    """No text or name of the figure holds control characters: they are no XML, and turn what is beside them round."""
-    from matplotlib.text import Text
-    from matplotlib.ticker import FuncFormatter
-
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            formatter = axis.get_major_formatter()
-            if isinstance(formatter, FuncFormatter):  # as that of labels given with their places
-                axis.set_major_formatter(FuncFormatter(functools.partial(_visible_label, formatter.func)))
-    for artist in figure.findobj():
-        artist.set_gid(visible(artist.get_gid() or "") or None)
-        if isinstance(artist, Text) and artist.get_text() != visible(artist.get_text()):
-            artist.set_text(visible(artist.get_text()))
-
-
-def _visible_label(label: Callable[[float, int | None], str], value: float, place: int | None) -> str:
-    return visible(label(value, place))
 
 
 # lines and fills --------------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ without one are shown with the day that their results were written.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyfed.errors import ConfigError
@@ -18,7 +17,7 @@ from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import ComparisonGroup, markdown_body
 from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.report.statistics import Target
+from polyfed.report.statistics import parse_target
 from polyfed.results.read import COMMAND, check_links, parse_json
 
 _VERSIONS = ("polyfed", "python", "torch", "numpy")
@@ -35,21 +34,13 @@ def save_command(folder: Path, command: str, ran: bool) -> Path:
         folder: where ``compare.json`` goes. command: as typed. ran: whether there was anything left to run; if not,
             the day that is noted already stays.
     """
-    kept = None if ran else read_command(folder).date
+    kept = "" if ran else read_command(folder)["date"]
     made = {"command": without_places(command), "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
     return write_whole(folder / COMMAND, (json_text(made, indent=2) + "\n").encode())
 
 
-@dataclass(frozen=True)
-class MadeBy:
-    """How a comparison was made, as in ``compare.json``; empty where it does not."""
-
-    command: str = ""
-    date: str = ""
-
-
-def read_command(folder: Path) -> MadeBy:
-    """What ``compare.json`` holds; nothing where there is none.
+def read_command(folder: Path) -> dict[str, str]:
+    """The command and the date of ``compare.json``; "" where it has none.
 
     Raises:
         ConfigError: it cannot be read, or is a link.
@@ -58,12 +49,11 @@ def read_command(folder: Path) -> MadeBy:
     try:
         found = parse_json((folder / COMMAND).read_bytes())
     except FileNotFoundError:
-        return MadeBy()
+        found = None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
-        return MadeBy()
-    return MadeBy(**{key: str(found[key]) for key in ("command", "date") if key in found})
+    known = found if isinstance(found, dict) else {}
+    return {key: str(known.get(key) or "") for key in ("command", "date")}
 
 
 def write_results(
@@ -81,11 +71,12 @@ def write_results(
             cannot be written.
     """
     path = Path(file)
-    wanted = None if target is None else Target.parse(target)
+    if target is not None:
+        parse_target(target)
     parts = [_HEAD.format(name=path.name)]
     for folder in map(Path, folders):
         runs = load_runs(folder)
-        table = compare_runs(runs, stage, wanted)
+        table = compare_runs(runs, stage, target)
         made = read_command(folder)
         titles = [_title(section, folder) for section in table.sections]
         for number, (title, section) in enumerate(zip(titles, table.sections, strict=True), start=1):
@@ -103,11 +94,12 @@ def _title(section: ComparisonGroup, folder: Path) -> str:
     return f"{places or folder.resolve().name}: {facts['dataset']}, {facts['clients']} clients"
 
 
-def _about(section: ComparisonGroup, made: MadeBy, runs: Sequence[RunRecord]) -> str:
+def _about(section: ComparisonGroup, made: Mapping[str, str], runs: Sequence[RunRecord]) -> str:
     versions = ", ".join(f"{name} {section.versions[name]}" for name in _VERSIONS if section.versions.get(name))
+    day = made["date"] or _day_of(runs)
     models = [f"Models: {', '.join(section.models)}."] if section.models else []
-    lines = [section.caption, *models, f"Run on {made.date or _day_of(runs)}{f' with {versions}' if versions else ''}."]
-    command = f"\n    {visible(' '.join(made.command.split()))}\n" if made.command else ""
+    lines = [section.caption, *models, f"Run on {day}{f' with {versions}' if versions else ''}."]
+    command = f"\n    {visible(' '.join(made['command'].split()))}\n" if made["command"] else ""
     return "\n".join(map(markdown_text, lines)) + "\n" + command
 
 

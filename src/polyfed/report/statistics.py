@@ -30,7 +30,7 @@ from polyfed.results.schema import RoundRecord
 LEVEL = 0.95
 SEEDS = 3  # fewer say nothing of chance
 BySeed = Mapping[int, float | None]  # seed -> main score
-_TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)\s*(?:of\s+(local|best))?", re.IGNORECASE)
+_TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)")
 
 
 # numbers that may not be known ------------------------------------------------------------------------------------
@@ -60,25 +60,10 @@ def sum_of(values: Sequence[Any]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def std_of(values: Sequence[Any]) -> float | None:
-    """The sample standard deviation; None for a single value, and unless every value is known."""
-    known = finite_ones(values)
-    return statistics.stdev(known) if len(known) == len(values) and len(known) > 1 else None
-
-
 # over seeds -------------------------------------------------------------------------------------------------------
-def ci_half_width(values: Sequence[Any]) -> float | None:
-    """Half the width of the mean's 95 % interval; None for fewer than `SEEDS` values, and unless every value is known.
-
-    >>> round(ci_half_width([1.0, 2.0, 3.0]), 4)  # 4.3027 * 1 / sqrt(3)
-    2.4841
-    """
-    from scipy.special import stdtrit  # comes with scikit-learn
-
-    std = std_of(values)
-    if std is None or len(values) < SEEDS:
-        return None
-    return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(values))
+def scores_by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
+    """Seed -> the main score in a stage."""
+    return {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
 
 
 @dataclass(frozen=True)
@@ -92,9 +77,21 @@ class Estimate:
 
     @classmethod
     def of(cls, values: BySeed) -> Estimate:
-        """That of some scores."""
-        found = list(values.values())
-        return cls(mean_of(found), std_of(found), ci_half_width(found), tuple(values))
+        """That of some scores; what is not known of every seed is None.
+
+        >>> round(Estimate.of({0: 1.0, 1: 2.0, 2: 3.0}).margin, 4)  # 4.3027 * 1 / sqrt(3)
+        2.4841
+        """
+        known = finite_ones(values.values())
+        count = len(known)
+        std = margin = None
+        if count == len(values) and count > 1:
+            std = statistics.stdev(known)
+        if std is not None and count >= SEEDS:
+            from scipy.special import stdtrit  # comes with scikit-learn
+
+            margin = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * std / math.sqrt(count)
+        return cls(mean_of(list(values.values())), std, margin, tuple(values))
 
     @classmethod
     def difference(cls, mine: BySeed, other: BySeed) -> Estimate:
@@ -139,43 +136,19 @@ def leader(scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_bett
 
 
 # to a target ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Target:
-    """An accuracy to be reached. share: in (0, 1]. of: "" for the accuracy itself, else "local" or "best".
+def parse_target(text: str | float) -> float:
+    """An accuracy to be reached, in (0, 1], of ``0.6`` or ``"60 %"``.
 
-    >>> [str(Target.parse(text)) for text in ("0.6", "90 %", "95% of local")]
-    ['60 %', '90 %', '95 % of local']
+    Raises:
+        ConfigError: something else, or not between 0 and 1 (100 %).
     """
-
-    share: float
-    of: str = ""
-
-    @classmethod
-    def parse(cls, text: str | float) -> Target:
-        """``0.6``, ``"60 %"``: an accuracy; ``"90 % of local"``, ``"90 % of best"``: a share of the last accuracy of
-        Local, or of the best row.
-
-        Raises:
-            ConfigError: something else, or not between 0 and 1 (100 %).
-        """
-        wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
-        found = _TARGET.fullmatch(str(text).strip())
-        if found is None:
-            raise ConfigError(f"target: expected {wanted}, got '{text}'")
-        number, percent_sign, of = found.groups()
-        share = float(number) / 100 if percent_sign else float(number)
-        if not 0 < share <= 1:
-            hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
-            raise ConfigError(f"target: expected {wanted}, got '{text}'{hint}")
-        return cls(share, (of or "").lower())
-
-    def __str__(self) -> str:
-        return f"{100 * self.share:g} %" + (f" of {self.of}" if self.of else "")
-
-    def accuracy(self, local: float | None, best: float | None) -> float | None:
-        """The accuracy in [0, 1] that is asked for; None where it is a share of what is not known."""
-        whole = {"": 1.0, "local": local, "best": best}[self.of]
-        return None if whole is None else self.share * whole
+    found = _TARGET.fullmatch(str(text).strip())
+    number, percent_sign = ("0", "") if found is None else found.groups()
+    share = float(number) / 100 if percent_sign else float(number)
+    if not 0 < share <= 1:
+        hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
+        raise ConfigError(f"target: expected an accuracy such as 0.6 or '60 %', got '{text}'{hint}")
+    return share
 
 
 def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float | None:

@@ -39,21 +39,13 @@ _FEW = 12  # swept values with a tick each
 
 
 def draw(table: SweepTable, folder: str | Path) -> list[Path]:
-    """The figure of `figure_of`, if there is one, as ``sweep.png`` and ``sweep.svg``.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
+    """The figure of `figure_of`, if there is one, as ``sweep.png`` and ``sweep.svg``."""
     figure = figure_of(table)
     return [] if figure is None else save(figure, folder, "sweep")
 
 
 def sensitivity(folder: str | Path) -> list[FigureWithData]:
-    """``sensitivity``: accuracy against a swept number; ``sensitivity-map``: against two of them.
-
-    Raises:
-        ConfigError: no sweep there, or one in which no setting is a number with several values.
-    """
+    """``sensitivity``: accuracy against a swept number; ``sensitivity-map``: against two of them."""
     table = read_sweep(folder)
     figures = {"sensitivity": figure_of(table), "sensitivity-map": map_of(table)}
     names = ("validation", "validation_std", "test", "test_std", "local", "difference", "chosen")

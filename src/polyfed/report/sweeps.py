@@ -287,11 +287,7 @@ def read_sweep(folder: str | Path) -> SweepTable:
 
 
 def _check_settings(table: SweepTable) -> None:
-    """Whether there are rows, and each that asks for a combination has a value for each swept key.
-
-    Raises:
-        ValueError: not so.
-    """
+    """Whether there are rows, and each that asks for a combination has a value for each swept key."""
     if not table.rows:
         raise ValueError("expected rows, got none")
     for row in table.rows:
@@ -373,11 +369,7 @@ def to_json(table: SweepTable) -> str:
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:
-    """``sweep.md``, ``sweep.csv`` and ``sweep.json`` in the folder (made if missing), each whole or not at all.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
+    """``sweep.md``, ``sweep.csv`` and ``sweep.json`` in the folder (made if missing), each whole or not at all."""
     path = make_folder(folder)
     texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table)}
     return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]

@@ -251,6 +251,12 @@ def frame() -> pd.DataFrame:
     )
 
 
+def test_a_frame_with_clients_is_dealt_by_them() -> None:
+    made = pf.from_frame(frame(), "kind", "clinic", missing_values="client_mean")
+    assert pf.federate(made, split="1:0:1").names == ("a", "b")
+    assert len(pf.federate(made, 2, "iid", split="1:0:1").clients) == 2
+
+
 def test_a_frame_is_read_as_a_csv_file_of_its_cells(tmp_path: Path) -> None:
     made = pf.from_frame(frame(), "kind", "clinic", frame()[:2], missing_values="client_mean", name="people")
     for side, rows in (("train", frame()), ("test", frame()[:2])):

@@ -339,3 +339,8 @@ def test_the_same_upload_has_the_same_noise_and_no_other_has_it() -> None:
         bare(UP, other_down),
     ):
         assert abs(np.corrcoef(first, noise)[0, 1]) < 0.1
+
+
+def test_settings_that_are_not_the_plugins_own_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"plugin 'compression': expected its settings, Compression\(\.\.\.\), got"):
+        UploadCompression({"dtype": "int8"})

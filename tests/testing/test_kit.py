@@ -81,6 +81,7 @@ CAUGHT_BY = {
     broken.ReceivedIsKept: "nothing_written_in_place",
     broken.PreviousIsLive: "nothing_aliased",
     broken.LastIsUnbound: "oracle",
+    broken.IgnoresRowWeights: "row_weights_count",
     broken.DeadKnob: "hyperparameters_matter",
     broken.HeadsBeginApart: "begins_alike",
     broken.UncountedPrototypes: "samples_counted_once",

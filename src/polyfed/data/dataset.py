@@ -50,6 +50,7 @@ class DatasetSource:
         label_column: of files: where the labels stood; None: in no column.
         columns: of a table: which features are categories, and which may be missing.
         remarks: what is odd about it, for people.
+        client_column: of `train_columns`, the one by which `polyfed.federate` deals where it is not asked otherwise.
 
     Raises:
         ConfigError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -70,6 +71,7 @@ class DatasetSource:
     label_column: str | None = None
     columns: TableColumns = field(default_factory=TableColumns)
     remarks: tuple[str, ...] = ()
+    client_column: str | None = None
 
     def __post_init__(self) -> None:
         if bool(self.class_names) == self.is_regression:

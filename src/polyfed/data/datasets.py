@@ -391,6 +391,10 @@ def _from_function(name: str, options: SourceOptions) -> DatasetSource:
             raise ConfigError(
                 f"expected a dictionary of 'train' and 'test' from '{name}', got {sorted(map(str, sides))}"
             )
+        if hasattr(sides["train"], "iloc"):
+            raise ConfigError(
+                f"expected a data set from '{name}', got a frame: return polyfed.from_frame(frame, 'label')"
+            )
         made = from_tensors(sides["train"], sides.get("test"), name=name)
     return _with_columns(made, options)
 

@@ -8,6 +8,7 @@ Shapes: N rows, F features.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -58,8 +59,7 @@ def from_frame(
     Args:
         frame: the training rows.
         label: the column with labels: whole numbers or words; with `regression` numbers to predict.
-        client: the column that says whose a row is: deal by it with ``pf.federate(source, None, "by_group",
-            group_by=client)``.
+        client: the column that says whose a row is; ``pf.federate(source)`` then makes one client of each value.
         test: a frame of test rows, or None.
         feature_columns: what to learn from; default: all columns that hold numbers or truth values.
         category_columns: columns of categories to learn from; default: those of the type "category".
@@ -93,7 +93,8 @@ def from_frame(
         may_be_missing=missing_values == "client_mean",
         regression=regression,
     )
-    return encode(name, {side: as_cells(given, name) for side, given in sides.items()}, name, options)
+    source = encode(name, {side: as_cells(given, name) for side, given in sides.items()}, name, options)
+    return dataclasses.replace(source, client_column=client)
 
 
 # frames of cells -----------------------------------------------------------------------------------------------------

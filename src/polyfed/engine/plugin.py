@@ -28,7 +28,7 @@ from polyfed.engine.method_wrappers import preview
 from polyfed.engine.round_state import Records, Round
 from polyfed.engine.uploads import Rejected as Rejected
 from polyfed.engine.work_in_flight import LateUpload, WorkInFlight
-from polyfed.errors import RunError
+from polyfed.errors import ConfigError, RunError, described
 
 
 @dataclass
@@ -93,6 +93,9 @@ class Plugin:
     def __init__(self, settings: Any = None) -> None:
         if settings is None and self.settings_class is not None:
             settings = self.settings_class()
+        if self.settings_class is not None and not isinstance(settings, self.settings_class):
+            kind = self.settings_class.__name__
+            raise ConfigError(f"plugin '{self.name}': expected its settings, {kind}(...), got {described(settings)}")
         self.settings: Any = settings
 
     def select(self, round: Round) -> None:

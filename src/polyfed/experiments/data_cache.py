@@ -98,8 +98,8 @@ def data_generators(seed: int) -> Generators:
 
 def federate(
     source: DatasetSource,
-    num_clients: int | None = 10,
-    partition: str | Partition | Any = "iid",
+    num_clients: int | None = None,
+    partition: str | Partition | Any = None,
     *,
     seed: int = 0,
     **how: Any,
@@ -107,9 +107,10 @@ def federate(
     """Deal a data set to clients, as a recipe with these keys in ``[data]`` and this seed deals it.
 
     Args:
-        source: what `load` or `from_tensors` gave.
-        num_clients: how many; None with partition "by_group": one per value.
-        partition: a name, or a function of your own (labels, clients, generator) -> each client's rows.
+        source: what `load_dataset`, `from_tensors` or `from_frame` gave.
+        num_clients: how many; None: 10, or with partition "by_group" one per value.
+        partition: a name, or a function of your own (labels, clients, generator) -> each client's rows; None: "iid", or
+            by the column that was given to `from_frame` as the clients'.
         seed: every draw is derived from it.
         how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
 
@@ -118,8 +119,15 @@ def federate(
     """
     if not isinstance(source, DatasetSource):
         write = "polyfed.from_tensors((x, y))"
-        raise ConfigError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
+        raise ConfigError(f"source: expected what polyfed.load_dataset or {write} gives, got {described(source)}")
     seed = check_integer("seed", seed, 0)
+    if partition is None and num_clients is None and "group_by" not in how and source.client_column is not None:
+        partition = "by_group"
+        how["group_by"] = source.client_column
+    if partition is None:
+        partition = "iid"
+    if num_clients is None and partition != "by_group":
+        num_clients = 10
     _check_all_act(partition, how)
     options = PartitionOptions(num_clients=num_clients, partition=partition, **how)
     return build_federated_dataset(source, options, data_generators(seed))

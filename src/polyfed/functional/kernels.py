@@ -301,8 +301,8 @@ class MeanKernelFactor(ExactMeanKernel):
     def result(self) -> Factor:
         """The factor of what was added so far.
 
-        Its truncation error is an upper bound, and close where it is not tiny. What gave way is positive semidefinite, so
-        that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
+        Its truncation error is an upper bound, and close where it is not tiny. What gave way is positive semidefinite,
+        so that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
         """
         if self._columns is None and self._kernel is None:
             return super().result()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyfed.core.method import Method
+from polyfed.errors import kind_and_line
 from polyfed.testing.kit import ChangedValue, ConformanceError, ConformanceKit, NotApplicable, Reduction
 from polyfed.testing.properties import FIRST, PROPERTIES
 
@@ -53,6 +54,8 @@ def _violations(kit: ConformanceKit, only: Sequence[str] | None = None) -> dict[
                 break
         except NotApplicable:
             continue
+        except Exception as error:  # of a hook, called with what the property makes
+            found[name] = f"{kit.name}: {kind_and_line(error)}"
     return found
 
 

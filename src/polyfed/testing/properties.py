@@ -715,6 +715,13 @@ def loss_is_pure(kit: ConformanceKit) -> None:
     _raise_what_was_seen(kit, _look_whether_pure)
 
 
+def row_weights_count(kit: ConformanceKit) -> None:
+    """`training.class_weights` change the weights, since the loss weights rows by `batch.w`."""
+    weighted = kit.run(training=SHORT.model_copy(update={"class_weights": [1.0, 2.0, 9.0]}))
+    if worlds.difference(worlds.weights(kit.base), worlds.weights(weighted)) is None:
+        kit.fail("training.class_weights change nothing: the loss is to weight each row by its batch.w")
+
+
 def oracle(kit: ConformanceKit) -> None:
     """The loss equals the same by independent means, after a step away from where the client began."""
     if kit.reference_loss is None:
@@ -1009,6 +1016,7 @@ _IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
     bytes_metered,
     expected_bytes,
     loss_is_pure,
+    row_weights_count,
     oracle,
     hyperparameters_matter,
     reductions,

@@ -437,3 +437,10 @@ class SaysHalfOfWhatItSends(FedAvg):
     """Its form has no number of samples, which its upload has: a server would refuse everybody."""
 
     card = replace(FedAvg.card, form={"model": as_sent})
+
+
+class IgnoresRowWeights(Local):
+    """The loss is a plain mean over the batch: class weights change nothing."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.y)

@@ -404,7 +404,7 @@ def test_who_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
 
 
 def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
-    with pytest.raises(ConfigError, match=r"others \(user: c, d\); .* data.split to '8:1:1'.*evaluation.held_out"):
+    with pytest.raises(ConfigError, match=r"all are of others; .* data.split to '8:1:1'.*evaluation.held_out"):
         deal(users([*"aabb"], [*"ccdd"]), split="official")
 
 

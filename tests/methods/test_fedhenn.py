@@ -18,7 +18,6 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
 from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local, fedhenn
-from polyfed.methods.building_blocks import mean_kernel
 from polyfed.models.split import SequentialSplit
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.nested import nested
@@ -336,7 +335,7 @@ def test_too_few_hold_out_rows_are_refused_before_round_1():
 
 @pytest.mark.parametrize(("rank", "exact_rank", "columns"), [(128, 256, 23), (3, 22, 3), (3, 23, 23)])
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
-    monkeypatch.setattr(mean_kernel, "EXACT_RANK", exact_rank)
+    monkeypatch.setattr(fedhenn, "EXACT_RANK", exact_rank)
     members = clients(MIXED)
     history = rounds(hetero(rank=rank), members, held=public(), rounds=3, client_fraction=0.5, local_epochs=1)
     for number, round in enumerate(history, 1):
@@ -442,7 +441,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     def run():
         count = 0
-        whole = mean_kernel.public_outputs
+        whole = fedhenn.public_outputs
 
         def counted(server, models, *args):
             nonlocal count
@@ -450,13 +449,13 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
             return whole(server, models, *args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(mean_kernel, "public_outputs", counted)
+            patch.setattr(fedhenn, "public_outputs", counted)
             history = rounds(steady(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
         return count, [{**round.record, **dict.fromkeys(TIMES, 0)} for round in history]
 
     count, records = run()
     assert count == (8 * 4 if refresh else 8 + 3 * 4)
-    monkeypatch.setattr(mean_kernel, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(fedhenn, "REMEMBERED_BYTES", 0)
     again, plain = run()
     assert again == 8 * 4
     assert plain == records

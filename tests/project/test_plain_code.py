@@ -19,7 +19,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TWO_BLOCKS = {
     "feddf": {"ensemble_distillation", "weight_averaging"},
     "fedet": {"ensemble_distillation", "weight_averaging"},
-    "fedhenn": {"alignment_data", "mean_kernel", "weight_averaging"},
     "fedin": {"feature_pairs", "weight_averaging"},
     "fjord": {"channel_groups", "static_batchnorm"},
     "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},

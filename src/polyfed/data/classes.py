@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -101,58 +101,25 @@ def remarks(names: Sequence[str], trained: Collection[int], tested: Collection[i
         trained: the classes that anybody trains on. tested: those that anybody has test rows of.
 
     >>> for line in remarks(["0", "1", "9"], trained={0}, tested={0, 2}): print(line)
-    labels are numbers with gaps: 0, 1, 9 became the classes 0 to 2; a stray one is a class of its own
+    labels are numbers with gaps: 3 of 0 to 9 became the classes 0 to 2; a stray one is a class of its own
     classes with test rows that nobody trains on (1): 2 (9)
     classes that nobody trains on or is tested on (1): 1
     """
+    lines = []
+    if all(_WHOLE.fullmatch(name) and len(name) <= _DIGITS for name in names):
+        numbers = sorted(map(int, names))
+        if any(after - before > 1 for before, after in pairwise(numbers)):
+            lines.append(
+                f"labels are numbers with gaps: {len(names)} of {numbers[0]} to {numbers[-1]} became the classes 0 to "
+                f"{len(names) - 1}; a stray one is a class of its own"
+            )
     unknown = [number for number in range(len(names)) if number not in trained]
-    return [
-        *_gaps(names),
-        *_listed("classes with test rows that nobody trains on", [n for n in unknown if n in tested], names),
-        *_listed("classes that nobody trains on or is tested on", [n for n in unknown if n not in tested], names),
-    ]
-
-
-def _gaps(names: Sequence[str]) -> Iterator[str]:
-    """Where numbers that do not follow each other were taken for classes."""
-    if not all(_WHOLE.fullmatch(name) and len(name) <= _DIGITS for name in names):
-        return
-    numbers = sorted(map(int, names))
-    if any(after - before > 1 for before, after in pairwise(numbers)):
-        yield (
-            f"labels are numbers with gaps: {_ranges(numbers)} became the classes 0 to {len(names) - 1}; a stray one "
-            "is a class of its own"
-        )
-
-
-def _listed(what: str, classes: Sequence[int], names: Sequence[str]) -> Iterator[str]:
-    if not classes:
-        return
-    listed = _ranges(classes)
-    if any(names[number] != str(number) for number in classes):
-        listed = _few(
-            str(number) if names[number] == str(number) else f"{number} ({names[number]})" for number in classes
-        )
-    yield f"{what} ({len(classes)}): {listed}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Whole numbers in order, those that follow each other as a range: "0 to 19, 25"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    texts = []
-    for run in runs:
-        apart = len(run) == 1 or run[1] == run[0] + 1
-        texts.append(", ".join(map(str, run)) if apart else f"{run[0]} to {run[1]}")
-    return _few(texts)
-
-
-def _few(texts: Iterable[str]) -> str:
-    """At most `_NAMED` of them."""
-    given = list(texts)
-    more = len(given) - _NAMED
-    return ", ".join(given[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    for what, classes in (
+        ("classes with test rows that nobody trains on", [number for number in unknown if number in tested]),
+        ("classes that nobody trains on or is tested on", [number for number in unknown if number not in tested]),
+    ):
+        if classes:
+            spelt = [f"{n}" if names[n] == str(n) else f"{n} ({names[n]})" for n in classes[:_NAMED]]
+            more = f" and {len(classes) - _NAMED} more" if len(classes) > _NAMED else ""
+            lines.append(f"{what} ({len(classes)}): {', '.join(spelt)}{more}")
+    return lines

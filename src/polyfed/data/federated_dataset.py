@@ -166,7 +166,7 @@ def build_federated_dataset(
     titles = [client_text(number, name) for number, name in enumerate(names or [""] * len(clients))]
     _check_training(clients, titles, options)
     if common_test is None:
-        _check_tests(pool, clients, sides, options)
+        _check_tests(clients, options)
 
     shift = FeatureShift(options.feature_shift, options.feature_shift_strength, len(clients), generators)
     test = None if common_test is None else pool.select(common_test)
@@ -525,19 +525,16 @@ def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], optio
             raise ConfigError(f"expected at least one training row for every client, {title} has none; {hint}")
 
 
-def _check_tests(pool: _Pool, clients: Sequence[_ClientRows], sides: _Sides, options: PartitionOptions) -> None:
+def _check_tests(clients: Sequence[_ClientRows], options: PartitionOptions) -> None:
     """Every client can be tested; where rows are assigned by group, of which some are small, one at least."""
     untested = [client for client, rows in enumerate(clients) if len(rows.test) == 0]
     grouped = is_by_group(options.partition)
     if not untested or (grouped and len(untested) < len(clients)):
         return
     if grouped and _parse_split(options.split).official:
-        others = list(map(str, np.unique(_group_values(pool, sides.official_test, options))))
-        more = ", ..." if len(others) > _NAMED else ""
         raise ConfigError(
-            f"split '{options.split}' expects test rows of those who train, all are of others ({options.group_by}: "
-            f"{', '.join(others[:_NAMED])}{more}); to test these as newcomers, set data.split to '8:1:1', which splits "
-            "everybody's rows, and list them in evaluation.held_out"
+            f"split '{options.split}' expects test rows of those who train, all are of others; to test these as "
+            "newcomers, set data.split to '8:1:1', which splits everybody's rows, and list them in evaluation.held_out"
         )
     first = untested[0]
     who = f"one client at least, all {len(clients)} have" if grouped else f"every client, client {first} has"

@@ -108,40 +108,32 @@ class Prepare:
             raise ConfigError(
                 f"expected uint8 images of shape (N, {channels}, H, W), got {tuple(x.shape)} of type {x.dtype}"
             )
-        scale_C11, shift_C11 = self._placed(self._constants, x.device)
+        scale_C11, shift_C11 = self._constants(x.device)
         return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
 
     def _standardized(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.shape[-1] != len(self.mean):
             raise ConfigError(f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}")
-        mean_F, std_F = self._placed(self._features, x.device)
+        mean_F, std_F = self._constants(x.device)
         standardized: Tensor = (x - mean_F) / std_F
         return standardized
 
-    def _placed(self, constants: Tensor, device: torch.device) -> Tensor:
-        """Constants on a device, brought there once."""
+    def _constants(self, device: torch.device) -> Tensor:
+        """What bytes are multiplied by and what is added, (2, C, 1, 1); of a table mean and std, (2, F). Made once."""
         if device not in self._places:
-            with torch.inference_mode(False):
-                self._places[device] = constants.to(device)
+            scale = [1 / (255 * s) for s in self.std]
+            shift = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
+            with torch.inference_mode(False):  # whatever the caller is in
+                if self.table:
+                    made = torch.tensor([self.mean, self.std], dtype=torch.float32)
+                else:
+                    made = torch.tensor([scale, shift], dtype=torch.float32).view(2, -1, 1, 1)
+                self._places[device] = made.to(device)
         return self._places[device]
 
     @functools.cached_property
     def _places(self) -> dict[torch.device, Tensor]:
         return {}
-
-    @functools.cached_property
-    def _features(self) -> Tensor:
-        """(2, F): mean and std of a table's features."""
-        with torch.inference_mode(False):
-            return torch.tensor([self.mean, self.std], dtype=torch.float32)
-
-    @functools.cached_property
-    def _constants(self) -> Tensor:
-        """(2, C, 1, 1): what bytes are multiplied by, and what is added."""
-        scale = [1 / (255 * s) for s in self.std]
-        shift = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
-        with torch.inference_mode(False):  # whatever the caller is in
-            return torch.tensor([scale, shift], dtype=torch.float32).view(2, -1, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ def _new(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
     """A new network with its own forward."""
     with seeded_global_rng(0):
         network = build()
-        return (network.original if isinstance(network, Adapted) else network).to(device)
+        own = network.original if isinstance(network, Adapted) else network
+        return own.to(device)
 
 
 def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> dict[str, Tensor]:

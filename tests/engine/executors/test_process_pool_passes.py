@@ -19,8 +19,7 @@ from polyfed.engine.executors import base, process_pool
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
 from polyfed.methods import FedDF, FedET, FedHeNN
-from polyfed.methods.building_blocks.alignment_data import AlignmentData
-from polyfed.methods.building_blocks.mean_kernel import MeanKernel
+from polyfed.methods.fedhenn import AlignmentData, MeanKernel
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers.quick import others_slow

@@ -155,7 +155,10 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     shared = safetensors.torch.load_file(out / "models" / "client-001.safetensors")
     assert [path.name for path in (out / "models").glob("*.safetensors")] == ["client-001.safetensors"]
     assert all(torch.equal(tensor, models(tmp_path)[1][name]) for name, tensor in shared.items())
-    assert json.loads((out / "models" / "index.json").read_text())["client-001.safetensors"]["samples"] > 0
+    (theirs,) = (tmp_path / "node-1").glob("*/models/index.json")
+    index = json.loads((out / "models" / "index.json").read_text())
+    assert index == json.loads(theirs.read_text()), "made of the node's own recipe and data, as the server's is"
+    assert index["client-001.safetensors"]["samples"] > 0
     with pytest.raises(ConfigError, match="client 0's model is with its node"):
         run.models[0]
     lines = event_log(out)

@@ -6,7 +6,6 @@ nothing in memory: every envelope may reach another process.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -43,10 +42,11 @@ from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.executors.client_work import run_job, score_parts, working_copy
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.model_export import ModelReadme
+from polyfed.engine.model_export import ModelReadme, model_entry
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
 from polyfed.engine.scoring import ScoreCache, uses_default_predict
+from polyfed.engine.task import Task
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
@@ -54,11 +54,10 @@ from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
 from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
-from polyfed.results.stored_files import check_nodes_entry
 
 _ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind, answered in a round
 _SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
-_UNSEEN = ("experiment", "settings", "about")  # keys of a request without influence on the answer
+_UNSEEN = ("experiment", "settings")  # keys of a request without influence on the answer
 
 
 class Node:
@@ -295,38 +294,25 @@ class NodeTask:
         return Envelope("finish", {"shared": share}, serialize(merge_client_state(weights, state)) if share else b"")
 
     def _entry(self) -> Mapping[str, Any]:
-        """The server's entry of the personal model for the list of models beside it.
-
-        All that names code or files, which loading the model would import or open, is this node's own.
-        """
-        about, x = self._task.about, self.client.data.train.x
-        method = self._recipe.method.name
-        settings = self._recipe.to_dict()
-        hyperparameters: dict[str, Any] = (
-            dataclasses.asdict(self._method) if dataclasses.is_dataclass(self._method) else {}
+        """The entry of the personal model in the list of models beside it, of this node's own recipe and data."""
+        source, chosen = self._source, self._model_factory.chosen
+        named = self._recipe.method.name
+        return model_entry(
+            self.client,
+            self._method,
+            Task(
+                classes=len(self._names),
+                class_names=self._names,
+                feature_names=source.feature_names,
+                label_column=self._recipe.data.label_column,
+            ),
+            self._recipe.to_dict(),
+            named if is_own(named) else self._method.name,
+            named=True,
+            auxiliary=None if chosen is None else chosen.network,
+            variant=self._task.variant,
+            round=self._task.round,
         )
-        own = {
-            "method": method if is_own(method) else self._method.name,
-            "hyperparameters": json.loads(json.dumps(hyperparameters)),
-            "architecture": self._name,
-            "classes": len(self._names),
-            "class_names": self._names,
-            "feature_dim": self._recipe.models.feature_dim,
-            "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
-        }
-        try:
-            check_nodes_entry(about)
-            if about["auxiliary_model"] not in (None, self._beside):
-                raise ValueError(f"'auxiliary_model' is {about['auxiliary_model']!r:.60}, not {self._beside!r:.60}")
-            for key, value in own.items():
-                if about[key] != value:
-                    raise ValueError(f"'{key}' is {about[key]!r:.60}, not {value!r:.60}")
-        except ValueError as error:
-            raise RunError(f"expected the entry of this client's model, got another: {error}") from None
-        modules = settings["run"].get("modules")
-        found = {key: value for key, value in about.items() if key != "modules"}
-        found |= {"vectors": settings["data"].get("word_vectors")}
-        return found if modules is None else {**found, "modules": modules}
 
     def scores(self, message: Message | None) -> Scores:
         """Of the task's parts that the client has rows of, as it stands or after receiving a message."""

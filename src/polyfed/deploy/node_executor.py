@@ -139,7 +139,6 @@ class NodeExecutor:
             own = has_weights(client, variant, federation.model_factory)
             message = None if own else federation.method.broadcast(server, client.id)
             facts = {"round": server.round, "variant": variant, "base": _held(client)}
-            facts["about"] = federation.exporter.about(client, None)
             envelopes.append((self._registry.node_of.get(client.id), self._request("finish", facts, message)))
         shared = []
         for client, answer in zip(clients, self._registry.request(envelopes), strict=True):

@@ -59,8 +59,7 @@ class TaskRequest(Settings):
     experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task; None: those
     of the node's own data. auxiliary_model: its network, "" without one. base: mark of the client's state when it last
     counted, "" at its beginning; mark: of its next state. parts: of its data, to be scored. has_message: whether the
-    body is a message for the client (it may be empty). about: entry of a run folder's models/index.json. The others:
-    see `executors.TrainJob`.
+    body is a message for the client (it may be empty). The others: see `executors.TrainJob`.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -77,7 +76,6 @@ class TaskRequest(Settings):
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
     has_message: bool = False
-    about: dict[str, Any] = Field(default_factory=dict)
 
 
 class ClientHello(Settings):

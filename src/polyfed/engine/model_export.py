@@ -94,48 +94,81 @@ class ModelExport:
         return worker
 
     def about(self, client: Client, words: str | None) -> dict[str, Any]:
-        """What somebody who has neither the data nor the recipe must know to use the client's model.
+        """See `model_entry`."""
+        chosen = self.model_factory.chosen
+        return model_entry(
+            client,
+            self.method,
+            self.task,
+            self.settings,
+            self.facts["method"],
+            named=self.settings.get("models") is not None or client.architecture in self.by_name,
+            auxiliary=None if chosen is None else chosen.network,
+            variant=self.method.variant(self.server, client.id),
+            round=self.server.round,
+            words=words,
+        )
 
-        words: of texts, the checksum of the file of words.
-        """
-        models = self.settings.get("models")
-        x = client.data.train.x
-        prepare = client.prepare
-        modules = self.settings.get("run", {}).get("modules")
-        texts = self.task.vocabulary
-        normalized = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
-        plain = "plain" if prepare is to_float else None
-        columns = self.task.columns
-        table = None
-        if isinstance(prepare, Prepare) and columns != TableColumns():
-            fill = own_means(x, columns, prepare.mean)
-            table = {"categories": columns.categories, "flags": columns.flags, "fill": fill}
-        return {
-            "architecture": client.architecture,
-            "classes": client.classes,
-            "class_names": list(client.class_names or self.task.class_names or ()),
-            **({} if self.task.classes else {"target": dataclasses.asdict(client.data.train.scale)}),
-            "feature_names": list(self.task.feature_names),
-            "label_column": self.task.label_column,
-            "vocabulary": None if texts is None else texts.most,
-            "texts": None if texts is None else {"column": texts.column, "sha256": words, "tokens": texts.tokens},
-            "vectors": self.settings.get("data", {}).get("word_vectors"),
-            "samples": client.n,
-            **({"name": client.name} if client.name else {}),
-            "zoo": models is not None or client.architecture in self.by_name,
-            "feature_dim": None if models is None else models.get("feature_dim"),
-            "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
-            "image_size": self.settings.get("data", {}).get("image_size"),
-            "prepare": normalized or plain,
-            "method": self.facts["method"],
-            "hyperparameters": self.facts["hyperparameters"],
-            **({} if self.method.card.adapters is None else {"adapters": self.method.card.adapters.model_dump()}),
-            "variant": self.method.variant(self.server, client.id),
-            "auxiliary_model": None if self.model_factory.chosen is None else self.model_factory.chosen.network,
-            "round": self.server.round,
-            **({} if modules is None else {"modules": modules}),
-            **({} if table is None else {"table": table}),
-        }
+
+def model_entry(
+    client: Client,
+    method: Method,
+    task: Task,
+    settings: Mapping[str, Any],
+    method_name: str,
+    *,
+    named: bool,
+    auxiliary: str | None,
+    variant: str,
+    round: int,
+    words: str | None = None,
+) -> dict[str, Any]:
+    """What somebody who has neither the data nor the recipe must know to use the client's model.
+
+    Args:
+        client: with its data. task: its class names have been filled in. settings: of the run folder's recipe.
+        method_name: by which it can be made again. named: whether a recipe can name the client's architecture.
+        auxiliary, variant: networks. round: of the weights. words: of texts, the checksum of the file of words.
+    """
+    models = settings.get("models")
+    data = settings.get("data", {})
+    x = client.data.train.x
+    prepare = client.prepare
+    modules = settings.get("run", {}).get("modules")
+    texts = task.vocabulary
+    normalized = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
+    plain = "plain" if prepare is to_float else None
+    columns = task.columns
+    table = None
+    if isinstance(prepare, Prepare) and columns != TableColumns():
+        fill = own_means(x, columns, prepare.mean)
+        table = {"categories": columns.categories, "flags": columns.flags, "fill": fill}
+    return {
+        "architecture": client.architecture,
+        "classes": client.classes,
+        "class_names": list(client.class_names or task.class_names or ()),
+        **({} if task.classes else {"target": dataclasses.asdict(client.data.train.scale)}),
+        "feature_names": list(task.feature_names),
+        "label_column": task.label_column,
+        "vocabulary": None if texts is None else texts.most,
+        "texts": None if texts is None else {"column": texts.column, "sha256": words, "tokens": texts.tokens},
+        "vectors": data.get("word_vectors"),
+        "samples": client.n,
+        **({"name": client.name} if client.name else {}),
+        "zoo": named,
+        "feature_dim": None if models is None else models.get("feature_dim"),
+        "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
+        "image_size": data.get("image_size"),
+        "prepare": normalized or plain,
+        "method": method_name,
+        "hyperparameters": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
+        **({} if method.card.adapters is None else {"adapters": method.card.adapters.model_dump()}),
+        "variant": variant,
+        "auxiliary_model": auxiliary,
+        "round": round,
+        **({} if modules is None else {"modules": modules}),
+        **({} if table is None else {"table": table}),
+    }
 
 
 _HEAD = """# The networks of this run

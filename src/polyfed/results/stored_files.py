@@ -13,9 +13,7 @@ from polyfed.results.fields import (
     Number,
     Record,
     Text,
-    check_present,
     one_of,
-    validated,
 )
 
 Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
@@ -210,32 +208,3 @@ class ModelEntry(Record):
         description="file -> checksum, for each file of the client; `client-007.state.safetensors` is among them if "
         "the method's predictions depend on what a client keeps beside its weights",
     )
-
-
-# what a node gets to know of a model that it writes itself
-_NODES_KEYS = (
-    *(
-        "architecture",
-        "auxiliary_model",
-        "method",
-        "hyperparameters",
-        "variant",
-        "zoo",
-        "classes",
-        "class_names",
-        "feature_names",
-    ),
-    *("feature_dim", "vocabulary", "texts", "input", "vectors", "samples", "round"),
-)
-
-
-def check_nodes_entry(value: Any) -> None:
-    """Whether this is the whole entry of a model that a node is to write, its checksums apart.
-
-    Raises:
-        ValueError: it is not; says what is wrong with it.
-    """
-    entry = validated(ModelEntry, value)
-    check_present(entry, _NODES_KEYS)
-    if entry.prepare not in (None, "plain"):
-        validated(Normalization, entry.prepare, "prepare")

@@ -36,6 +36,10 @@ _SCHEMES = {
 }  # no modules of one's own
 
 
+def announce(line: str) -> None:
+    """Tells which code that is not polyfed's is imported, before it is; the command line prints it."""
+
+
 def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
     """The object of the user's that is called ``"package.module:attribute"``.
 
@@ -54,6 +58,8 @@ def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
         raise ConfigError(f"cannot import {what} '{name}'; expected 'package.module:name'")
     module, _, attribute = name.partition(":")
     _look_in(beside)
+    if module not in sys.modules and (file := file_of(module)) is not None:
+        announce(f"imports {module}, from {file}")
     try:
         found = importlib.import_module(module)
         _check_same(module.partition(".")[0], beside)
@@ -146,8 +152,8 @@ def texts(settings: Any) -> Iterator[str]:
             waiting += reversed(value)
 
 
-def file_of(module: str, beside: Sequence[str]) -> str | None:
-    """The file that a module would be imported from, as `import_object` looks for it; None where there is none.
+def file_of(module: str) -> str | None:
+    """The file that a module would be imported from; None where there is none.
 
     Neither it nor the packages around it are imported. Where a package has no such module, it is the package's file,
     which Python runs before it knows.
@@ -157,8 +163,6 @@ def file_of(module: str, beside: Sequence[str]) -> str | None:
         spec = importlib.util.find_spec(package)
     except ValueError:  # a module that was made in memory
         return None
-    if spec is None:
-        spec = importlib.machinery.PathFinder.find_spec(package, list(beside))
     for name in below:
         inside = None if spec is None else spec.submodule_search_locations
         found = None if inside is None else importlib.machinery.PathFinder.find_spec(name, list(inside))

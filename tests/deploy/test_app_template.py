@@ -195,6 +195,6 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"wrote {tmp_path / 'app' / 'README.md'}" in capsys.readouterr().out
     assert cli.status(words) == 2
     assert cli.status(["deploy", "lokal"]) == 2
-    assert "unknown command 'lokal'; did you mean 'local'?" in capsys.readouterr().err
+    assert "no such command 'lokal'. Did you mean 'local'?" in capsys.readouterr().err
     assert cli.status(["deploy"]) == 0
     assert "certify" in capsys.readouterr().out

@@ -78,50 +78,39 @@ def test_every_form_of_texts_is_read_by_the_runs_words(
     np.save(tmp_path / "ids.npy", ids.numpy())
     (tmp_path / "new.txt").write_text("\n".join(NEW) + "\n")
     (tmp_path / "new.csv").write_text("\n".join(["id,said", *(f'{n},"{words}"' for n, words in enumerate(NEW))]))
-    (tmp_path / "other.csv").write_text("\n".join(["id;words", *(f"{n};{words}" for n, words in enumerate(NEW))]))
     pq.write_table(pa.table({"said": NEW, "text": ["", "", ""]}), tmp_path / "new.parquet")
     (tmp_path / "many").mkdir()
     for number, words in enumerate(NEW):
         pq.write_table(pa.table({"sentence": [words]}), tmp_path / "many" / f"{number}.parquet")
-    for name, column in (
-        ("ids.npy", None),
-        ("new.txt", None),
-        ("new.csv", None),
-        ("other.csv", "words"),
-        ("new.parquet", None),
-        ("many", None),
-    ):
-        found = read(tmp_path / name, model.form, text_column=column)
+    for name in ("ids.npy", "new.txt", "new.csv", "new.parquet", "many"):
+        found = read(tmp_path / name, model.form)
         assert torch.equal(found.x, ids), name
         assert found.names == (tuple(f"{n}.parquet:0" for n in range(3)) if name == "many" else ("0", "1", "2"))
         assert found.y is None
 
 
 def test_the_command(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.csv").write_text("liked,note\nyes,good\nno,bad\n")
-    words = ["predict", str(folder(done)), str(tmp_path / "a.csv"), "--client", "0", "--text-column", "note", "--json"]
+    (tmp_path / "a.csv").write_text("liked,said\nyes,good\nno,bad\n")
+    words = ["predict", str(folder(done)), str(tmp_path / "a.csv"), "--client", "0", "--json"]
     assert cli.status(words) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["inputs"], said["accuracy"] is not None) == (2, True)
 
 
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
-    cases: dict[str, tuple[str | bytes, dict[str, str], str]] = {
-        "a.txt": ("\n \n", {}, "got none"),
-        "b.txt": ("", {}, "got none"),
-        "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
-        "d.txt": ("good", {"label_column": "x"}, "has no use for label_column, got 'x'"),
-        "a.csv": ("id,words\n1,good\n", {}, "expected one text column"),
-        "b.csv": ("id,said\n1,\n", {}, "a text in line 2 of column 'said'"),
-        "c.csv": ("id,said\n1,good\n", {"text_column": "sad"}, "did you mean 'said'"),
-        "d.csv": ("id,said\n1,good\n", {"image_column": "id"}, "has no use for image_column"),
-        "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), got 'maybe' in line 2"),
-        "a.png": ("", {}, "expected a .csv, .parquet or .txt file of texts"),
+    cases: dict[str, tuple[str | bytes, str]] = {
+        "a.txt": ("\n \n", "got none"),
+        "b.txt": ("", "got none"),
+        "c.txt": (b"\xff\xfe", "a text file in UTF-8"),
+        "a.csv": ("id,words\n1,good\n", "expected one text column"),
+        "b.csv": ("id,said\n1,\n", "a text in line 2 of column 'said'"),
+        "e.csv": ("liked,said\nmaybe,good\n", "among the run's classes (no, yes), got 'maybe' in line 2"),
+        "a.png": ("", "expected a .csv, .parquet or .txt file of texts"),
     }
-    for name, (content, options, said) in cases.items():
+    for name, (content, said) in cases.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(ConfigError) as caught:
-            read(tmp_path / name, model.form, **options)
+            read(tmp_path / name, model.form)
         assert said in str(caught.value), name
         assert "\n" not in str(caught.value)
     pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")

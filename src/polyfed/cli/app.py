@@ -14,16 +14,16 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 import typer.main
 from typer.core import TyperCommand
 
+from polyfed import registry
 from polyfed.cli import audit_commands, deploy_commands, list_commands, report_commands, run_commands
 from polyfed.cli.output import print_stderr
-from polyfed.errors import PolyfedError, RunInterrupted, suggest
+from polyfed.errors import PolyfedError, RunInterrupted
 from polyfed.signals import exit_status, raise_on_termination
 
 
@@ -112,6 +112,7 @@ app = typer.Typer(
     "Exit status: 0 done, 1 failed, 2 wrong request, 3 nothing was learnt, 130 interrupted (Ctrl-C).",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # the parser does so itself
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 deploy = typer.Typer(
@@ -155,6 +156,7 @@ def parser() -> Any:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program: runs a command and exits."""
     warnings.showwarning = lambda message, *_, **__: print_stderr(f"note: {message}")
+    registry.announce = print_stderr
     raise SystemExit(status(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -172,15 +174,13 @@ def status(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_status(error, received))
     except RunInterrupted as error:
-        is_single = "whole rounds" in str(error) and "same command" not in str(
-            error
-        )  # several runs have a hint already
+        is_single = "whole rounds" in str(error) and "same command" not in str(error)  # of several it says so itself
         return _fail(f"{error}{'; go on with --resume' if is_single else ''}", exit_status(error, received))
     except PolyfedError as error:
         return _fail(str(error), error.exit_status)
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
-            return _fail(describe_usage_error(error, arguments), 2)
+            return _fail(describe_usage_error(error), 2)
         if os.environ.get("POLYFED_DEBUG"):
             raise
         return _fail(f"{type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where)", 1)
@@ -193,42 +193,8 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def describe_usage_error(error: Any, arguments: Sequence[str]) -> str:
-    """One line for an unknown command or option, a missing argument, a value of the wrong kind.
-
-    Args:
-        error: click's. arguments: the words of the command line.
-    """
+def describe_usage_error(error: Any) -> str:
+    """One line for an unknown command or option, a missing argument, a value of the wrong kind. error: the parser's."""
     text = " ".join(str(error.format_message()).split())
-    text = text[:1].lower() + text[1:]
-    context = getattr(error, "ctx", None)
-    command = getattr(context, "command", None)
-    place = getattr(context, "command_path", "polyfed")
-    option = getattr(error, "option_name", None)
-    if option is not None and "no such option" in text:
-        known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
-        return f"unknown option '{option}'{suggest(option, known | {'--help'})}"
-    if text.startswith("no such command"):
-        words = [word for word in arguments if not word.startswith("-")]
-        word = next(iter(words[len(place.split()) - 1 :]), "")
-        return f"unknown command '{word}'{suggest(word, getattr(command, 'commands', ()))}"
-    spellings = list(getattr(getattr(error, "param", None), "opts", ()))
-    given = _value_of(spellings, arguments)
-    if given is not None and "valid integer" in text:
-        return f"{spellings[0]}: expected a whole number, got '{given}'"
-    text = text.rstrip(".")
-    if given is not None and f"'{given}'" not in text:
-        text = f"{text}, got '{given}'"
-    return f"{text}; see '{place} --help'"
-
-
-def _value_of(spellings: Sequence[str], arguments: Sequence[str]) -> str | None:
-    """What was given to an option, as ``--option value`` or ``--option=value``; None where it was not."""
-    for word, following in pairwise(arguments):
-        if word in spellings:
-            return following
-    for word in arguments:
-        name, equals, value = word.partition("=")
-        if equals and name in spellings:
-            return value
-    return None
+    place = error.ctx.command_path if getattr(error, "ctx", None) else "polyfed"
+    return f"{text[:1].lower()}{text[1:].rstrip('.')}; see '{place} --help'"

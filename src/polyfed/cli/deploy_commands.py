@@ -17,7 +17,7 @@ from polyfed.cli.options import (
     RunFolder,
     Seed,
 )
-from polyfed.cli.output import announce_imports, print_files, print_run, print_text, raise_if_nothing_learnt
+from polyfed.cli.output import print_files, print_run, print_text, raise_if_nothing_learnt
 
 
 def init(
@@ -40,7 +40,6 @@ def init(
     from polyfed.deploy.app_template import create_app
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "host": host, "overwrite": overwrite}
-    announce_imports(recipe, settings, method)
     print_files(create_app(folder, recipe, overrides=settings or (), **options))
 
 
@@ -182,7 +181,6 @@ def local(
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
     options |= {"overwrite": overwrite, "deadline": deadline}
-    announce_imports(recipe, settings, method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)
     print_run(done.result, done.path)
     raise_if_nothing_learnt(done.result)

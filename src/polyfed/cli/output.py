@@ -61,18 +61,6 @@ def terminal_width() -> int:
     return min(max(60, columns), 120)
 
 
-def announce_imports(recipe: Path, overrides: Sequence[str] | None, *methods: str | None) -> None:
-    """Tell on standard error which code that is not polyfed's a recipe will import, before it is read any further.
-
-    methods: that are asked for beside the recipe's own.
-    """
-    from polyfed.config.resolve import code_named
-
-    asked = [name for name in methods if name is not None]
-    for line in code_named(recipe, overrides or (), asked):
-        print_stderr(line)
-
-
 # one run ----------------------------------------------------------------------------------------------------------
 
 

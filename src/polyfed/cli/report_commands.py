@@ -144,9 +144,6 @@ def predict(
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
     json: AsJson = False,
     device: OwnDevice = "cpu",
-    image_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet files.")] = None,
-    label_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files.")] = None,
-    text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Of Parquet or CSV files of texts.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
     trust: Trust = False,
 ) -> None:
@@ -165,17 +162,7 @@ def predict(
     from polyfed.report.atomic_files import write_whole
 
     with all_problems_listed(print_stderr):
-        found = prediction.predict(
-            run,
-            client,
-            data,
-            device=device,
-            image_column=image_column,
-            label_column=label_column,
-            text_column=text_column,
-            resize=resize,
-            trust=trust,
-        )
+        found = prediction.predict(run, client, data, device=device, resize=resize, trust=trust)
     to_file = str(out) != "-"
     if found.client_name:
         print_stderr(f"model of {client_text(found.client or 0, found.client_name)}")

@@ -32,7 +32,6 @@ from polyfed.cli.options import (
 )
 from polyfed.cli.output import (
     all_problems_listed,
-    announce_imports,
     print_json,
     print_preset,
     print_run,
@@ -42,7 +41,6 @@ from polyfed.cli.output import (
     raise_if_nothing_learnt,
 )
 from polyfed.errors import ConfigError
-from polyfed.registry import texts
 
 if TYPE_CHECKING:
     from polyfed.config.recipe import Recipe
@@ -80,7 +78,6 @@ def run(
     from polyfed.experiments.run import run
 
     overrides = with_loggers(overrides, loggers)
-    announce_imports(recipe, overrides, method)
     asked = Recipe.load(
         recipe,
         overrides,
@@ -136,7 +133,6 @@ def compare(
     from polyfed.report.comparison_tables import to_text
 
     named = None if methods is None else parse_names(methods)
-    announce_imports(recipe, overrides, *(named or ()))
     done = compare(
         recipe,
         named,
@@ -186,7 +182,6 @@ def sweep(
     from polyfed.report.sweeps import to_text
 
     tried = sweeps.parse(grid or ())
-    announce_imports(recipe, (), method, *texts(tried))
     done = sweeps.sweep(
         recipe,
         tried,
@@ -281,7 +276,6 @@ def check(
     if methods is not None and method is not None:
         raise ConfigError("expected --method or --methods, got both")
     named = None if methods in (None, "all") else parse_names(methods or "")
-    announce_imports(recipe, overrides, method, *(named or ()))
     run: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "executor": executor}
     asked = Recipe.load(recipe, overrides or (), method=method, preset=preset, **run)
     if methods is None:

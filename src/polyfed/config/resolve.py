@@ -16,7 +16,7 @@ import tomli_w
 from polyfed.config.schema import SECTIONS
 from polyfed.data.files import check_file
 from polyfed.errors import ConfigError
-from polyfed.registry import METHODS, file_of, own_names, suggest, texts
+from polyfed.registry import METHODS, suggest
 from polyfed.results.read import flat_table, parse_toml
 from polyfed.validation.effect import idle
 from polyfed.validation.error_lines import shown
@@ -24,7 +24,6 @@ from polyfed.validation.hyperparameters import flat_fields
 
 __all__ = [
     "LABEL",
-    "code_named",
     "join",
     "module_folders",
     "parse_override",
@@ -301,25 +300,6 @@ def recipe_stem(path: Path) -> str:
     folders = path.parent.parts
     below = folders[len(folders) - folders[::-1].index("recipes") :] if "recipes" in folders else ()
     return "/".join([*below, path.stem])
-
-
-def code_named(path: str | Path, overrides: Sequence[str] = (), names: Sequence[str] = ()) -> list[str]:
-    """What `Recipe.load` will import that is not polyfed's: a line for each module, with its file. Nothing is imported.
-
-    Args:
-        path: the recipe's file. overrides: see `Recipe.load`. names: of methods that are asked for beside it.
-
-    Raises:
-        ConfigError: no such file, or not TOML.
-    """
-    settings = read_recipe(Path(path))
-    run = settings.get("run")
-    kept = list(texts(run.get("modules", []))) if isinstance(run, Mapping) else []
-    beside = [*module_folders(Path(path)), *kept]
-    asked = [value for keys, value in map(parse_override, overrides) if keys[0] != "run"]
-    modules = dict.fromkeys(name.partition(":")[0] for name in own_names([without_run(settings), asked, list(names)]))
-    files = {module: file_of(module, beside) for module in modules}
-    return [f"imports {module}, from {file}" for module, file in files.items() if file is not None]
 
 
 def without_run(settings: Mapping[str, Any]) -> dict[str, Any]:

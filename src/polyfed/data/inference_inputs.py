@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polyfed.data import safe_pickle, tables
 from polyfed.data.arrow_tables import Part, open_parquet
-from polyfed.data.column_schema import holds_labels, label_columns, pick_column, pick_content
+from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.files import check_file, files_of
 from polyfed.data.images import PICTURES, decode, images_in
 from polyfed.data.labeled_texts import read_lines
@@ -82,40 +82,31 @@ class InferenceInputs:
     unknown: tuple[str, ...] = ()
 
 
-def read(
-    path: Path,
-    form: InputSpec,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    text_column: str | None = None,
-) -> InferenceInputs:
+def read(path: Path, form: InputSpec) -> InferenceInputs:
     """Read inputs from files.
+
+    Columns of tables are those that are called as in the run, or else the only ones of a usual name or type. Without a
+    column of labels there are none. Labels are the classes' names, or their numbers.
 
     Args:
         path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file; for
             a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids). Blank
             lines do not count.
         form: what the inputs must become.
-        image_column, label_column: of Parquet files, where they cannot be found; of CSV files the latter. Labels stand
-            in the run's own column, or else in the only one that is called as such columns are; without either there
-            are none. Labels are the classes' names, or their numbers.
-        text_column: of Parquet and CSV files, where it is not called as in the run and cannot be found.
     """
     check_file(path)
     if not path.exists():
         raise ConfigError(f"expected {_kinds(form)}, got '{path}', which is not there")
     suffix = path.suffix.lower() if path.is_file() else ""
     parquet, pictures = _image_files(path, suffix)
-    columns = {"image_column": image_column, "label_column": label_column, "text_column": text_column}
-    _check_asked(columns, bool(parquet), path, form)
     if suffix == ".npy":
         return from_tensor(_array(path), form, str(path))
     if suffix == ".csv":
-        return _from_csv(path, form, label_column, text_column)
+        return _from_csv(path, form)
     if suffix == ".txt" and form.vocabulary is not None:
         return _of_texts(read_lines(path), form.vocabulary)
     if parquet and (form.vocabulary is not None or form.images):
-        return _from_parquet(parquet, form, image_column or text_column, label_column)
+        return _from_parquet(parquet, form)
     if pictures and form.images:
         return _from_pictures(pictures, form)
     if form.vocabulary is None and (parquet or pictures):
@@ -128,17 +119,6 @@ def _kinds(form: InputSpec) -> str:
     if form.vocabulary is None:
         return "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
     return "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
-
-
-def _check_asked(columns: Mapping[str, str | None], is_parquet: bool, path: Path, form: InputSpec) -> None:
-    """Refuse columns that are named where nothing is read from a column so called."""
-    is_text = form.vocabulary is not None
-    is_table = is_parquet or path.suffix.lower() == ".csv"
-    takes = {"image_column": is_parquet and not is_text, "label_column": is_table, "text_column": is_table and is_text}
-    for name, given in columns.items():
-        if given is not None and not takes[name]:
-            inputs = "texts" if is_text else str(form)
-            raise ConfigError(f"'{path}' has no use for {name}, got '{given}', where the run's inputs are {inputs}")
 
 
 def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:
@@ -216,14 +196,13 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
-def _from_csv(path: Path, form: InputSpec, label_column: str | None, text_column: str | None) -> InferenceInputs:
+def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:
     if form.vocabulary is not None:
-        usual = form.vocabulary.column
-        texts, labels = tables.read_new_texts(path, text_column, usual, label_column, form.label_column)
+        texts, labels = tables.read_new_texts(path, form.vocabulary.column, form.label_column)
         return replace(_of_texts(texts, form.vocabulary), y=_numbered_labels(labels, form))
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
-    x_NF, labels = tables.read_new_rows(path, form.feature_names, label_column, form.label_column, form.columns)
+    x_NF, labels = tables.read_new_rows(path, form.feature_names, form.label_column, form.columns)
     stored = LabeledSamples(torch.from_numpy(x_NF).to(form.dtype), torch.zeros(len(x_NF), dtype=torch.int64))
     x = fill_missing(stored, form.columns, form.fill).x
     return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(labels, form))
@@ -247,16 +226,14 @@ def _of_texts(texts: Sequence[str], vocabulary: Vocabulary, names: Sequence[str]
     return InferenceInputs(named, x, unknown=tuple(itertools.compress(named, none)))
 
 
-def _from_parquet(
-    paths: Sequence[Path], form: InputSpec, column: str | None, label_column: str | None
-) -> InferenceInputs:
+def _from_parquet(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
     """Images, or texts, of some files."""
     names: list[str] = []
     images: list[Tensor] = []
     texts: list[str] = []
     labels: list[int | float] = []
     for path in paths:
-        for number, (cell, label) in enumerate(_cells(open_parquet(path), form, column, label_column)):
+        for number, (cell, label) in enumerate(_cells(open_parquet(path), form)):
             place = f"row {number} of {path}"
             names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
             if form.vocabulary is None:
@@ -277,19 +254,18 @@ def _from_parquet(
     return InferenceInputs(tuple(names), torch.cat(images), y)
 
 
-def _cells(part: Part, form: InputSpec, column: str | None, label_column: str | None) -> Iterator[tuple[Any, Any]]:
+def _cells(part: Part, form: InputSpec) -> Iterator[tuple[Any, Any]]:
     """The images or texts of a file with their labels: a class's name, a number, or None."""
     names = part.schema.names
-    if form.vocabulary is not None and column is None and form.vocabulary.column in names:
+    column = None
+    if form.vocabulary is not None and form.vocabulary.column in names:
         column = form.vocabulary.column
     kind = "image" if form.vocabulary is None else "text"
     content = pick_content(kind, part.schema, part.features, column, part.where)
     candidates = label_columns(part.schema, part.features)
-    label = pick_column("label", label_column, [], names, part.where) if label_column else None
-    if label is None and form.label_column in names and form.label_column != content:
+    label = candidates[0] if len(candidates) == 1 else None
+    if form.label_column in names and form.label_column != content:
         label = form.label_column
-    elif label is None and len(candidates) == 1:
-        label = candidates[0]
     if label is not None and not holds_labels(part.schema.field(label).type):
         got = part.schema.field(label).type
         raise ConfigError(f"expected numbers or names in column '{label}' of {part.where}, got {got}")

@@ -530,14 +530,14 @@ def _texts(frame: Frame, column: str) -> list[str]:
 
 
 def read_new_rows(
-    path: Path, features: Sequence[str], label_column: str | None, usual_label: str | None, columns: TableColumns
+    path: Path, features: Sequence[str], usual_label: str | None, columns: TableColumns
 ) -> tuple[NDArray[np.float64], NewLabels]:
     """Rows of a CSV file for a trained model, (N, F), and their labels, or None; the file may hold other columns.
 
     Args:
         features: the columns to take, in this order.
-        label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
-        usual_label: the label column of the files that the model was trained on.
+        usual_label: the label column of the files that the model was trained on; if it is not there, a column of a
+            usual name holds labels where that was one.
         columns: which of the features are categories, or say where another is missing.
     """
     frame = read_csv(path)
@@ -549,25 +549,23 @@ def read_new_rows(
     attempts: list[Callable[[], Any]] = [
         lambda: check_columns({"": frame}, None, stored, known),
         lambda: _matrix(frame, stored, known, flags, _LIKE_THE_RUNS),
-        lambda: _new_labels(frame, stored, label_column, usual_label),
+        lambda: _new_labels(frame, stored, usual_label),
     ]
     _, x_NF, labels = gathered(attempts, "predict")
     return x_NF, labels
 
 
-def read_new_texts(
-    path: Path, text_column: str | None, usual_text: str | None, label_column: str | None, usual_label: str | None
-) -> tuple[list[str], NewLabels]:
+def read_new_texts(path: Path, usual_text: str | None, usual_label: str | None) -> tuple[list[str], NewLabels]:
     """Texts of a CSV file for a trained model, and their labels, or None; see `read_new_rows`.
 
-    text_column: None for `usual_text`, if it is there, else a column of a usual name.
+    usual_text: the column of the run's texts; if it is not there, a column of a usual name holds them.
     """
     frame = read_csv(path)
-    column = _text_column(frame, text_column or (usual_text if usual_text in frame else None))
-    return _texts(frame, column), _new_labels(frame, (column,), label_column, usual_label)
+    column = _text_column(frame, usual_text if usual_text in frame else None)
+    return _texts(frame, column), _new_labels(frame, (column,), usual_label)
 
 
-def _new_labels(frame: Frame, inputs: Sequence[str], label_column: str | None, usual_label: str | None) -> NewLabels:
+def _new_labels(frame: Frame, inputs: Sequence[str], usual_label: str | None) -> NewLabels:
     """The labels of new rows, 3 for 3.0, and where they stand. inputs: the columns that are none."""
     likely: Sequence[str] = ()
     if usual_label is not None and usual_label in frame:
@@ -575,12 +573,11 @@ def _new_labels(frame: Frame, inputs: Sequence[str], label_column: str | None, u
     elif usual_label is None or usual_label in LABEL_NAMES:
         likely = LABEL_NAMES
     there = [name for name in likely if name in frame and name not in inputs]
-    label = label_column or (there[0] if len(there) == 1 else None)
-    if label is None:
+    if len(there) != 1:
         return None
-    check_columns({"": frame}, label)
+    check_columns({"": frame}, there[0])
     labels = []
-    for cell, place in zip(_spelt_labels(frame, label), _places(frame), strict=True):
+    for cell, place in zip(_spelt_labels(frame, there[0]), _places(frame), strict=True):
         whole = whole_numbers([cell])
         labels.append((cell if whole is None else str(whole[0]), place))
     return labels

@@ -186,9 +186,6 @@ def predict(
     data: str | Path | Tensor | NDArray[Any],
     *,
     device: str = "cpu",
-    image_column: str | None = None,
-    label_column: str | None = None,
-    text_column: str | None = None,
     resize: bool = False,
     trust: bool = False,
 ) -> Predictions:
@@ -198,7 +195,6 @@ def predict(
         run: a finished run's folder. client: number or name.
         data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
-        image_column, label_column, text_column: of Parquet files, where they are not clear; of CSV files the last two.
         resize: bring images of another size to that of the run's, bilinear; without it they are refused.
         trust: whether code that the folder names may be imported, see `load_model`.
 
@@ -218,7 +214,7 @@ def predict(
     elif not isinstance(data, str | os.PathLike):
         raise ConfigError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
     else:
-        inputs = read(Path(data), form, image_column, label_column, text_column)
+        inputs = read(Path(data), form)
     return _predicted(model, inputs)
 
 

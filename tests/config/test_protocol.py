@@ -9,7 +9,7 @@ import pytest
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
-from polyfed.experiments.benchmark_setting import key_of
+from polyfed.experiments.benchmark import key_of
 
 SUITES = sorted(path.parent for path in (Path(__file__).parents[2] / "suites").glob("*/protocol.toml"))
 
@@ -35,7 +35,6 @@ seeds = [2, 3, 4]
 methods = ["fedgh"]
 """
 
-CONTROLS = "controls: expected true, false or a list of alone, longer, pooled, got "
 OVERRIDES = "settings.more.overrides: expected none of run.seed, method.name, got "
 
 
@@ -50,7 +49,6 @@ def test_a_setting_may_have_seeds_and_methods_of_its_own(tmp_path: Path) -> None
     assert protocol.seeds_of("more") == [2, 3, 4]
     assert protocol.methods_of("plain") == ["fedgh", "fedproto"]
     assert protocol.methods_of("more") == ["fedgh"]
-    assert protocol.recipe_of("more", tmp_path) == tmp_path / "plain.toml"
 
 
 def test_variants_are_laid_over_every_recipe_before_a_settings_own_changes(tmp_path: Path) -> None:
@@ -76,15 +74,6 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("controls", "kinds"),
-    [("true", "alone longer pooled"), ("false", ""), ('["longer"]', "longer"), ('["alone", "pooled"]', "alone pooled")],
-)
-def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path) -> None:
-    protocol = load(tmp_path, PROTOCOL.replace("tuning_seeds", f"controls = {controls}\ntuning_seeds"))
-    assert [kind for kind in ("alone", "longer", "pooled") if protocol.has_control(kind)] == kinds.split()
-
-
-@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("header_epochs = [1, 10]", "", "expected as many trials for every method, got fedgh 2, fedproto 4"),
@@ -100,8 +89,12 @@ def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),
         ("tuning_seeds", "local_longer = 1\ntuning_seeds", "local_longer: expected at least 2, got 1"),
-        ("tuning_seeds", 'controls = ["lonely"]\ntuning_seeds', f"{CONTROLS}['lonely']"),
-        ("tuning_seeds", 'controls = "alone"\ntuning_seeds', f"{CONTROLS}'alone'"),
+        (
+            "tuning_seeds",
+            'controls = ["lonely"]\ntuning_seeds',
+            "expected 'alone', 'longer' or 'pooled', got 'lonely'",
+        ),
+        ("tuning_seeds", 'controls = "alone"\ntuning_seeds', "controls: expected a list, got 'alone'"),
         ("tuning_seeds", 'controls = ["alone", "alone"]\ntuning_seeds', "controls: expected each once, got 'alone'"),
         ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds: expected each once, got 0 again"),
         ("seeds = [2, 3, 4]", "seeds = [2, 2]", "settings.more.seeds: expected each once, got 2 again"),
@@ -133,6 +126,6 @@ def test_the_suites_recipes_have_all_methods_and_what_is_tuned_of_them(suite: Pa
         for method in protocol.methods_of(name):
             grid = protocol.tuning_of(name).get(method, {})
             tuned = [f"{key_of(method, key)}={values[-1]}" for key, values in grid.items()]
-            path = protocol.recipe_of(name, suite)
+            path = suite / setting.recipe
             recipe = Recipe.load(path, [*protocol.overrides_of(name), *tuned], preset=setting.preset, method=method)
             assert recipe.name == method

@@ -21,7 +21,7 @@ SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
     (pf.Training, {"rounds": True}, "training.rounds: expected a whole number, got true"),
     (pf.Training, {"rounds": 0, "lr": -1.0}, "training.rounds: expected at least 1, got 0 (and 1 more)"),
     (pf.Training, {"patience": 3}, "unknown key 'training.patience'; it belongs to [evaluation]"),
-    (pf.Training, {"lr_schedule": "step"}, "training: lr_schedule 'step' needs lr_gamma, got none"),
+    (pf.Training, {"lr_schedule": "exponential"}, "training: lr_schedule 'exponential' needs lr_gamma, got none"),
     (pf.Evaluation, {"every_n_round": 2}, "unknown key 'evaluation.every_n_round'; did you mean 'every_n_rounds'?"),
     (pf.Evaluation, {"metrics": "f1"}, "evaluation.metrics: expected a list, got 'f1'"),
     (pf.Privacy, {"upload_clip_norm": -1.0}, "privacy.upload_clip_norm: expected at least 0, got -1.0"),

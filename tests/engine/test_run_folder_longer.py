@@ -95,9 +95,9 @@ def tensors(path: Path) -> dict[str, bytes]:
 
 CASES: dict[str, Mapping[str, Any]] = {
     "fedgh": {},
-    "fedavg, steps": {
+    "fedavg, falling rates": {
         "method": {"name": "fedavg"},
-        "training": {"lr_schedule": "step", "lr_gamma": 0.5, "lr_step_size": 2, "warmup_rounds": 2},
+        "training": {"lr_schedule": "exponential", "lr_gamma": 0.5, "warmup_rounds": 2},
     },
     "a final round": FINAL,
     "another final round": AVERAGE,
@@ -253,7 +253,7 @@ def _as_member(folder: Path, tmp_path: Path) -> Path:
 def test_what_a_method_plans_is_its_own_word() -> None:
     assert (FedKD().planned, FedKD(energy_start=0.9, energy_end=0.9).planned) == ("the energy that is sent", "")
     assert ScaleFL().planned == "when early exits begin to learn from the last one"
-    assert why_not_longer({"training": {"rounds": 5, "lr_schedule": "step"}}, None, "") is None
+    assert why_not_longer({"training": {"rounds": 5, "lr_schedule": "exponential"}}, None, "") is None
 
 
 def test_a_final_round_that_gave_something_away_is_not_taken_back(tmp_path: Path) -> None:

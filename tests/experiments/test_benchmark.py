@@ -13,7 +13,7 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments import benchmark_setting
+from polyfed.experiments import benchmark as module
 from polyfed.experiments.benchmark import Benchmark, benchmark
 from polyfed.experiments.sweep import Sweep
 
@@ -343,14 +343,14 @@ def test_figures_are_written_after_every_method(
     done: Benchmark, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interruption in the second method leaves the first one's row, and the end is the same."""
-    real = benchmark_setting.run_planned
+    real = module.run_planned
 
     def interrupted(members: Any, *further: Any) -> Any:
         if any(member.name == "fedproto" for member in members):
             raise RunInterrupted("stopped")
         return real(members, *further)
 
-    monkeypatch.setattr(benchmark_setting, "run_planned", interrupted)
+    monkeypatch.setattr(module, "run_planned", interrupted)
     with pytest.raises(RunInterrupted):
         benchmark(suite, tmp_path / "out", settings=["short"])
     stored = json.loads((tmp_path / "out/results/short.json").read_text())
@@ -363,14 +363,14 @@ def test_figures_are_written_after_every_method(
 def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     done: Benchmark, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = benchmark_setting.sweep
+    real = module.sweep
 
     def failing(*given: Any, **further: Any) -> Any:
         if further["method"] == "fedgh":
             return Sweep(tmp_path, None, failures={"header_lr=0, seed 7": "no"})
         return real(*given, **further)
 
-    monkeypatch.setattr(benchmark_setting, "sweep", failing)
+    monkeypatch.setattr(module, "sweep", failing)
     found = benchmark(suite, tmp_path / "out", settings=["short"])
     assert found.failures == {"short, tuning: header_lr=0, seed 7": "no"}
     assert [row.name for row in found.settings[0].rows] == ["local", "fedproto"]

@@ -8,10 +8,9 @@ import pytest
 
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
-from polyfed.experiments.benchmark_setting import (
+from polyfed.experiments.benchmark import (
     BenchmarkRequest,
     BenchmarkSetting,
-    Outcome,
     described,
     first_difference,
 )
@@ -35,7 +34,7 @@ def test_what_the_figures_have_is_not_run_again(
     protocol = Protocol.load(suite)
     settings = (stored.setting,)
     request = BenchmarkRequest(suite, protocol, settings, methods, tmp_path / "out", figures, progress=True)
-    BenchmarkSetting(request, stored.setting).run("1 of 1", Outcome())
+    BenchmarkSetting(request, stored.setting).run("1 of 1")
     assert f"setting {stored.setting} (1 of 1): all figures are there" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

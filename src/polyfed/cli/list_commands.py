@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -75,20 +76,14 @@ def methods(
     if markdown:
         print_text(method_table.to_markdown().rstrip("\n"))
         return
-    found = method_table.describe() if name is None else method_table.page(name, [os.getcwd()])
-    if json:
-        print_json(found)
-    elif isinstance(found, list):
-        print_text(of_methods(found, terminal_width()))
+    if name is None:
+        _show(method_table.describe(), of_methods, json)
     else:
-        print_text(of_method(found, terminal_width()))
+        _show(method_table.page(name, [os.getcwd()]), of_method, json)
 
 
 def models(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Only this one, with its parts."),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, with its parts.")] = None,
     json: AsJson = False,
 ) -> None:
     """List the models and their sizes; or one of them.
@@ -98,13 +93,10 @@ def models(
     from polyfed.cli.listing import of_model, of_models
     from polyfed.models import zoo
 
-    found = zoo.describe() if name is None else zoo.page(name)
-    if json:
-        print_json(found)
-    elif isinstance(found, list):
-        print_text(of_models(found, terminal_width()))
+    if name is None:
+        _show(zoo.describe(), of_models, json)
     else:
-        print_text(of_model(found, terminal_width()))
+        _show(zoo.page(name), of_model, json)
 
 
 def datasets(
@@ -118,10 +110,14 @@ def datasets(
     from polyfed.cli.listing import of_dataset, of_datasets
     from polyfed.data.datasets import describe, page
 
-    found = describe() if name is None else page(name)
-    if json:
-        print_json(found)
-    elif isinstance(found, list):
-        print_text(of_datasets(found, terminal_width()))
+    if name is None:
+        _show(describe(), of_datasets, json)
     else:
-        print_text(of_dataset(found, terminal_width()))
+        _show(page(name), of_dataset, json)
+
+
+def _show(found: Any, to_text: Callable[[Any, int], str], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        print_text(to_text(found, terminal_width()))

@@ -4,7 +4,7 @@ title = "Two settings of the handwritten digits"
 methods = ["fedgh", "fedproto", "fd-flat"]   # of every setting; Local is always among them
 seeds = [0, 1, 2]                 # that are scored
 tuning_seeds = [100]              # others, that are not
-controls = true                   # each method alone, Local for longer, training on all rows; or some of these
+controls = ["alone", "longer", "pooled"]   # each method alone, Local for longer, training on all rows
 
 [variants.fd-flat]                # further methods of all recipes, as `[methods.fd-flat]` in each would have them
 name = "fd"
@@ -35,9 +35,9 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from polyfed.config.resolve import read_recipe, to_toml
 from polyfed.errors import ConfigError
@@ -63,16 +63,6 @@ Seeds = Annotated[list[Seed], Field(min_length=1), Once]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), Once]
 Values = Annotated[list[Any], Field(min_length=1), Once]
 ControlKind = Literal["alone", "longer", "pooled"]
-
-
-def _known_controls(given: Any) -> Any:
-    """All, none, or a list of kinds."""
-    kinds = get_args(ControlKind)
-    if isinstance(given, bool):
-        return given
-    if isinstance(given, list) and all(kind in kinds for kind in given):
-        return _once(given)
-    raise ValueError(f"expected true, false or a list of {', '.join(kinds)}, got {shown(given)}")
 
 
 _DECIDED = ("run.seed", "method.name")  # by the suite, whatever a setting's overrides say
@@ -109,7 +99,7 @@ class Protocol(_Table):
         title: what it is about, in a line.
         methods: names of methods, or of variants in the recipes' ``[methods]``.
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
-        controls: which controls of `polyfed compare --controls` run, too: "alone", "longer", "pooled"; true is all.
+        controls: which controls of `polyfed compare --controls` run, too; "pooled" is also pooled-steps.
         local_longer: Local also runs with so many times its epochs a round.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
         tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried.
@@ -120,7 +110,7 @@ class Protocol(_Table):
     methods: Names
     seeds: Seeds
     tuning_seeds: Annotated[list[Seed], Once] = Field(default_factory=list)
-    controls: Annotated[bool | list[ControlKind], BeforeValidator(_known_controls)] = False
+    controls: Annotated[list[ControlKind], Once] = Field(default_factory=list)
     local_longer: Annotated[int, Field(ge=2)] | None = None
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
@@ -159,10 +149,6 @@ class Protocol(_Table):
         """All that is laid over a setting's recipe: the variants, and what the setting itself changes."""
         variants = flat_table({"methods": self.variants})
         return [*(f"{key}={to_toml(value)}" for key, value in variants.items()), *self.settings[setting].overrides]
-
-    def has_control(self, kind: ControlKind) -> bool:
-        """Whether controls of a kind run: "alone", "longer" or "pooled", which is also pooled-steps."""
-        return self.controls if isinstance(self.controls, bool) else kind in self.controls
 
     def tuning_of(self, setting: str) -> dict[str, dict[str, list[Any]]]:
         """Method -> hyperparameter -> the values that are tried in a setting."""
@@ -204,7 +190,3 @@ class Protocol(_Table):
             yield "tuning: expected at least two trials for a method, got one"
         if any("training.rounds" in grid for grid in tuning.values()):
             yield "tuning: expected what all rows of a table need not share, got training.rounds"
-
-    def recipe_of(self, setting: str, suite: str | Path) -> Path:
-        """The recipe's file of a setting."""
-        return Path(suite) / self.settings[setting].recipe

@@ -39,6 +39,11 @@ _BY_GROUP = ActsWith("partition", ("by_group",))
 class Data(Settings):
     """``[data]``: which samples, and how the clients get them."""
 
+    _switches: ClassVar[tuple[str, ...]] = (
+        *("feature_shift", "label_space", "halved_client_fraction", "train_splits", "missing_values"),
+        "partitioner",
+    )
+
     dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
         "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
@@ -268,18 +273,7 @@ class Data(Settings):
         )
 
     def _inactive_keys(self) -> set[str]:
-        off = {
-            "num_clients": self.client_count is None,
-            "min_samples": self._keeps_small_groups,
-            "feature_shift": self.feature_shift == "none",
-            "label_space": self.label_space == "shared",
-            "halved_client_fraction": not self.halved_client_fraction,
-            "train_splits": self.train_splits == ["train"],
-            "feature_columns": self.feature_columns is None,
-            "category_columns": self.category_columns is None,
-            "missing_values": self.missing_values == "error",
-            "partitioner": not self.partitioner,
-        }
+        off = {"num_clients": self.client_count is None, "min_samples": self._keeps_small_groups}
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
 
@@ -318,6 +312,8 @@ class Models(Settings):
 class Pretraining(Settings):
     """``[pretraining]``: networks begin with weights that were trained on the hold-out rows; off by default."""
 
+    _switches: ClassVar[tuple[str, ...]] = ("epochs",)
+
     epochs: Annotated[int, Field(ge=0)] = Field(0, description="passes over the hold-out rows; 0: off")
     batch_size: Annotated[Positive, ActsWith("epochs")] = Field(64, description="rows of a batch")
     optimizer: Annotated[Literal["sgd", "adam", "adamw"], ActsWith("epochs")] = Field(
@@ -326,9 +322,6 @@ class Pretraining(Settings):
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("epochs")] = Field(
         0.001, description="learning rate at the start; falls to 0 along a cosine"
     )
-
-    def _inactive_keys(self) -> set[str]:
-        return super()._inactive_keys() | ({"epochs"} if not self.epochs else set())
 
 
 class MethodChoice(BaseModel):
@@ -367,6 +360,9 @@ class RunSettings(Settings):
     """``[run]``: how, where and with which seed."""
 
     _place: ClassVar[tuple[str, ...]] = ("run",)
+    _switches: ClassVar[tuple[str, ...]] = (
+        *("keep", "loggers", "paper_tables", "overrides", "control_of", "modules", "client_names"),
+    )
 
     seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
         0, description="every random draw of the run is derived from it"
@@ -411,14 +407,6 @@ class RunSettings(Settings):
     client_names: list[str] = Field(
         [], description="kept by a run: what its clients are called in data.group_by; the data must have no others"
     )
-
-    def _inactive_keys(self) -> set[str]:
-        off = {
-            key
-            for key in ("loggers", "paper_tables", "overrides", "control_of", "modules", "client_names")
-            if not getattr(self, key)
-        }
-        return super()._inactive_keys() | off | ({"keep"} if self.keep == "last" else set())
 
     @field_validator("paper_tables")
     @classmethod

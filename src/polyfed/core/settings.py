@@ -59,7 +59,8 @@ class Settings(BaseModel):
     def _inactive_keys(self) -> set[str]:
         """The keys that are switched off, or have no effect as things are set."""
         fields = type(self).model_fields
-        off = {key for key in self._switches if getattr(self, key) == fields[key].default}
+        defaults = {key: fields[key].get_default(call_default_factory=True) for key in self._switches}
+        off = {key for key, default in defaults.items() if getattr(self, key) == default}
         return off | set(idle(fields, vars(self)))
 
     @model_validator(mode="after")
@@ -120,6 +121,8 @@ class Training(Settings):
     of `lr_at`.
     """
 
+    _switches: ClassVar[tuple[str, ...]] = ("lr_schedule", "warmup_rounds", "keep_optimizer_state")
+
     rounds: Positive = Field(10, description="rounds of the federation")
     client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
     local_epochs: Positive = Field(1, description="passes over its own rows that a client makes in a round")
@@ -136,14 +139,12 @@ class Training(Settings):
         "gradients; else it is made afresh every round, as the papers do",
     )
     lr: Finite = Field(0.01, description="learning rate of local training")
-    lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
-        "constant", description="how the learning rate changes from round to round"
+    lr_schedule: Literal["constant", "exponential", "cosine"] = Field(
+        "constant", description="how the learning rate changes from round to round; cosine: down to 0"
     )
-    lr_gamma: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="exponential, step: factor of every round, or of every lr_step_size rounds"
+    lr_gamma: Annotated[Annotated[float, Field(gt=0, le=1)] | None, ActsWith("lr_schedule", ("exponential",))] = Field(
+        None, description="exponential: factor of every round"
     )
-    lr_step_size: Positive | None = Field(None, description="step: rounds between two steps")
-    lr_min: Finite = Field(0.0, description="cosine: the learning rate at the end")
     warmup_rounds: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / warmup_rounds to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
@@ -162,14 +163,14 @@ class Training(Settings):
         """The learning rate of a round; a final round after the last one has the last one's.
 
         With warmup_rounds = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
-        constant lr; exponential lr gamma^p; step lr gamma^floor(p / step_size); cosine
-        lr_min + (lr - lr_min) (1 + cos(pi p / n)) / 2, n being the number of rounds from round max(w, 1) on.
+        constant lr; exponential lr gamma^p; cosine lr (1 + cos(pi p / n)) / 2, n being the number of rounds from round
+        max(w, 1) on.
 
         Args:
             round: counted from 1. lr: of a phase that has its own; None: the setting's.
 
-        >>> [Training(lr=0.8, lr_schedule="step", lr_gamma=0.5, lr_step_size=2).lr_at(t) for t in range(1, 6)]
-        [0.8, 0.8, 0.4, 0.4, 0.2]
+        >>> [Training(lr=0.8, lr_schedule="exponential", lr_gamma=0.5).lr_at(t) for t in range(1, 5)]
+        [0.8, 0.4, 0.2, 0.1]
         """
         rate = self.lr if lr is None else lr
         t = max(1, min(round, self.rounds))
@@ -178,35 +179,19 @@ class Training(Settings):
             return rate * t / peak
         if self.lr_schedule == "exponential":
             return rate * (self.lr_gamma or 1.0) ** (t - peak)
-        if self.lr_schedule == "step":
-            return rate * (self.lr_gamma or 1.0) ** ((t - peak) // (self.lr_step_size or 1))
         if self.lr_schedule == "cosine":
-            low = min(self.lr_min, rate)
-            return low + (rate - low) * (1 + math.cos(math.pi * (t - peak) / (self.rounds - peak + 1))) / 2
+            return rate * (1 + math.cos(math.pi * (t - peak) / (self.rounds - peak + 1))) / 2
         return rate
-
-    def _inactive_keys(self) -> set[str]:
-        off = {"warmup_rounds": not self.warmup_rounds, "lr_schedule": self.lr_schedule == "constant"}
-        off |= {"lr_min": self.lr_schedule != "cosine", "keep_optimizer_state": not self.keep_optimizer_state}
-        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
     @model_validator(mode="after")
     def _schedule_is_whole(self) -> Training:
-        takes = {"exponential": {"lr_gamma"}, "step": {"lr_gamma", "lr_step_size"}, "cosine": {"lr_min"}}
-        mine = takes.get(self.lr_schedule, set())
-        for key in ("lr_gamma", "lr_step_size", "lr_min"):
-            if getattr(self, key) is None and key in mine:
-                raise ValueError(f"lr_schedule '{self.lr_schedule}' needs {key}, got none")
-            if getattr(self, key) and key not in mine:
-                whose = " or ".join(f"'{name}'" for name, keys in takes.items() if key in keys)
-                raise ValueError(f"{key} is for lr_schedule {whose}; with '{self.lr_schedule}' expected none")
+        if self.lr_schedule == "exponential" and self.lr_gamma is None:
+            raise ValueError("lr_schedule 'exponential' needs lr_gamma, got none")
         if self.warmup_rounds == 1:
             raise ValueError(
                 "warmup_rounds = 1 does nothing, as the last round of it has lr; set warmup_rounds to 2 or more, or "
                 "leave it at 0"
             )
-        if self.lr_min > self.lr:
-            raise ValueError(f"lr_min: expected at most lr = {self.lr:g}, got {self.lr_min:g}")
         return self
 
     @model_validator(mode="after")

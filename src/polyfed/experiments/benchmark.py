@@ -2,26 +2,64 @@
 `polyfed benchmark`.
 
 What is done is not run again: neither what the figures have, one small JSON file per setting
-(`polyfed.report.benchmark_results`), nor finished runs. Runs lie in ``<out>/tuning/SETTING/METHOD`` and
-``<out>/SETTING``; a finished one has its records only, no weights, unless the suite says ``run.keep``.
+(`polyfed.report.benchmark_results`), wherever they were made, nor finished runs; what was interrupted goes on. Figures
+keep the recipe and the hyperparameters: a key that has come into the library since counts as its default, and a
+hyperparameter that has left it is not compared. Runs lie in ``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``; a
+finished one has its records only, no weights, unless the suite says ``run.keep``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from polyfed.config.protocol import Protocol
+from polyfed.config.recipe import Recipe
+from polyfed.config.resolve import parse_override, to_toml
 from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
-from polyfed.experiments.benchmark_setting import BenchmarkRequest, BenchmarkSetting, Outcome
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.controls import POOLED, epochs_of_local, longer, pooled, runs_alone
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.planned_runs import (
+    PlannedRun,
+    check_planned_runs,
+    data_checksum,
+    nothing_learnt_in,
+    run_planned,
+)
+from polyfed.experiments.sweep import sweep
+from polyfed.loggers.base import Logger
+from polyfed.loggers.console import Console
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.benchmark_page import Ranking, Wanted, ranking, to_text, write_page
-from polyfed.report.benchmark_results import SettingResult, read_processor_time
+from polyfed.report.benchmark_results import (
+    ProcessorTime,
+    RowResult,
+    RowRuns,
+    SettingResult,
+    Tuning,
+    join_processor_time,
+    join_results,
+    processor_time,
+    read_processor_time,
+    read_results,
+    setting_result,
+    write_result,
+)
+from polyfed.report.run_records import load_runs
+from polyfed.results.read import flat_table
+from polyfed.units import human_count
 
-__all__ = ["Benchmark", "benchmark"]
+__all__ = ["Benchmark", "BenchmarkRequest", "BenchmarkSetting", "benchmark"]
+
+_LOCAL = "local"
+_NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
 
 
 @dataclass(frozen=True)
@@ -89,19 +127,476 @@ def benchmark(
     )
     read_processor_time(figures)  # an error of theirs comes before the first run
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]
-    wanted = _wanted(request, asked)
+    ready = {setting.name: setting for setting in asked}
+    every = [ready.get(name) or BenchmarkSetting(request, name) for name in protocol.settings]
+    wanted = {setting.name: setting.wanted for setting in every}
     make_folder(figures)
-    outcome = Outcome()
     for number, setting in enumerate(asked, start=1):
-        is_new = setting.run(f"{number} of {len(asked)}", outcome)
+        is_new = setting.run(f"{number} of {len(asked)}")
         if is_new and number < len(asked):  # the next setting may be interrupted
             write_page(figures, protocol.title, wanted)
     found, files = write_page(figures, protocol.title, wanted)
-    return Benchmark(place, ranking(found) if found else None, found, files, outcome.failures, outcome.unlearnt)
+    return Benchmark(place, ranking(found) if found else None, found, files, request.failures, request.unlearnt)
 
 
-def _wanted(request: BenchmarkRequest, asked: Sequence[BenchmarkSetting]) -> dict[str, Wanted]:
-    """What the page expects of each setting of the suite."""
-    ready = {setting.name: setting for setting in asked}
-    every = [ready.get(name) or BenchmarkSetting(request, name) for name in request.protocol.settings]
-    return {setting.name: setting.wanted for setting in every}
+def key_of(method: str, name: str) -> str:
+    """What is tuned, as --set names it: a setting of [training], or a hyperparameter of one method."""
+    return name if name.startswith("training.") else f"methods.{method}.{name}"
+
+
+@dataclass(frozen=True)
+class BenchmarkRequest:
+    """A suite as it is asked for.
+
+    Attributes:
+        folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
+        out: the folder of runs. figures: the folder of the settings' files.
+        progress, workers, executor, device, overwrite: see `benchmark`.
+        failures, unlearnt: what went wrong so far, see `Benchmark`.
+    """
+
+    folder: Path
+    protocol: Protocol
+    settings: tuple[str, ...]
+    methods: tuple[str, ...] | None
+    out: Path
+    figures: Path
+    progress: bool = False
+    workers: int | None = None
+    executor: str | None = None
+    device: str | None = None
+    overwrite: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+    unlearnt: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """What shows progress."""
+        return [Console()] if self.progress else []
+
+    def tell(self, line: str) -> None:
+        """A line of progress."""
+        for logger in self.loggers:
+            logger.message(line)
+
+    def methods_of(self, setting: str) -> list[str]:
+        """The methods to run in a setting: one that some of the settings asked for have in these, any other in all."""
+        here = self.protocol.methods_of(setting)
+        if self.methods is None:
+            return here
+        known = {name for asked in self.settings for name in self.protocol.methods_of(asked)}
+        return [name for name in self.methods if name in here or name not in known]
+
+    def recipe_of(self, setting: str, chosen: Mapping[str, Any] = MappingProxyType({}), method: str = "") -> Recipe:
+        """A setting's recipe with its preset and changes. chosen: hyperparameters of a method.
+
+        Raises:
+            ConfigError: the recipe is wrong.
+        """
+        own = self.protocol.settings[setting]
+        path = self.folder / own.recipe
+        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        changes = [*self.changes_of(setting), *tuned]
+        run: dict[str, Any] = {"workers": self.workers, "executor": self.executor, "device": self.device}
+        recipe = Recipe.load(path, changes, preset=own.preset, **run)
+        shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
+        return recipe.with_run(overrides=[*own.overrides, *shown])
+
+    def changes_of(self, setting: str) -> list[str]:
+        """What is changed of a setting's recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""
+        return [_NO_WEIGHTS, *self.protocol.overrides_of(setting)]
+
+
+class BenchmarkSetting:
+    """One setting of a suite.
+
+    Args:
+        request: what is asked for. name: the setting's.
+
+    Raises:
+        ConfigError: the recipe is wrong, has not all methods, or is not that of the figures that are there.
+    """
+
+    def __init__(self, request: BenchmarkRequest, name: str) -> None:
+        self.request = request
+        self.name = name
+        self.recipe = request.recipe_of(name)
+        self.methods = list(dict.fromkeys((_LOCAL, *request.methods_of(name))))
+        for method in self.methods:
+            self.recipe.choose(method)
+        self._stored = self._read_stored()
+        self._made: set[str] = set()  # rows of which all seeds were run by this object
+        for method in self.methods:
+            if self._known_choice(method) is None:
+                self._check_trials(method)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the page expects of the setting: the suite's methods and seeds."""
+        protocol = self.request.protocol
+        rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
+        longer = self._longer_local(self.recipe)
+        names = list(dict.fromkeys(row.name for row in rows))
+        return Wanted(names, protocol.seeds_of(self.name), "" if longer is None else longer.name)
+
+    def run(self, position: str) -> bool:
+        """Do what is left, if anything is; figures are written after every method.
+
+        Args:
+            position: of the setting in the suite, for progress: "1 of 2".
+
+        Raises:
+            ConfigError: a method does not fit; nothing of the setting has been run.
+            RunInterrupted: Ctrl-C; call it again to go on.
+        """
+        every = {method: self._runs_left(method) for method in self.methods}
+        left = {method: runs for method, runs in every.items() if runs is not None}
+        if not left:
+            self.request.tell(f"setting {self.name} ({position}): all figures are there")
+            return False
+        runs = sum(left.values())
+        how_many = f"{human_count(runs, 'run')} left" if runs else "all runs are done"
+        self.request.tell(f"setting {self.name} ({position}): {how_many}")
+        data = DataCache()
+        for method, own in left.items():
+            if own:
+                build_federation(self.recipe.choose(method), data=data, pretrained=False)  # whether it fits at all
+        for method, own in left.items():
+            if own:
+                self.request.tell(f"{self.name}, {method}: {human_count(own, 'run')}")
+            self._run_method(method, data)
+        return True
+
+    def _check_trials(self, method: str) -> None:
+        """Whether a method has the hyperparameters that are tried, and takes the values: a trial may begin hours later.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        for name, values in self._grid(method).items():
+            for value in values:
+                self.request.recipe_of(self.name, {name: value}, method).choose(method)
+
+    # what is there --------------------------------------------------------------------------------------------------
+
+    def _read_stored(self) -> SettingResult | None:
+        """The figures that are there; None also where they are of another recipe, and all is run again."""
+        stored = next(iter(read_results(self.request.figures, [self.name])), None)
+        difference = None if stored is None else first_difference(stored.recipe, self.recipe)
+        if difference is None:
+            return stored
+        if self.request.overwrite and self.request.methods is None:
+            return None
+        key, there, here = difference
+        raise ConfigError(
+            f"{self.name}: expected stored figures with {key} = {here}, as in the recipe, got those with {there}; "
+            "choose another --results, or --overwrite without --methods, which runs all again"
+        )
+
+    def _known_choice(self, method: str) -> dict[str, Any] | None:
+        """The hyperparameters that were chosen for a method; None where it is still to be tuned."""
+        grid = self._grid(method)
+        if not grid:
+            return {}
+        name = self._row_name(method)
+        tuning = None if self._stored is None or self._is_forced(name) else self._stored.tuning.get(name)
+        if tuning is None or (tuning.tried, tuning.seeds) != (as_json(grid), self.request.protocol.tuning_seeds):
+            return None
+        return tuning.chosen
+
+    def _grid(self, method: str) -> dict[str, list[Any]]:
+        """Hyperparameter -> the values that are tried; empty for a method that is not tuned."""
+        return self.request.protocol.tuning_of(self.name).get(method, {})
+
+    def _stored_row(self, row: Recipe) -> RowResult | None:
+        """The row of the figures that was made with these hyperparameters."""
+        found = None if self._stored is None or self._is_forced(row.name) else self._stored.row(row.name)
+        return found if found is not None and has_hyperparameters(found, row, self._tuned_training(row)) else None
+
+    def _tuned_training(self, row: Recipe) -> dict[str, Any]:
+        """The settings of [training] that were chosen for a row, such as "training.lr"."""
+        chosen = row.run.overrides[len(self.recipe.run.overrides) :]
+        return {".".join(keys): value for keys, value in map(parse_override, chosen)}
+
+    def _seeds_left(self, row: Recipe) -> list[int]:
+        stored = self._stored_row(row)
+        return [n for n in self.request.protocol.seeds_of(self.name) if stored is None or n not in stored.by_seed]
+
+    def _is_forced(self, row: str) -> bool:
+        """Whether a row is run again though it is done: one of a method that was asked for."""
+        request = self.request
+        if not request.overwrite or row in self._made:
+            return False
+        return request.methods is None or row.removesuffix("-alone") in map(self._row_name, request.methods)
+
+    # what is left ---------------------------------------------------------------------------------------------------
+
+    def _runs_left(self, method: str) -> int | None:
+        """How many runs of a method are not done; None: the figures lack nothing.
+
+        A longer Local counts only where the figures tell of it.
+        """
+        protocol = self.request.protocol
+        forced = self._is_forced(self._row_name(method))
+        chosen = self._known_choice(method)
+        runs = 0
+        if chosen is None:
+            done = 0 if forced else _count_finished(self._tuning_folder(method))
+            runs = max(0, protocol.trials(self.name, method) * len(protocol.tuning_seeds) - done)
+        own, *controls = self._rows_of(method, chosen or {})
+        is_lacking = chosen is None or (self._has_longer(own) and self._stored_epochs(own) is None)
+        for row in (own, *controls):
+            seeds = protocol.seeds_of(self.name) if chosen is None else self._seeds_left(row)
+            is_lacking = is_lacking or bool(seeds)
+            runs += sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
+        return runs if is_lacking else None
+
+    # running --------------------------------------------------------------------------------------------------------
+
+    def _run_method(self, method: str, data: DataCache) -> None:
+        """Tune a method where that is to be done, run its rows, and write them."""
+        forced = self._is_forced(self._row_name(method))
+        chosen = self._known_choice(method)
+        tuning = {}
+        if chosen is None:
+            chosen = self._tune(method, forced)
+            if chosen is None:
+                return
+            grid = as_json(self._grid(method))
+            seeds = self.request.protocol.tuning_seeds
+            tuning = {method: Tuning(tried=grid, seeds=seeds, chosen=as_json(chosen))}
+        own, *controls = self._rows_of(method, chosen, data)
+        found = self._run_rows((own, *controls), forced, data)
+        epochs = self._epochs_of_local(own, data)
+        self._write(found, tuning, {} if epochs is None else {own.name: epochs})
+
+    def _run_rows(self, rows: Sequence[Recipe], forced: bool, data: DataCache) -> list[RowRuns]:
+        """Run what the figures lack of some rows."""
+        planned = self._plan(rows)
+        self._check_data(data)
+        pending = check_planned_runs(planned, self.request.out / self.name, forced, data)
+        failed = run_planned(planned, pending, forced, data, self.request.loggers)
+        self.request.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
+        done = [one for one in planned if one.title not in failed]
+        if not done:
+            return []
+        runs = {run.path.resolve(): run for run in load_runs([one.folder for one in done])}
+        unlearnt = nothing_learnt_in(done, list(runs.values()))
+        self.request.unlearnt.update({f"{self.name}: {title}": line for title, line in unlearnt.items()})
+        by_row = {row.name: [runs[one.folder.resolve()] for one in done if one.name == row.name] for row in rows}
+        return [
+            RowRuns(row.name, by_row[row.name], self._kept_as(row), row.chosen_method.is_control)
+            for row in rows
+            if by_row[row.name]
+        ]
+
+    def _check_data(self, data: DataCache) -> None:
+        """Whether the figures that are there are of the data that there are now; of older ones that is not known.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        all_again = self.request.overwrite and self.request.methods is None
+        if self._stored is None or not self._stored.data or all_again:
+            return
+        seed, checksum = next(iter(self._stored.data.items()))
+        if data_checksum(self.recipe.choose(_LOCAL).with_run(seed=int(seed), out=None), data) != checksum:
+            raise ConfigError(
+                f"{self.name}: expected stored figures of the data that there are now, got those of others of this "
+                "name; choose another --results, or --overwrite without --methods, which runs all again"
+            )
+
+    def _kept_as(self, row: Recipe) -> dict[str, Any]:
+        """A row's hyperparameters; as the figures have them where they have the row, so that its seeds are joined."""
+        stored = self._stored_row(row)
+        return hyperparameters_of(row) | self._tuned_training(row) if stored is None else stored.hyperparameters
+
+    def _tune(self, method: str, forced: bool) -> dict[str, Any] | None:
+        """The hyperparameters that validation chooses; None where no trial was finished."""
+        request = self.request
+        protocol = request.protocol
+        changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
+        grid = {key_of(method, name): values for name, values in self._grid(method).items()}
+        tried = sweep(
+            request.folder / protocol.settings[self.name].recipe,
+            changes | grid,
+            method=method,
+            seeds=protocol.tuning_seeds,
+            out=self._tuning_folder(method),
+            overwrite=forced,
+            progress=request.progress,
+            device=request.device,
+            workers=request.workers,
+            executor=request.executor,
+            preset=protocol.settings[self.name].preset,
+            local=False,
+        )
+        self.request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
+        if tried.chosen is None:
+            return None
+        chosen = tried.chosen.settings  # of what has several values
+        return {name: chosen.get(key_of(method, name), values[0]) for name, values in self._grid(method).items()}
+
+    def _rows_of(self, method: str, chosen: Mapping[str, Any], data: DataCache | None = None) -> Iterator[Recipe]:
+        """A method, and its controls.
+
+        Args:
+            chosen: its hyperparameters. data: kept between calls; without, a longer Local is only there where the
+                figures say that it is needed.
+        """
+        protocol = self.request.protocol
+        tuned = self.request.recipe_of(self.name, chosen, method)
+        own = tuned.choose(method)
+        yield own
+        if method == _LOCAL:
+            further = self._longer_local(tuned)
+            if further is not None:
+                yield further
+            if "pooled" in protocol.controls:
+                yield from (pooled(tuned, kind) for kind in POOLED)
+            return
+        if "alone" in protocol.controls and runs_alone(own):
+            yield tuned.choose_alone(method)
+        epochs = self._epochs_of_local(own, data)
+        if epochs is not None and epochs > own.training.local_epochs:
+            yield longer(tuned, epochs, [own.name])
+
+    def _longer_local(self, recipe: Recipe) -> Recipe | None:
+        """Local with several times the epochs; None where the suite asks for none."""
+        times = self.request.protocol.local_longer
+        return None if times is None else longer(recipe, times * recipe.training.local_epochs, [])
+
+    def _epochs_of_local(self, row: Recipe, data: DataCache | None) -> int | None:
+        """The epochs a round by which Local takes as many steps as a method; None where that is not asked for.
+
+        data: None: only what the figures tell.
+        """
+        if not self._has_longer(row):
+            return None
+        known = self._stored_epochs(row)
+        if known is not None or data is None:
+            return known
+        return epochs_of_local(build_federation(row, data=data, pretrained=False))
+
+    def _has_longer(self, row: Recipe) -> bool:
+        """Whether a Local of as many steps is asked for beside a row."""
+        return "longer" in self.request.protocol.controls and not row.method.alone and row.method.name != _LOCAL
+
+    def _stored_epochs(self, row: Recipe) -> int | None:
+        return None if self._stored is None or not self._stored_row(row) else self._stored.epochs_of_local.get(row.name)
+
+    def _plan(self, rows: Sequence[Recipe]) -> list[PlannedRun]:
+        """The runs that the figures lack; seed by seed, so that the runs of a seed share the data in memory."""
+        left = {row.name: self._seeds_left(row) for row in rows}
+        return [
+            PlannedRun(row.name, row.with_run(seed=seed, out=None), self._folder_of(row, seed))
+            for seed in self.request.protocol.seeds_of(self.name)
+            for row in rows
+            if seed in left[row.name]
+        ]
+
+    def _folder_of(self, row: Recipe, seed: int) -> Path:
+        return self.request.out / self.name / row.name / f"seed-{seed}"
+
+    def _tuning_folder(self, method: str) -> Path:
+        return self.request.out / "tuning" / self.name / method
+
+    def _row_name(self, method: str) -> str:
+        return self.recipe.choose(method).name
+
+    def _write(self, rows: Sequence[RowRuns], tuning: Mapping[str, Tuning], epochs: Mapping[str, int]) -> None:
+        """Write what was found into the figures. tuning: by method, as asked for."""
+        trials = {self._row_name(method): load_runs(self._tuning_folder(method)) for method in tuning}
+        tuned = {self._row_name(method): one for method, one in tuning.items()}
+        spent = processor_time(rows, trials)
+        stored = self._read_stored()  # as it is now: others may have added rows
+        if rows:
+            found = setting_result(self.name, rows, described(self.recipe), tuned, epochs)
+        elif stored is not None:
+            found = stored.model_copy(update={"rows": [], "tuning": tuned, "epochs_of_local": dict(epochs)})
+        else:
+            return
+        if stored is not None:
+            every = dict.fromkeys((*self.request.protocol.methods_of(self.name), *self.methods))
+            found = join_results(stored, found, [self._row_name(method) for method in every])
+            before = read_processor_time(self.request.figures).get(self.name, ProcessorTime(tuning={}, runs={}))
+            spent = join_processor_time(before, spent, found.rows)
+        write_result(found, spent, self.request.figures)
+        self._stored = found
+        self._made.update(row.name for row in rows)
+
+
+def _count_finished(folder: Path) -> int:
+    """The finished runs at or below a folder."""
+    return sum(1 for _ in folder.rglob("result.json"))
+
+
+# stored figures -----------------------------------------------------------------------------------------------------
+
+
+def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
+    """The first key in which a stored recipe is another than this one: its name, the stored value and this one's."""
+    here = flat_table(described(recipe))
+    there = flat_table(stored)
+    for key, value in there.items():  # first, so that nothing is resolved, or imported, that the recipe does not name
+        if here.get(key) != value:
+            return key, value, here.get(key)
+    if here.keys() - there.keys():
+        there = flat_table(_with_new_defaults(stored, recipe))
+    for key, value in here.items():
+        if there.get(key) != value:
+            return key, there.get(key), value
+    return None
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as figures keep it: resolved, without method, run and the place of data."""
+    found = recipe.choose(_LOCAL).to_dict()
+    found["data"].pop("root", None)
+    kept: dict[str, Any] = as_json({name: table for name, table in found.items() if name not in ("method", "run")})
+    return kept
+
+
+def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """A stored recipe with the keys that have come since, which have their defaults."""
+    try:
+        return described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
+    except ConfigError:
+        return dict(stored)
+
+
+def hyperparameters_of(row: Recipe) -> dict[str, Any]:
+    """All hyperparameters of a row's method, as figures keep them."""
+    found: dict[str, Any] = as_json(row.to_dict()["method"])
+    del found["name"]
+    return found
+
+
+def has_hyperparameters(stored: RowResult, row: Recipe, training: Mapping[str, Any]) -> bool:
+    """Whether a stored row was made with these; new ones count as their defaults, ones that have left do not count.
+
+    Args:
+        training: settings of [training] that were chosen for the row, by their whole keys.
+    """
+    now = flat_table(hyperparameters_of(row)) | as_json(training)
+    then = flat_table(stored.hyperparameters)
+    gone = then.keys() - now.keys()
+    if stored.method != row.method.name or any(key.startswith("training.") for key in gone):
+        return False
+    if now.keys() - then.keys():
+        then = flat_table(_default_hyperparameters(row)) | then
+    return all(then.get(key) == value for key, value in now.items())
+
+
+def _default_hyperparameters(row: Recipe) -> dict[str, Any]:
+    """Those that a method has where a recipe names none; empty where it needs some."""
+    try:
+        plain = {**described(row), "method": {"name": row.method.name}}
+        return hyperparameters_of(Recipe.from_dict(plain, beside=row.beside))
+    except ConfigError:
+        return {}
+
+
+def as_json(value: Any) -> Any:
+    """A value as a JSON file gives it back."""
+    return json.loads(json.dumps(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,61 +124,38 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     planned = _plan_runs(list(chosen.values()), unique_seeds, folder, groups)
     watchers: list[Logger] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, overwrite, data)
-    few = len(set(seeds))
-    if few < SEEDS:
+    if len(unique_seeds) < SEEDS:
         for watcher in watchers:
             watcher.message(
-                f"warning: {human_count(few, 'seed')}, by which no difference is more than chance; it takes "
-                f"{SEEDS}: --seeds 0,1,2"
+                f"warning: {human_count(len(unique_seeds), 'seed')}, by which no difference is more than chance; it "
+                f"takes {SEEDS}: --seeds 0,1,2"
             )
     failures = run_planned(planned, pending, overwrite, data, watchers)
     if len(failures) < len(planned) and not isinstance(recipe, Recipe):
-        words = command_line(recipe, given, seeds, out, overrides, preset)
-        if controls:
-            words.append("--controls")
-        save_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
+        asked = {
+            "--methods": ",".join(given),
+            "--seeds": ",".join(map(str, seeds)),
+            "--preset": preset,
+            "--out": None if out is None else str(out),
+        }
+        words = [word for option, value in asked.items() if value for word in (option, value)]
+        words += [word for text in overrides for word in ("--set", text)]
+        words += ["--controls"] if controls else []
+        save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]), ran=bool(pending))
     return _summarize(folder, planned, failures, target)
-
-
-def command_line(
-    recipe: str | Path,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    out: str | Path | None,
-    overrides: Sequence[str],
-    preset: str | None,
-) -> list[str]:
-    """The command line's words for a comparison, without those that are the default."""
-    options = {
-        "--methods": ",".join(methods),
-        "--seeds": ",".join(map(str, seeds)),
-        "--preset": preset or "",
-        "--out": "" if out is None else str(out),
-    }
-    named = [word for pair in options.items() if pair[1] for word in pair]
-    return [str(recipe), *named, *(word for text in overrides for word in ("--set", text))]
 
 
 def _plan_runs(
     recipes: Sequence[Recipe], seeds: Sequence[int], folder: Path, groups: Mapping[str, str]
 ) -> list[PlannedRun]:
     """All runs; seed by seed, so that the runs of a seed share the data in memory. groups: held out in turn."""
-    if not groups:
-        return [
-            PlannedRun(recipe.name, recipe.with_run(seed=seed, out=None), folder / recipe.name / f"seed-{seed}")
-            for seed in seeds
-            for recipe in recipes
-        ]
-    return [
-        PlannedRun(
-            f"{recipe.name} without {group}",
-            without(recipe, group).with_run(seed=seed, out=None),
-            folder / place / recipe.name / f"seed-{seed}",
-        )
-        for seed in seeds
-        for group, place in groups.items()
-        for recipe in recipes
-    ]
+    planned = []
+    for seed, (group, place), recipe in itertools.product(seeds, groups.items() if groups else [("", "")], recipes):
+        held_out = without(recipe, group) if group else recipe
+        title = f"{recipe.name} without {group}" if group else recipe.name
+        run = held_out.with_run(seed=seed, out=None)
+        planned.append(PlannedRun(title, run, folder / place / recipe.name / f"seed-{seed}"))
+    return planned
 
 
 def _summarize(

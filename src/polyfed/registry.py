@@ -13,7 +13,7 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ _SCHEMES = {
 }  # no modules of one's own
 
 
-def announce(line: str) -> None:
-    """Tells which code that is not polyfed's is imported, before it is; the command line prints it."""
+# called with a line on code that is not polyfed's before it is imported; the command line prints it
+announce: Callable[[str], object] = lambda line: None  # noqa: E731
 
 
 def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:

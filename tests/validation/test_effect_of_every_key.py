@@ -114,6 +114,7 @@ KEYS: dict[str, str | Refused] = {
     ),
     "training.lr": "clients train",
     "training.lr_schedule": "clients train",
+    "training.lr_gamma": refused("set lr_schedule to 'exponential'", lr_gamma=0.5),
     "training.warmup_rounds": refused("set warmup_rounds to 2 or more", warmup_rounds=1),
     "training.momentum": refused("momentum is SGD's; with optimizer 'adam'", optimizer="adam", momentum=0.9),
     "training.weight_decay": "every optimizer takes it",

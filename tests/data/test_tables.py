@@ -234,8 +234,6 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(
     ]
     with pytest.raises(ConfigErrors, match=r"\(and 2 more; `polyfed predict` lists them\)"):
         prediction.predict(tmp_path / "run", 1, wrong)
-    with pytest.raises(ConfigError, match="has no use for image_column"):
-        prediction.predict(tmp_path / "run", 1, bare, image_column="a")
 
 
 def frame() -> pd.DataFrame:

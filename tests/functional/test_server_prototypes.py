@@ -1,7 +1,10 @@
-"""Semantic anchors against PyTorch's layers and NumPy, directions on the sphere against a loop over pairs."""
+"""Semantic anchors against PyTorch's layers, directions on the sphere against a loop over pairs, and the network behind
+trained prototypes against finite differences.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from polyfed.functional import server_prototypes
 from polyfed.functional.server_prototypes import draw_anchors, margin_contrastive_loss, mean_nearest_distance, spread
 
 
@@ -90,3 +94,77 @@ def test_one_row_equal_rows_and_rows_of_zeros() -> None:
     torch.testing.assert_close(spread(one, 50), one / one.norm())
     for rows in (torch.ones(3, 4), torch.cat([torch.zeros(1, 4), draw(2, 4)])):
         assert spread(rows, 50).isfinite().all()
+
+
+# the network behind trained prototypes ------------------------------------------------------------------------------
+
+
+def apart(margin: float) -> server_prototypes.Loss:
+    return functools.partial(server_prototypes.margin_loss, margin=margin)
+
+
+def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, margin: float) -> float:
+    hidden = np.maximum(weights["embedding"] @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
+    p = hidden @ weights["output.weight"].T + weights["output.bias"]
+    d = np.linalg.norm(rows[:, None] - p[None], axis=2)
+    d[np.arange(len(rows)), labels] += margin
+    return float((d[np.arange(len(rows)), labels] + np.log(np.exp(-d).sum(1))).mean())
+
+
+def test_a_step_of_the_fit_against_finite_differences() -> None:
+    weights = server_prototypes.init_network(3, 5, 4, torch.Generator().manual_seed(0))
+    rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
+    before = {name: t.clone() for name, t in weights.items()}
+    new, loss = server_prototypes.train_network(
+        weights, rows, labels, apart(0.7), 1, 4, 0.5, torch.Generator().manual_seed(1)
+    )
+    w = {name: t.double().numpy() for name, t in weights.items()}
+    assert loss == pytest.approx(numpy_loss(w, rows.double().numpy(), labels.numpy(), 0.7), rel=1e-5)
+    for name, t in w.items():
+        assert torch.equal(weights[name], before[name])
+        for place in list(np.ndindex(t.shape))[:6]:
+            values = []
+            for way in (1e-5, -1e-5):
+                moved = {**w, name: t.copy()}
+                moved[name][place] += way
+                values.append(numpy_loss(moved, rows.double().numpy(), labels.numpy(), 0.7))
+            slope = (values[0] - values[1]) / 2e-5
+            assert float(new[name][place]) == pytest.approx(t[place] - 0.5 * slope, abs=1e-5)
+
+
+def test_initial_layers_are_uniform_within_one_over_the_root_of_their_inputs() -> None:
+    made = server_prototypes.init_network(3, 400, 100, torch.Generator().manual_seed(0))
+    for layer, inputs in (("hidden", 100), ("output", 400)):
+        assert 0.95 * inputs**-0.5 < float(made[f"{layer}.weight"].abs().max()) <= inputs**-0.5
+
+
+def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
+    centers = draw(4, 3)
+    d = np.linalg.norm(centers.numpy()[:, None] - centers.numpy()[None], axis=2) + np.diag([np.inf] * 4)
+    assert server_prototypes.margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
+    assert server_prototypes.margin(centers, 0.1) == 0.1
+    assert server_prototypes.margin(centers[:1], 100.0) == 100.0
+
+
+def test_orthogonality_against_numpy_with_cosines_of_both_signs() -> None:
+    p, rows, labels = draw(3, 4), draw(5, 4, seed=1), torch.tensor([0, 2, 1, 1, 0])
+    a, b = (t.double().numpy() for t in (rows, p))
+    cosines = np.array([[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a])
+    own = np.eye(3)[labels]
+    assert (cosines[own == 0] < 0).any()
+    assert (cosines[own == 0] > 0).any()
+    for gamma in (0.0, 0.5, 2.0):
+        expected = (1 - cosines)[own == 1].mean() + gamma * np.abs(cosines[own == 0]).mean()
+        found = server_prototypes.orthogonality(p, rows, labels, gamma)
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> None:
+    """By products of rows, as PyTorch takes distances of more than 25 rows, they would drown in rounding."""
+    rows, prototypes = 1000 + 0.1 * draw(60, 3), 1000 + 0.1 * draw(5, 3, seed=1)
+    labels = torch.arange(60) % 5
+    gaps = np.linalg.norm(rows.double().numpy()[:, None] - prototypes.double().numpy()[None], axis=2)
+    away = np.exp(-gaps - 0.5 * np.eye(5)[labels.numpy()])
+    expected = -np.log(away[np.arange(60), labels.numpy()] / away.sum(1)).mean()
+    found = server_prototypes.margin_loss(prototypes, rows, labels, 0.5)
+    assert float(found) == pytest.approx(expected, rel=1e-5)

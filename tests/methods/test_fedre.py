@@ -32,7 +32,7 @@ def sound(people: list[Client], round: Round, number: int) -> bool:
 
 
 def stepped(round: Round, number: int, method: FedRE) -> dict[str, torch.Tensor]:
-    """The header after the round's steps; one step is in tests/functional/test_class_rows.py."""
+    """The header after the round's steps; one step is in tests/functional/test_class_prototypes.py."""
     theta, bias = (round.before["header"][name] for name in ("weight", "bias"))
     z, q = (torch.stack([round.up[i][name] for i in sorted(round.up)]) for name in ("representation", "encoding"))
     draws = generator(0, "server header", number)

@@ -9,12 +9,10 @@ import torch
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
 from tests.helpers.toys import (
-    NETS,
     Client,
     Two,
     clients,
     moved,
-    numpy_mean,
     rounds,
     shared,
     two_gradient,
@@ -87,30 +85,6 @@ def test_who_can_take_no_step_has_no_say():
     (round,) = rounds(FedNova(), clients(["bn"] * 2, [1, 8]), rounds=1)
     assert [one["client"] for one in round.record["refused"]] == [0]
     assert moved(shared(round.after), round.up[1]["model"]) < 1e-6
-
-
-@pytest.mark.parametrize("lost", [set(), {0}, {1, 2}])
-def test_shares_and_steps_are_of_those_who_have_the_tensor(lost):
-    sizes, names = [4, 8, 16], {"bn", "deep-bn"}
-    history = rounds(FedNova(), clients(["bn", "deep-bn", "deep-bn"], sizes), lose=lambda r, i: i in lost)
-    parameters = {name for a in names for name, _ in NETS[a]().named_parameters()}
-    for round in history:
-        before, after = shared(round.before), shared(round.after)
-        answered = [i for i in range(3) if i not in lost]
-        for name in before:
-            held = [i for i in answered if name in round.up[i]["model"]]
-            if not held:
-                assert torch.equal(before[name], after[name])
-                continue
-            ends = [round.up[i]["model"] for i in held]
-            n = [sizes[i] for i in held]
-            if name not in parameters:  # BatchNorm's statistics
-                np.testing.assert_allclose(after[name], numpy_mean(ends, n, name), atol=1e-6)
-                continue
-            p, a = np.array(n) / sum(n), np.array(n) / 4  # batches of 4
-            w = before[name].double().numpy()
-            step = sum(q * (end[name].double().numpy() - w) / one for q, end, one in zip(p, ends, a, strict=True))
-            np.testing.assert_allclose(after[name], w + (p * a).sum() * step, atol=2e-6)
 
 
 def test_a_pull_that_overshoots_is_refused():

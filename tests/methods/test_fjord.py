@@ -61,6 +61,9 @@ def test_the_loss_is_the_widests_and_what_the_drawn_width_learns_from_it(place):
     torch.testing.assert_close(found.loss, total.detach())
     for name, grad in grads.items():
         torch.testing.assert_close(found.grads[name], grad, atol=1e-6, rtol=1e-5)
+    plain = FjORD(distill=False).gradients(model, data, {"width": place})
+    expected = F.cross_entropy(made((place + 1) / 5, model)(data.x), data.y)
+    torch.testing.assert_close(plain.loss, expected.detach())
 
 
 def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():

@@ -8,9 +8,9 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.functional import cross_layer
-from polyfed.methods import InCoAvg
+from polyfed.methods import FedAvg, InCoAvg
 from polyfed.testing.fixtures import draw, tiny_model
-from tests.helpers.toys import moved, numpy_mean, rounds
+from tests.helpers.toys import moved, numpy_mean, rounds, same
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
     "bn": lambda: tiny_model(3, 4, 6, norm=True)
@@ -60,6 +60,11 @@ def test_rounds_by_hand(rule, weighting, monkeypatch):
         for name, value in after.items():
             np.testing.assert_allclose(value.numpy(), expected[name], atol=2e-6, err_msg=name)
     assert signs >= {-1.0, 1.0}
+
+
+def test_without_a_rule_nothing_is_corrected():
+    ours, plain = (played(m) for m in (InCoAvg(theta_rule="none"), FedAvg(weighting="uniform")))
+    assert same(union(ours[-1].after), union(plain[-1].after))
 
 
 def test_a_layer_that_nobody_sent_stays_and_is_no_reference():

@@ -29,7 +29,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.base import Executor, Serial
+from polyfed.engine.executors.client_work import Executor, Serial
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError

@@ -16,7 +16,7 @@ from polyfed.core.message import Message, flatten, get_group
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Privacy, Training
-from polyfed.engine.executors.base import Serial
+from polyfed.engine.executors.client_work import Serial
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted

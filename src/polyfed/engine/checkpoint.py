@@ -77,7 +77,7 @@ def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = 
         shutil.rmtree(temporary, ignore_errors=True)  # or a full disk stays full
     sync_folder(folder)
     last = [path.name for path in _all(folder) if path.name <= final.name][-KEPT:]  # those behind it could not be used
-    best_ones = [best(_number(name)) for name in last]
+    best_ones = [best(int(name.rpartition("-")[2])) for name in last]
     kept = {*last, *(_name(number) for number in best_ones if number is not None)}
     for other in _all(folder):
         if other.name not in kept:
@@ -195,25 +195,9 @@ def check_made_of(folder: RunFolder, data: str | None, code: Mapping[str, str]) 
         warnings.warn(f"{folder.path} holds a run that began with other code in {', '.join(changed)}", stacklevel=2)
 
 
-def is_whole(folder: Path, number: int) -> bool:
-    """Whether the checkpoint of a round is there as it was written."""
-    return _is_whole(folder / _name(number))
-
-
-def remove(folder: Path, number: int) -> None:
-    """Remove the checkpoint of a round, if there is one."""
-    shutil.rmtree(folder / _name(number), ignore_errors=True)
-    sync_folder(folder)
-
-
 def _name(number: int) -> str:
     """The folder of the checkpoint after a round."""
     return f"round-{number:06d}"
-
-
-def _number(name: str) -> int:
-    """The round of a checkpoint's folder."""
-    return int(name.rpartition("-")[2])
 
 
 def _all(folder: Path) -> list[Path]:
@@ -221,6 +205,7 @@ def _all(folder: Path) -> list[Path]:
 
 
 def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint is there as it was written."""
     try:
         _verified(path)
     except _DAMAGE:
@@ -415,7 +400,8 @@ class Checkpointer:
         if earlier is None:
             place = folder.checkpoints
             raise ConfigError(f"expected the checkpoint before the final round in {place}, got none; use --overwrite")
-        remove(folder.checkpoints, snapshot.round)
+        shutil.rmtree(folder.checkpoints / _name(snapshot.round))
+        sync_folder(folder.checkpoints)
         return earlier
 
     def has_stopped(self) -> bool:
@@ -444,7 +430,7 @@ class Checkpointer:
                 raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
             self.summarize(records)
             best = best_round(records) if self.keep == "best" else None
-            if best not in (None, number) and not is_whole(folder.checkpoints, best or 0):
+            if best not in (None, number) and not _is_whole(folder.checkpoints / _name(best or 0)):
                 raise ConfigError(f"that of the best round before it, {best}, is damaged")
 
         return expect

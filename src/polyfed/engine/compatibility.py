@@ -108,11 +108,16 @@ class _Checks:
         if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
             for architecture in list(self.templates):
                 yield functools.partial(self._need_split, architecture)
+        equal = self._check_equal
+        names = {name: name for name in self.templates}
         for needed, check in (
             (needs.linear_head, self._check_linear),
-            (needs.same_architecture, self._check_same_architecture),
-            (needs.same_feature_dim, self._check_same_width),
-            (needs.same_head, self._check_same_head),
+            (
+                needs.same_architecture,
+                lambda: equal("one architecture for all clients", names),
+            ),
+            (needs.same_feature_dim, lambda: equal("one feature width for all clients", self._facts(_width))),
+            (needs.same_head, lambda: equal("heads with the same tensors", self._facts(_head))),
             (needs.same_cut_shapes, self._check_cuts),
             (needs.gridlike_cuts, self._check_grids),
             (needs.shared_shapes, self._check_nested),
@@ -259,15 +264,6 @@ class _Checks:
     def _facts(self, fact: Callable[[SplitModel], Any]) -> dict[str, Any]:
         return {name: fact(module) for name, module in self.templates.items() if isinstance(module, SplitModel)}
 
-    def _check_same_architecture(self) -> None:
-        self._check_equal("one architecture for all clients", {name: name for name in self.templates})
-
-    def _check_same_width(self) -> None:
-        self._check_equal("one feature width for all clients", self._facts(lambda model: model.feature_dim))
-
-    def _check_same_head(self) -> None:
-        self._check_equal("heads with the same tensors", self._facts(_head))
-
     def _check_cuts(self) -> None:
         shapes = {}
         for architecture, module in self.templates.items():
@@ -362,6 +358,10 @@ def _few(names: Sequence[str]) -> str:
 
 def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
+
+
+def _width(model: SplitModel) -> int:
+    return model.feature_dim
 
 
 def _head(model: SplitModel) -> str:
@@ -474,8 +474,9 @@ def _try_prepared(client: Client, module: nn.Module, row: Tensor, side: str, who
 def _try_training(clients: Sequence[Client], module: nn.Module) -> None:
     """Check that a copy of one architecture's network, in training mode, takes the smallest batch of its clients."""
     needed = 2 if has_batchnorm(module) else 1
-    batches = [(rows, client) for client in clients for rows in _batch_sizes(client) if rows >= needed]
-    if clients[0].training.batch_size < needed:
+    size = clients[0].training.batch_size
+    batches = [(rows, one) for one in clients for rows in (min(size, one.n), one.n % size or size) if rows >= needed]
+    if size < needed:
         raise ConfigError(
             f"{clients[0].title_with_network} has BatchNorm, which cannot normalize a single row; expected "
             "training.batch_size of at least 2, got 1"
@@ -499,12 +500,6 @@ def _are_probabilities(scores: Tensor) -> bool:
     """Whether rows of scores, (B, C), are probabilities of several classes."""
     sums = scores.sum(dim=1)
     return scores.shape[1] > 1 and bool((scores >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3))
-
-
-def _batch_sizes(client: Client) -> set[int]:
-    """Rows of the client's minibatches: all but the last alike."""
-    size = client.training.batch_size
-    return {min(size, client.n), client.n % size or size}
 
 
 def _check_scores(client: Client, module: nn.Module, x: Tensor, what: str, who: str) -> Tensor:

@@ -25,8 +25,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import EACH_GROUP, Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
-from polyfed.engine.executors.base import Executor
-from polyfed.engine.executors.client_work import has_weights
+from polyfed.engine.executors.client_work import Executor, has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
 from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score
 from polyfed.errors import ConfigError, RunError
@@ -34,36 +33,23 @@ from polyfed.escaping import clients_text
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 
-class _ScoreKey:
-    """What a score depends on. Equal only if the message is made of the very same tensors, which nobody writes into."""
-
-    def __init__(self, version: int, variant: str, message: Message) -> None:
-        self._facts = (version, variant)
-        self._tensors = flatten(message)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _ScoreKey)
-            and self._facts == other._facts
-            and self._tensors.keys() == other._tensors.keys()
-            and all(tensor is other._tensors[name] for name, tensor in self._tensors.items())
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _ScoredClient:
-    """A client as it is scored. message: what it receives before; None: nothing."""
+    """A client as it is scored, and what its scores depend on. message: what it receives before; None: nothing."""
 
     client: Client
     variant: str
     message: Message | None
 
-    @functools.cached_property
-    def key(self) -> _ScoreKey:
-        """What the score depends on."""
-        return _ScoreKey(self.client.version, self.variant, self.message or {})
+    def __post_init__(self) -> None:
+        self._facts = (self.client.version, self.variant)
+
+    def is_scored_like(self, other: _ScoredClient) -> bool:
+        """Whether nothing is another, the message's tensors being the very same, which nobody writes into."""
+        mine = flatten(self.message or {})
+        theirs = flatten(other.message or {})
+        same = self._facts == other._facts and mine.keys() == theirs.keys()
+        return same and all(tensor is theirs[name] for name, tensor in mine.items())
 
 
 @dataclass
@@ -98,7 +84,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.from_scores = from_scores_of(self.evaluation)
-        self._memory: dict[tuple[int, bool, str], tuple[_ScoreKey, Score]] = {}  # by client, received or not, part
+        self._memory: dict[tuple[int, bool, str], tuple[_ScoredClient, Score]] = {}  # by client, received or not, part
         self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
         epochs = self.evaluation.held_out_epochs
         if epochs:
@@ -150,7 +136,7 @@ class Evaluator:
         taken = self.executor.score([self._job(view, parts) for view, parts in missing.items()])
         for view, scores in zip(missing, taken, strict=True):
             for part, score in scores.items():
-                self._memory[view.client.id, view.message is not None, part] = (view.key, score)
+                self._memory[view.client.id, view.message is not None, part] = (view, score)
         found: dict[tuple[str, str], dict[int, Score]] = {}
         for stage, part in wanted:
             known = {number: self._recall(of_stage[stage], part) for number, of_stage in views.items()}
@@ -172,7 +158,7 @@ class Evaluator:
 
     def _recall(self, view: _ScoredClient, part: str) -> Score | None:
         known = self._memory.get((view.client.id, view.message is not None, part))
-        return known[1] if known is not None and known[0] == view.key else None
+        return known[1] if known is not None and known[0].is_scored_like(view) else None
 
     def _job(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
         shared = [part for part in parts if getattr(view.client.data, part) is self.shared_test]

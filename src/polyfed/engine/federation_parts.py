@@ -23,8 +23,8 @@ from polyfed.engine.checkpoint import Checkpointer
 from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Evaluator, Measure, from_scores_of, held_out_of, select_missing
-from polyfed.engine.executors.base import Executor, WorkerContext
 from polyfed.engine.executors.choice import make_executor
+from polyfed.engine.executors.client_work import Executor, WorkerContext
 from polyfed.engine.executors.process_pool import ProcessPool
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.model_export import ModelExport

@@ -17,7 +17,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import Evaluator, not_evaluated
-from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round

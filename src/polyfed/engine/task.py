@@ -18,7 +18,7 @@ from polyfed.data.text import Vocabulary
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 if TYPE_CHECKING:
-    from polyfed.engine.executors.base import Executor
+    from polyfed.engine.executors.client_work import Executor
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ A run of the recipe's own method is refused.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from polyfed.core.settings import Settings
 from polyfed.engine.federation_parts import FederationParts
@@ -30,9 +29,10 @@ _OF_UPLOADS = {
 def unread_settings(federation: FederationParts) -> list[str]:
     """A line for every setting that was given and that the method does not read."""
     lines = [
-        f"{section}.{key} = {shown(value)} does nothing with method '{federation.method.name}', {why}"
+        f"{section}.{key} = {shown(getattr(settings, key))} does nothing with method '{federation.method.name}', {why}"
         for section, settings, keys, why in _unread(federation)
-        for key, value in _given(settings, keys).items()
+        for key in keys
+        if getattr(settings, key) != type(settings).model_fields[key].default
     ]
     public = federation.task.public
     if public is not None and public.origin == "other" and not federation.method.requirements.public:
@@ -69,9 +69,3 @@ def _unread(federation: FederationParts) -> Iterator[tuple[str, Settings, Sequen
     elif not budget.draws_rows:
         why = "whose noise is on whole uploads; it needs privacy.noise_multiplier"
         yield "privacy", privacy, ["accountant"], why
-
-
-def _given(settings: Settings, keys: Sequence[str]) -> Mapping[str, Any]:
-    """Those of the keys that are not at their default, with their values."""
-    fields = type(settings).model_fields
-    return {key: getattr(settings, key) for key in keys if getattr(settings, key) != fields[key].default}

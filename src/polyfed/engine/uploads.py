@@ -59,7 +59,8 @@ def find_mismatch(form: Form, message: Message, known: UploadContext) -> str | N
     for name, value in message.items():
         expected = form.get(name)
         if expected is None:
-            return f"expected {_listed(form)}, got {_named(name)}"
+            known_names = ", ".join(f"'{one}'" for one in form) or "nothing"
+            return f"expected {known_names}, got {_named(name)}"
         if isinstance(value, Tensor) != isinstance(expected, Entry):
             return f"expected a {'tensor' if isinstance(expected, Entry) else 'group'} as '{name}', got the other"
         if isinstance(expected, Entry):
@@ -122,10 +123,6 @@ def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: UploadContext
 
 def _types(types: tuple[torch.dtype, ...]) -> str:
     return " or ".join(str(one).removeprefix("torch.") for one in types)
-
-
-def _listed(form: Form) -> str:
-    return ", ".join(f"'{name}'" for name in form) or "nothing"
 
 
 def _named(name: str) -> str:

@@ -16,7 +16,7 @@ from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
 from polyfed.data.transforms import Prepare
-from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError

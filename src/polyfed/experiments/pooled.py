@@ -20,7 +20,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.errors import ConfigError
 from polyfed.methods.local import Local

@@ -20,8 +20,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.base import Serial, WorkerContext
-from polyfed.engine.executors.client_work import ClientWork, run_job
+from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train

@@ -22,8 +22,7 @@ from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors.base import Executor
-from polyfed.engine.executors.client_work import working_copy
+from polyfed.engine.executors.client_work import Executor, working_copy
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task

@@ -21,7 +21,7 @@ from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, TrainingResult
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import choice, process_pool
-from polyfed.engine.executors.base import Serial
+from polyfed.engine.executors.client_work import Serial
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation

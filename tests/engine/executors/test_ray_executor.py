@@ -19,7 +19,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.modules import export_state
 from polyfed.engine.executors import ray_executor
-from polyfed.engine.executors.base import WorkerContext
+from polyfed.engine.executors.client_work import WorkerContext
 from polyfed.engine.executors.worker_requests import unpack
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution

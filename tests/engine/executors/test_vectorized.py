@@ -25,7 +25,7 @@ from polyfed.core.modules import freeze_copy
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import choice, stacked_clients
-from polyfed.engine.executors.base import Serial, WorkerContext
+from polyfed.engine.executors.client_work import Serial, WorkerContext
 from polyfed.engine.executors.jobs import EvalJob
 from polyfed.engine.executors.stacked_loss import (
     PartialContext,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import Executor, Serial, WorkerContext
+from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.process_pool import (
     Estimates,
     ProcessPool,

@@ -1,20 +1,25 @@
 """The client's side of a job, the same in every process: load, receive, train, upload; and how a client is scored.
 
-All of it is done on a working copy: a client that is refused, or whose method fails, is as it was.
+All of it is done on a working copy: a client that is refused, or whose method fails, is as it was. At the end stands
+the protocol of executors, with `Serial`, the reference that any other must equal, bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
+from polyfed.core.inference import run_pass
 from polyfed.core.message import (
     Message,
     clone,
@@ -29,12 +34,13 @@ from polyfed.core.message import (
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, seeded_global_rng
-from polyfed.engine.executors.jobs import EvalJob, JobResult, TrainJob, placed
+from polyfed.core.server import PublicPass
+from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.scoring import Score, ScoreCache, evaluate_model
 from polyfed.engine.uploads import Rejected, sent_nbytes
-from polyfed.engine.weight_store import WeightRow
+from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
 from polyfed.profiling import timed
 
@@ -127,7 +133,7 @@ class ClientWork:
                 self.trained = (training or _train)(self)
 
     @timed("messages")
-    def make_upload(self, nonfinite: Callable[[Mapping[str, Tensor]], str | None] | None = None) -> None:
+    def make_upload(self, nonfinite: Callable[[], str | None] | None = None) -> None:
         """Judge the training, score the client, make its upload; its new weights are in the template.
 
         Args:
@@ -135,7 +141,7 @@ class ClientWork:
         """
         client, job = self.client, self.job
         self.after = self.model_factory.state(client.architecture, job.variant)
-        self.refused = self._fault(nonfinite or _first_nonfinite_weight)
+        self.refused = self._fault(nonfinite)
         if self.refused is None and job.scores and len(client.data.test):
             with self.stage("scoring"):
                 self._score = evaluate_model(client, self.method, client.data.test, job.from_scores)
@@ -159,9 +165,11 @@ class ClientWork:
                 fetch(self.leaving())
                 if self.message is not None:
                     message, refused = self._encoded(clone(self.message))
-            is_same = refused is not None or not job.uploads or self._is_unchanged()
+            unchanged = self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
+            is_same = refused is not None or not job.uploads or unchanged
             weights = job.client.weights if is_same else fresh().write(self.after)
-            sums = {} if refused else _scalar_metrics(self.trained.sums)
+            single = {} if refused else move_group(_scalar_sums(self.trained.sums), "cpu")
+            sums = {name: float(value) for name, value in single.items()}
             state = contiguous(client.state)
         return JobResult(
             client.id,
@@ -197,13 +205,13 @@ class ClientWork:
         sums = _scalar_sums(self.trained.sums).values()
         return [*tensors_of(self.message or {}), *tensors_of(self.client.state), *sums, *unchanged]
 
-    def _fault(self, nonfinite: Callable[[Mapping[str, Tensor]], str | None]) -> str | None:
+    def _fault(self, nonfinite: Callable[[], str | None] | None) -> str | None:
         """Why the client's work counts for nothing, if it does."""
         if self.job.exchange.trains and self.trained.steps == 0:
             return "no training step: too few samples for a batch of this model"
         if not math.isfinite(self.trained.loss):
             return f"the training loss is {self.trained.loss}"
-        name = nonfinite(self.after)
+        name = first_nonfinite({"model": self.after}) if nonfinite is None else nonfinite()
         return None if name is None else f"the model is not finite ('{name}')"
 
     def _encoded(self, made: Message) -> tuple[Message, str | None]:
@@ -221,9 +229,6 @@ class ClientWork:
             return freeze({}), str(problem)
         return upload, None
 
-    def _is_unchanged(self) -> bool:
-        return self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
-
     def _counting(self) -> AbstractContextManager[OperationCounter | None]:
         return OperationCounter() if self.job.counted else contextlib.nullcontext()
 
@@ -231,10 +236,6 @@ class ClientWork:
 def _train(work: ClientWork) -> TrainingResult:
     client, phases = work.client, work.job.exchange.phases
     return train(client, work.method, client.context, phases=phases, step=work.model_factory.training)
-
-
-def _first_nonfinite_weight(weights: Mapping[str, Tensor]) -> str | None:
-    return first_nonfinite({"model": weights})
 
 
 def fetch(tensors: Iterable[Tensor]) -> None:
@@ -307,11 +308,78 @@ def counts_others(part: str) -> bool:
     return part == "test"
 
 
-def _scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over the steps as floats, for the record."""
-    return {name: float(value) for name, value in move_group(_scalar_sums(sums), "cpu").items()}
-
-
 def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of the sums over the steps that are single numbers, by their names in records."""
     return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}
+
+
+# executors --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What is worked on.
+
+    clients: by number. store: of their weights. from_scores: scores come with these of `scoring.FROM_SCORES`.
+    """
+
+    method: Method
+    model_factory: ModelFactory
+    clients: Sequence[Client]
+    store: WeightStore
+    from_scores: Sequence[str]
+
+
+def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:
+    """What the server's own pass would give (`core.inference.public_outputs`)."""
+    architecture = context.clients[asked.client_id].architecture
+    model = context.model_factory.load(architecture, "", asked.weights, alone=True).eval()
+    first = context.clients[0]  # whose preparation is the server's
+    return run_pass(asked, model, first.public, first.prepare)
+
+
+class Executor(Protocol):
+    """Runs the jobs of an exchange and scores clients; results are in the order of what was asked.
+
+    workers: processes that share the work; 1: one does it all.
+    """
+
+    workers: int
+
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+        """Carry out `jobs`; `done(count)` is called as they finish."""
+        ...
+
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
+        """Score clients; a part that could not be scored is left out."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds; it may be used again."""
+        ...
+
+
+class Serial:
+    """One client after the other, in this process."""
+
+    workers = 1
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+        context = self._context
+        outcomes = []
+        for count, job in enumerate(jobs, 1):
+            fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
+            outcomes.append(run_job(job, context.method, context.model_factory, fresh))
+            done(count)
+        return outcomes
+
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
+        context = self._context
+        scores = ScoreCache(context.from_scores)
+        return [score_parts(each, context.method, context.model_factory, scores) for each in asked]
+
+    def close(self) -> None:
+        """See `Executor`."""

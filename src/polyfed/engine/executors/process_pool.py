@@ -33,7 +33,7 @@ from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import Serial, WorkerContext, run_public_pass
+from polyfed.engine.executors.client_work import Serial, WorkerContext, run_public_pass
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob
 from polyfed.engine.executors.worker_requests import (
     Buffer,
@@ -230,7 +230,9 @@ class ProcessPool:
             for place in self._assign_jobs(asked, order, keep):
                 for again in self._assign_jobs(asked, [place], keep):
                     keep(again, None)
-                    self._say(f"{_whose(asked[again])} died again; {_consequence(asked[again])}")
+                    does_it = "the run's own process does its work"
+                    then = does_it if isinstance(asked[again], PassJob) else "it counts as dropped out"
+                    self._say(f"{_whose(asked[again])} died again; {then}")
         except BaseException:
             self.close()  # whatever the others are at
             raise
@@ -267,10 +269,6 @@ class ProcessPool:
 
 def _whose(asked: Job) -> str:
     return f"round {asked.round}: the worker of {asked.client.title}"
-
-
-def _consequence(asked: Job) -> str:
-    return "the run's own process does its work" if isinstance(asked, PassJob) else "it counts as dropped out"
 
 
 # a worker that is forked ---------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ import torch
 
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import from_scores_of
-from polyfed.engine.executors.base import WorkerContext
+from polyfed.engine.executors.client_work import WorkerContext
 from polyfed.engine.executors.process_pool import (
     Estimates,
     ProcessPool,

@@ -154,7 +154,7 @@ class ActiveGroup:
     _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tensors |= {name: _by_columns(self.tensors[name].detach()) for name in self.linear}
+        self.tensors |= {name: self.tensors[name].detach().mT.contiguous().mT for name in self.linear}
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
         client = self.walks[0].client  # all have the same settings, and are in the same round
         rate = client.training.lr_at(client.round, self.phase.lr)
@@ -220,11 +220,6 @@ class ActiveGroup:
 def linear_weights(network: nn.Module) -> set[str]:
     """The names of linear layers' weights."""
     return {f"{name}.weight" for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
-
-
-def _by_columns(weight_KOD: Tensor) -> Tensor:
-    """The same weights, in memory column after column."""
-    return weight_KOD.mT.contiguous().mT
 
 
 class PhaseData:

@@ -16,9 +16,10 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, seeded_global_rng
-from polyfed.engine.executors.base import Serial, WorkerContext
 from polyfed.engine.executors.client_work import (
     ClientWork,
+    Serial,
+    WorkerContext,
     client_weights,
     counts_others,
     fetch,
@@ -205,7 +206,7 @@ class VectorizedExecutor:
             own = {name: tensor[place] for name, tensor in stacked.items()}
             work.client.bound = model_factory.load(network, variant, own).train()
             with work.own_layers():
-                work.make_upload(lambda _, place=place: nonfinite[place])  # type: ignore[misc]
+                work.make_upload(functools.partial(nonfinite.__getitem__, place))
                 with work.stage("uploading"):
                     work.keep_copies()
         outcomes = []

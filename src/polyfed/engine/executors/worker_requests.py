@@ -24,8 +24,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
-from polyfed.engine.executors.base import WorkerContext, run_public_pass
-from polyfed.engine.executors.client_work import run_job, score_parts
+from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_parts
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
 from polyfed.engine.scoring import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row

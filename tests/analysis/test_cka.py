@@ -55,9 +55,9 @@ def test_means_within_and_between_architectures(runs: list[RunRecord], represent
     found = found_in(runs[0], representations, ("logits",)).layers["logits"]
     a, b, c = (t.double().numpy() for t in representations)
     pairs = numpy_cka(a, b), numpy_cka(a, c), numpy_cka(b, c)
-    assert found.within == pytest.approx(pairs[0], abs=1e-5)
-    assert found.between == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
-    assert found.all == pytest.approx(sum(pairs) / 3, abs=1e-5)
+    assert found["within"] == pytest.approx(pairs[0], abs=1e-5)
+    assert found["between"] == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
+    assert found["all"] == pytest.approx(sum(pairs) / 3, abs=1e-5)
     with pytest.raises(ConfigError, match="at least two clients"):
         found_in(runs[0], representations[:1], ("logits",), WHO[:1])
 
@@ -73,7 +73,7 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     drawing = draw_maps(grouped(runs), found)
     images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
     assert len(images) == 6, "two methods at the three main layers"
-    matrix = found[0].layers["logits"].matrix
+    matrix = found[0].layers["logits"]["matrix"]
     assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
     named = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawing.figure.axes[:3]]
     assert [each[0] for each in named] == ["a", "", ""], "at the first map of a row"
@@ -98,7 +98,7 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     found = [found_in(runs[0], representations, ("logits",)), found_in(runs[1], other, ("logits",))]
     drawing = draw_means(grouped(runs), found)
     within, between = drawing.figure.axes
-    each = [one.layers["logits"].between for one in found]
+    each = [one.layers["logits"]["between"] for one in found]
     assert between.patches[0].get_height() == pytest.approx(sum(each) / 2)
     assert (between.patches[0].get_x(), between.patches[0].get_width()) == pytest.approx((-0.4, 0.8))
     assert between.get_ylim() == (0, 1.02)
@@ -106,7 +106,7 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     assert (row["low"], row["high"], row["seeds"]) == (min(each), max(each), 2)
     assert within.get_title(loc="left") == "pairs of one architecture"
     alone = found_in(runs[0], other[:2], ("x",), WHO[:2])
-    assert alone.layers["x"].between is None
+    assert alone.layers["x"]["between"] is None
     assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
     (only, *_) = draw_maps(grouped(runs), [alone], ["x"]).figure.axes
     assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"

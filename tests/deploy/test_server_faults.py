@@ -56,17 +56,6 @@ def in_round(wire: Nearby, number: int, answer: Callable[[Envelope], Answer]) ->
 # nodes that say nothing -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_silent_node_has_dropped_out_of_the_round(tmp_path: Path) -> None:
-    recipe = three_rounds()
-    wire = Nearby(recipe, tmp_path)
-    in_round(wire, 2, lambda envelope: NodeError("silence"))
-    run = served(recipe, wire, tmp_path)
-    assert [record["dropped"] for record in run.history] == [[], [1], []]
-    assert troubles(tmp_path / "out") == [(2, 1, "no answer within 0.05 s")]
-    assert run.history[1]["bytes_by_client"]["1"]["up"] == 0
-
-
 @pytest.mark.parametrize("dies", ["is away", "is silent"])
 def test_whose_node_is_dead_is_scored_no_more(tmp_path: Path, dies: str, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = three_rounds("local")

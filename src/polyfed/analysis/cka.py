@@ -36,7 +36,7 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 
-__all__ = ["MAIN_LAYERS", "CkaMatrix", "RunSimilarity", "draw_maps", "draw_means", "pairwise_cka", "similarity"]
+__all__ = ["MAIN_LAYERS", "RunSimilarity", "draw_maps", "draw_means", "pairwise_cka", "similarity"]
 
 MAIN_LAYERS = ("extractor", "representation", "logits")
 _COLUMNS = 3  # heat maps side by side
@@ -51,28 +51,18 @@ _PAIRS = {"within": "pairs of one architecture", "between": "pairs of two archit
 
 
 @dataclass(frozen=True)
-class CkaMatrix:
-    """CKA at one layer.
-
-    matrix: N x N. all: mean over all pairs of clients. within, between: over those of one, of two architectures; None
-    where there is no such pair.
-    """
-
-    matrix: tuple[tuple[float, ...], ...]
-    all: float
-    within: float | None
-    between: float | None
-
-
-@dataclass(frozen=True)
 class RunSimilarity:
-    """One run. name, seed: which. clients: those compared, of `total`. layers: layer -> CKA. inputs: in words."""
+    """One run. name, seed: which. clients: those compared, of `total`. inputs: in words.
+
+    layers: layer -> "matrix" (N x N) of CKA, and its means over "all" pairs of clients, those "within" one and those
+    "between" two architectures; None where there is no such pair.
+    """
 
     name: str
     seed: int
     clients: tuple[ClientRef, ...]
     total: int
-    layers: Mapping[str, CkaMatrix]
+    layers: Mapping[str, Mapping[str, Any]]
     inputs: str
 
     def maps(self) -> dict[str, Any]:
@@ -80,8 +70,7 @@ class RunSimilarity:
         labels = [f"{who.client} {who.architecture}" for who in self.clients]
         about = f"Linear CKA between clients, {self.name}, seed {self.seed}, on {self.inputs}."
         axes = {"about": about, "labels": labels, "row_axis": "client", "column_axis": "client"}
-        found = {layer: {**axes, **vars(one)} for layer, one in self.layers.items()}
-        return {layer: {**one, "matrix": list(map(list, one["matrix"]))} for layer, one in found.items()}
+        return {layer: {**axes, **one} for layer, one in self.layers.items()}
 
 
 def pairwise_cka(kernels: Sequence[Tensor]) -> Tensor:
@@ -106,9 +95,9 @@ def similarity(found: RunRepresentations) -> RunSimilarity:
         for a, row in enumerate(matrix):
             for b in range(a):
                 pairs[clients[a].architecture == clients[b].architecture].append(row[b])
-        means = [statistics.fmean(values) if values else None for values in (pairs[True], pairs[False])]
+        within, between = (statistics.fmean(values) if values else None for values in (pairs[True], pairs[False]))
         everything = statistics.fmean(pairs[True] + pairs[False])
-        layers[layer] = CkaMatrix(tuple(map(tuple, matrix)), everything, *means)
+        layers[layer] = {"matrix": matrix, "all": everything, "within": within, "between": between}
     return RunSimilarity(found.run.name, found.run.seed, clients, found.total, layers, found.inputs.about)
 
 
@@ -141,7 +130,7 @@ def draw_maps(
     height = 0.15 + named + (side + 0.35 + 0.16 * between.count("\n")) * len(lines)
     width = max(WIDTH, 1.2 + named + columns * (side + 0.1))
     figure, grid = canvas("CKA between clients", about, height, len(lines), columns, width=width)
-    low = min(value for one in found for layer in layers for row in one.layers[layer].matrix for value in row)
+    low = min(value for one in found for layer in layers for row in one.layers[layer]["matrix"] for value in row)
     low = int(10 * max(0.0, min(low, 0.9))) / 10  # the next lower tenth, where the shades begin
     same_clients = len({one.clients for one in found}) == 1
     for (one, shown_layers), row in zip(lines, grid, strict=True):
@@ -150,7 +139,7 @@ def draw_maps(
         numbered = row is grid[-1] or not same_clients
         for axes, layer in zip(row, shown_layers, strict=False):
             shown = _map(axes, one, layer, low, named=axes is row[0], numbered=numbered)
-            axes.set_title(f"{layer}{between}{one.layers[layer].all:.3f}", fontsize=9, parse_math=False)
+            axes.set_title(f"{layer}{between}{one.layers[layer]['all']:.3f}", fontsize=9, parse_math=False)
         name = "\n".join(textwrap.wrap(one.name, letters))
         row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
@@ -168,7 +157,7 @@ def _who(one: RunSimilarity) -> str:
 def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool, numbered: bool) -> Any:
     alike = one.layers[layer]
     clients = one.clients
-    shown = axes.imshow(alike.matrix, cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {layer}")
+    shown = axes.imshow(alike["matrix"], cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {layer}")
     blocks = _blocks(clients)
     starts = [start for start, _, _ in blocks[1:]] if len(blocks) < len(clients) else []
     for start in starts:  # lines between architectures; around every client they would hide the cells
@@ -211,7 +200,7 @@ def _plain(one: RunSimilarity) -> dict[str, Any]:
 def _pairs(found: Sequence[RunSimilarity]) -> Iterator[dict[str, Any]]:
     for one in found:
         for layer, alike in one.layers.items():
-            for a, row in enumerate(alike.matrix):
+            for a, row in enumerate(alike["matrix"]):
                 for b in range(a):
                     first = one.clients[b]
                     second = one.clients[a]
@@ -226,7 +215,7 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
     """Bars of mean CKA at every layer, within and between architectures; lines from the lowest to the highest seed."""
     layers = common_layers([one.layers for one in found])
     names = list(dict.fromkeys(one.name for one in found))
-    kinds = [kind for kind in _PAIRS if any(getattr(one.layers[p], kind) is not None for one in found for p in layers)]
+    kinds = [kind for kind in _PAIRS if any(one.layers[p][kind] is not None for one in found for p in layers)]
     about = (
         f"{group.about}, {group.seeds_text()}. Personal models after the last round; {_who(found[0])}; linear CKA on "
     )
@@ -245,7 +234,7 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
             at: list[float] = []
             mine: list[dict[str, Any]] = []
             for layer_number, layer in enumerate(layers):
-                of_name = [getattr(one.layers[layer], kind) for one in found if one.name == name]
+                of_name = [one.layers[layer][kind] for one in found if one.name == name]
                 each = [value for value in of_name if value is not None]
                 if not each:
                     continue

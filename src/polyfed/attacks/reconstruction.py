@@ -493,9 +493,11 @@ def to_text(result: AttackResult, width: int = 100) -> str:
         scores = {heading: decimals(trial[key], digits) for heading, (key, digits) in numbers.items()}
         loss = mean_of(trial["loss"])
         rows.append({"from": trial["from"], **levels, **scores, "loss": "" if loss is None else f"{loss:.2g}"})
-    noun = ("class" if classes else "image") if len(content["targets"]) == 1 else ("classes" if classes else "images")
+    count = len(content["targets"])
+    singular, plural = ("class", "classes") if classes else ("image", "images")
+    noun = singular if count == 1 else plural
     notes = [
-        f"PSNR, SSIM: means over {len(content['targets'])} {noun}, against {content['against']}.",
+        f"PSNR, SSIM: means over {count} {noun}, against {content['against']}.",
         *(["best: against the training image of that class that comes nearest, by PSNR."] if classes else []),
         "guess: the mean of all the client's training images, made without anything that was sent.",
     ]

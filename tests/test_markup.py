@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from polyfed.markup import Line, curves, cut, details, notes, paragraph, preformatted, table
+from polyfed.markup import curves, cut, details, notes, paragraph, preformatted, table
 
 EVIL = '</td><script>alert(1)</script><img src=x onerror="alert(2)" \'&'
 
@@ -28,7 +28,7 @@ def test_texts_stay_texts() -> None:
         details(EVIL, ""),
         notes([EVIL]),
         table([EVIL, "b"], [(EVIL, 1)]),
-        curves([Line(EVIL, [1, 2], [3, 4])], EVIL, EVIL),
+        curves({EVIL: ([1, 2], [3, 4])}, EVIL, EVIL),
     ]
     for markup in made:
         assert not tags(markup) & {"script", "img"}
@@ -47,7 +47,7 @@ def test_a_table_by_hand() -> None:
 
 
 def test_curves_are_lines_with_names() -> None:
-    lines = [Line("_a", [1, 3], [40, 60]), Line("$\\frac{\x1b", [2], [50])]
+    lines = {"_a": ([1, 3], [40, 60]), "$\\frac{\x1b": ([2], [50])}
     root = ElementTree.fromstring(curves(lines, "round", "accuracy"))
     first, second = (part for part in root.iter() if (part.get("id") or "").startswith("curve-"))
     assert [len([use for use in part.iter() if use.tag.endswith("use")]) for part in (first, second)] == [2, 1]
@@ -56,5 +56,5 @@ def test_curves_are_lines_with_names() -> None:
 
 
 def test_nothing_to_draw() -> None:
-    assert curves([Line("a", [], [])], "round", "accuracy") == ""
+    assert curves({"a": ([], [])}, "round", "accuracy") == ""
     assert notes([]) == ""

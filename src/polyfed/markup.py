@@ -7,8 +7,7 @@ a notebook that was saved.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from polyfed.escaping import html_text, visible
@@ -78,39 +77,37 @@ def cut(rows: Sequence[Row], between: Row, first: int, last: int) -> list[Row]:
 # curves -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Line:
-    """One curve: its name, and as many places as values."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
+Curve = tuple[Sequence[float], Sequence[float]]  # as many places as values
 
 
-def curves(lines: Sequence[Line], x_label: str, y_label: str) -> str:
-    """A small figure, as SVG, with a legend below it; nothing where there is no point."""
+def curves(lines: Mapping[str, Curve], x_label: str, y_label: str) -> str:
+    """A small figure, as SVG, with a legend of the lines' names below it; nothing where there is no point."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawn = [line for line in lines if line.x]
+    drawn = {visible(name): (x, y) for name, (x, y) in lines.items() if x}
     if not drawn:
         return ""
     figure = Figure(figsize=(5.6, 2.8), layout="constrained")
     axes = figure.subplots()
     axes.grid(True, color="#dddddd", linewidth=0.7)
     handles: list[Any] = []
-    for number, line in enumerate(drawn):
+    for number, (x, y) in enumerate(drawn.values()):
         color = COLORS[number % len(COLORS)]
         dash = _DASHES[number % len(_DASHES)]
         look: dict[str, Any] = {"marker": "o", "markersize": 3, "gid": f"curve-{number}"}
-        handles += axes.plot(line.x, line.y, color=color, linestyle=dash, **look)
+        handles += axes.plot(x, y, color=color, linestyle=dash, **look)
     axes.set_xlabel(x_label, parse_math=False)
     axes.set_ylabel(y_label, parse_math=False)
-    below = figure.legend(handles, [visible(line.name) for line in drawn], loc="outside lower left", frameon=False)
+    below = figure.legend(handles, list(drawn), loc="outside lower left", frameon=False)
     for text in below.get_texts():
         text.set_parse_math(False)
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyfed"}):  # equal figures, equal text
         figure.savefig(stream, format="svg", metadata={"Date": None})
-    image = stream.getvalue()
+    return inline_svg(stream.getvalue())
+
+
+def inline_svg(image: str) -> str:
+    """A figure of matplotlib's, as it stands in its file, without what HTML does not know."""
     return f'<div style="max-width:100%">{image[image.index("<svg") :]}</div>'

@@ -57,12 +57,6 @@ ABOVE = (0.6, 0.61, 0.62)  # 0.10, 0.11, 0.12 above: mean 0.11, s 0.01, margin 4
             "Local: fedavg (below).",
         ),
         (
-            {"local": HALF, "fedgh": ABOVE, "fedavg": (0.2,) * 3, "fedin": (0.55, 0.55, 0.56)},
-            "fedgh leads with 61.00 %, 11.00 points above Local (50.00 %); over 3 seeds this is distinguishable from "
-            "Local (95 % interval +8.52 to +13.48 points). Also distinguishable from Local: fedavg (below), fedin "
-            "(above).",
-        ),
-        (
             {"fedgh": ABOVE, "fedavg": HALF, "fedin": (0.1,) * 3},
             "fedgh leads with 61.00 %, 11.00 points above fedavg; over 3 seeds this is distinguishable from fedavg (95 "
             "% interval +8.52 to +13.48 points).",

@@ -75,13 +75,11 @@ def test_what_fits_stays_as_it_is(key: str, value: Any) -> None:
     ("value", "says"),
     [
         ({"number": True}, "'number': expected a number, got True"),
-        ({"number": "1"}, "'number': expected a number, got '1'"),
         ({"number": INF}, "'number': expected a number, got inf"),
         ({"number": 2**63}, "'number': expected a number, got 9223372036854775808"),
         ({"number": None}, "'number': expected a value, got None"),
         ({"figure": 1e300}, "'figure': expected a number, got 1e+300"),
         ({"count": 1.0}, "'count': expected a whole number, got 1.0"),
-        ({"count": False}, "'count': expected a whole number, got False"),
         ({"flag": 0}, "'flag': expected true or false, got 0"),
         ({"text": 5}, "'text': expected a text, got 5"),
         (
@@ -91,9 +89,7 @@ def test_what_fits_stays_as_it_is(key: str, value: Any) -> None:
         ({"share": 1.5}, "'share': expected a number from 0 to 1, got 1.5"),
         ({"few": 0}, "'few': expected a whole number from 1 to 3, got 0"),
         ({"unit": "row"}, "'unit': expected one of client, sample, got 'row'"),
-        ({"counts": 5}, "'counts': expected a list, got 5"),
         ({"counts": [0, "x"]}, "'counts[1]': expected a whole number, got 'x'"),
-        ({"by_name": []}, "'by_name': expected an object, got []"),
         ({"by_name": {"a": [0, None]}}, "'by_name.a[1]': expected a whole number, got None"),
         ({"by_unit": {"row": 1.0}}, "'by_unit': expected one of client, sample, got 'row'"),
         ([1], "expected an object, got [1]"),

@@ -18,7 +18,7 @@ from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.errors import ConfigError
 from polyfed.escaping import clients_text
-from polyfed.markup import Line, curves, cut, details, paragraph, table
+from polyfed.markup import curves, cut, details, paragraph, table
 from polyfed.results.main_score import main_score_of
 from polyfed.results.schema import RunResult, in_order
 from polyfed.units import human_bytes, human_count, human_seconds
@@ -431,9 +431,9 @@ def _stages(records: Sequence[Mapping[str, Any]]) -> list[str]:
 def _curves(records: Sequence[Mapping[str, Any]]) -> str:
     """A curve for each stage of scoring."""
     score = main_score_of(records[0] if records else ())
-    lines = []
+    lines = {}
     for stage in _stages(records):
         scored = [record for record in records if stage in record[score.name]]
         values = [score.shown(record[score.name][stage]["mean"]) for record in scored]
-        lines.append(Line(stage, [record["round"] for record in scored], values))
+        lines[stage] = ([record["round"] for record in scored], values)
     return curves(lines, "round", f"test {score.title_with_unit}, mean over clients")

@@ -19,11 +19,10 @@ from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, not
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.markup import Line, notes, paragraph
+from polyfed.markup import inline_svg, notes, paragraph
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_html, to_text, write
-from polyfed.report.figures import Series, axes_of, curves, series, write_gains
-from polyfed.report.grouping import group_runs
+from polyfed.report.figures import axes_of, curves, write_gains
 from polyfed.report.html_report import write_page
 from polyfed.report.results_page import save_command
 from polyfed.report.run_records import load_runs
@@ -37,7 +36,7 @@ __all__ = ["Comparison", "compare"]
 class Comparison:
     """What `compare` leaves behind; in a notebook its tables and curves.
 
-    failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`; lines: the curves of each of the tables.
+    failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`.
     unlearnt: ``"fedin, seed 0"`` -> the line on a run in which nothing was learnt.
     """
 
@@ -45,7 +44,6 @@ class Comparison:
     table: Table | None
     files: tuple[Path, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
-    lines: tuple[tuple[Line, ...], ...] = ()
     unlearnt: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -56,9 +54,11 @@ class Comparison:
         return f"Comparison({self.table!r}{failed}, in {self.folder})"
 
     def _repr_html_(self) -> str:
-        shown = paragraph(str(self)) if self.table is None else to_html(self.table, self.lines)
+        shown = paragraph(str(self)) if self.table is None else to_html(self.table)
+        drawn = [file for file in self.files if file.name.endswith(".svg") and "-by-round" in file.name]
+        curves = "".join(inline_svg(file.read_text(encoding="utf-8")) for file in drawn if file.exists())
         failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
-        return f"{shown}{failed}{paragraph(f'In {self.folder}')}"
+        return f"{shown}{curves}{failed}{paragraph(f'In {self.folder}')}"
 
 
 def compare(  # noqa: PLR0913 - what a user may choose, each by its name
@@ -170,10 +170,4 @@ def _summarize(
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
     drawn += write_gains(runs, folder)
     files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
-    groups, _ = group_runs(runs)
-    lines = tuple(tuple(_line(one) for one in series(group)) for group in groups)
-    return Comparison(folder, table, tuple(files), dict(failures), lines, nothing_learnt_in(planned, runs))
-
-
-def _line(curve: Series) -> Line:
-    return Line(curve.name, curve.axes["round"], [100 * mean for mean in curve.mean])
+    return Comparison(folder, table, tuple(files), dict(failures), nothing_learnt_in(planned, runs))

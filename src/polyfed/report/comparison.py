@@ -20,7 +20,6 @@ from polyfed.report.statistics import (
     BySeed,
     Estimate,
     finite,
-    finite_ones,
     leader,
     mean_of,
     parse_target,
@@ -239,13 +238,8 @@ def _over_clients(run: RunRecord, stage: str) -> dict[str, float | None]:
     """Spread and extremes over clients of a run's main score, after its last evaluation."""
     result = run.result
     found = result.accuracy_by_stage.get(stage, Summary())
-    std = finite(found.std)
     worst = finite(found.max if result.main_score.lower_is_better else found.min)
-    if stage == run.stage:
-        clients = finite_ones(result.accuracy_per_client)
-        std = finite(result.accuracy_std) if std is None else std
-        worst = result.main_score.worst(clients) if worst is None and clients else worst
-    return {"std_clients": std, "worst_client": worst, "bottom_decile": finite(found.bottom_decile)}
+    return {"std_clients": finite(found.std), "worst_client": worst, "bottom_decile": finite(found.bottom_decile)}
 
 
 def _one_run(run: RunRecord, score: float | None) -> dict[str, Any]:

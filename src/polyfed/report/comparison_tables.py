@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
-from polyfed.markup import Line, curves, details, notes, paragraph
+from polyfed.markup import details, notes, paragraph
 from polyfed.markup import table as html_table
 from polyfed.places import shown_place
 from polyfed.report.atomic_files import make_folder, write_whole
@@ -488,20 +488,14 @@ def _markdown_list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {markdown_text(text)}" for text in texts) + "\n"
 
 
-def to_html(table: Table, lines: Sequence[Sequence[Line]] = ()) -> str:
-    """For notebooks: the result in words, the table, what else there is to be opened.
-
-    Args:
-        table: what to show. lines: of each section the curves that go with it.
-    """
+def to_html(table: Table) -> str:
+    """For notebooks: the result in words, the table, what else there is to be opened."""
     parts = [f"{paragraph(title, strong=True)}{columns_as_html(columns)}" for title, columns in table.overview]
-    for number, section in enumerate(table.sections):
+    for section in table.sections:
         (_, whole), *more = sub_tables(section)
         others = [f"{paragraph(title)}{columns_as_html(columns)}" for title, columns in [("All figures", whole), *more]]
         parts += [paragraph(section.finding, strong=True), paragraph(section.caption)]
         parts.append(columns_as_html(columns_of(section)))
-        if number < len(lines):
-            parts.append(curves(lines[number], "round", f"test {section.score.title_with_unit}, mean over seeds"))
         parts.append(details("More", "".join([*others, notes(notes_of(section))])))
     return "".join([*parts, notes(table.notes)])
 

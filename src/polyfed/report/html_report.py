@@ -34,7 +34,7 @@ from polyfed.results.schema import ClientRow
 from polyfed.version import __version__
 
 _POINTS = 300  # of a line, at most
-_CELLS = 60_000  # of all heat maps of a page, and counts of classes in all its tables of clients, about 400 kB
+_CELLS = 60_000  # of all heat maps of a page, about 400 kB
 _NAMES = 500  # classes that are called by their names
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
@@ -107,7 +107,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
 
 
 def _section(group: Group, section: ComparisonGroup, stage: str | None, room: int) -> dict[str, Any]:
-    """One set of comparable runs. room: cells of its heat maps, and counts of classes."""
+    """One set of comparable runs. room: cells of its heat maps."""
     tables = [_table(title, columns, group.score) for title, columns in sub_tables(section)]
     about = dict.fromkeys((one["heading"], one["about"]) for sheet in tables for one in sheet["columns"])
     scored = dict.fromkeys(stage for run in group.runs for stage in scored_stages(run))
@@ -121,7 +121,7 @@ def _section(group: Group, section: ComparisonGroup, stage: str | None, room: in
         "meanings": [*filter(None, map(about_stage, scored)), *(f"{name}: {text}" for name, text in about if text)],
         "rows": [{"name": name, "look": group.looks[name]} for name in group.rows],
         "curves": _curves(group, stage),
-        "clients": _clients(group, room),
+        "clients": _clients(group),
         "lost": _lost(group),
         "heat_maps": heat_maps(group, room),
         "commands": _commands(group),
@@ -199,15 +199,9 @@ def _short(value: float, digits: int = 5) -> float | None:
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-def _clients(group: Group, room: int) -> dict[str, Any]:
-    """Of each seed, which deals data anew, a table of its clients, and their last accuracy with every row.
-
-    room: counts of classes that may be shown.
-    """
+def _clients(group: Group) -> dict[str, Any]:
+    """Of each seed, which assigns data anew, a table of its clients, and their last accuracy with every row."""
     seeds = [found for found in (_clients_of(group, seed) for seed in group.seeds) if found is not None]
-    crowded = sum(len(labels or ()) for one in seeds for labels in one["labels"]) > room
-    if crowded:
-        seeds = [one | {"labels": [None] * len(one["labels"])} for one in seeds]
     names: list[str] = next((run.result.class_names for run in group.runs if run.result.class_names is not None), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     where = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
@@ -217,7 +211,6 @@ def _clients(group: Group, room: int) -> dict[str, Any]:
         "title": score.of_it("Accuracy per client in %"),
         "axis": score.axis,
         "factor": score.shown(1.0),
-        "note": "Who holds which classes has no room on this page." if crowded else "",
         "class_names": names if len(names) <= _NAMES else [],
         "seeds": seeds,
     }

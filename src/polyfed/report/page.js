@@ -481,7 +481,6 @@
       make("div", { class: "chart" }, legend(looks, shown, paint), box),
       folded(`${section.clients.title}, and what each holds`, order.length <= 30, holder),
       classes ? folded(`The ${classes} classes, from left to right`, classes <= 30, paragraph(all, "soft")) : "",
-      paragraph(section.clients.note, "soft"),
     ];
   }
 

@@ -1,11 +1,9 @@
 """The papers' numbers, and ours beside them.
 
-``published.csv`` holds the numbers as printed, one a line: paper, table, setting, dataset, method, quantity, mean,
-spread, unit, footnote (one or more names of ``published-footnotes.csv``, with blanks between), stage (in which we score
-what the paper means; empty for a run's own). A recipe names its papers' tables: ``paper_tables =
-["fedgh/table3"]`` in ``[run]``. Which column it is follows from its data: the data set's name, and a setting such as
-"num_clients=10, classes_per_client=2", which must be the recipe's own. Which row, from the variant's or the method's
-name.
+``published.csv`` holds the numbers as printed (`polyfed.results.paper_tables`). A recipe names its papers' tables:
+``paper_tables = ["fedgh/table3"]`` in ``[run]``. Which column it is follows from its data: the data set's name, and a
+setting such as "num_clients=10, classes_per_client=2", which must be the recipe's own. Which row, from the variant's or
+the method's name.
 
 Quantities that runs are measured in: "accuracy" (%), "rounds to 90 %", "bytes to 90 %", "bytes per client and round",
 "parameters sent" (up, million). They are counted as the papers do: bytes both ways and as a method's own paper counts

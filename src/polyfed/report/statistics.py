@@ -175,7 +175,6 @@ class ToTarget:
         rounds: the first round at or above it.
         bytes: sent up to its end, both ways. bytes_paper: likewise, as the method's paper counts.
         seconds: spent up to its end. simulated_seconds: likewise, on simulated devices; None where there are none.
-        by_seed: seed -> the run's round; None where it never got there.
     """
 
     accuracy: float
@@ -187,7 +186,6 @@ class ToTarget:
     bytes_paper: Estimate
     seconds: float | None
     simulated_seconds: float | None
-    by_seed: Mapping[int, int | None]
 
 
 def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarget:
@@ -210,7 +208,6 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
         bytes_paper=Estimate.of({seed: paper_bytes(spent) if spent else None for seed, spent in every.items()}),
         seconds=summed("seconds"),
         simulated_seconds=summed("simulated_seconds"),
-        by_seed=by_seed,
     )
 
 

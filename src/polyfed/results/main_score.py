@@ -44,10 +44,6 @@ class MainScore:
         """The best of several values."""
         return min(values) if self.lower_is_better else max(values)
 
-    def worst(self, values: Iterable[float]) -> float:
-        """The worst of several values."""
-        return max(values) if self.lower_is_better else min(values)
-
     @property
     def nothing(self) -> float:
         """What every value is better than."""

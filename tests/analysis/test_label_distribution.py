@@ -15,11 +15,10 @@ from polyfed.results.schema import ClientRow
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:
     table = label_table(runs[0])
-    for client, row in zip(load_run_data(runs[0]).clients, table.counts, strict=True):
+    for client, row in zip(load_run_data(runs[0]).clients, table["matrix"], strict=True):
         assert list(row) == np.bincount(client.train.y.numpy(), minlength=10).tolist()
-    assert table.architectures == ("digits-cnn1", "digits-cnn3") * 2
-    own = table.map()
-    assert (own["matrix"], own["columns"]) == ([list(row) for row in table.counts], list("0123456789"))
+    assert table["architectures"] == ["digits-cnn1", "digits-cnn3"] * 2
+    assert table["columns"] == list("0123456789")
 
 
 def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list[RunRecord]) -> None:
@@ -35,8 +34,8 @@ def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list
             unnamed={"labels": {"3": 9}},
         )
     )
-    assert (table.class_names, table.counts) == (("cat", "dog", "3"), ((2, 7, 0), (0, 9, 0), (0, 0, 9)))
-    assert table.map()["rows"] == ["0 north", "1", "2"]
+    assert (table["columns"], table["matrix"]) == (["cat", "dog", "3"], [[2, 7, 0], [0, 9, 0], [0, 0, 9]])
+    assert table["rows"] == ["0 north", "1", "2"]
     for without in ({}, {"labels": {}}):
         with pytest.raises(ConfigError, match="expected training samples by class"):
             label_table(counted(one=without))
@@ -47,10 +46,10 @@ def test_numbers_where_there_is_room_and_shades_everywhere(runs: list[RunRecord]
     table = label_table(runs[0])
     drawing = plot_labels(group, table)
     axes = drawing.figure.axes[0]
-    assert axes.images[0].get_array().tolist() == [list(row) for row in table.counts]
+    assert axes.images[0].get_array().tolist() == table["matrix"]
     written = {text.get_position(): int(text.get_text()) for text in axes.texts}
-    assert written == {(x, y): n for y, row in enumerate(table.counts) for x, n in enumerate(row) if n}
+    assert written == {(x, y): n for y, row in enumerate(table["matrix"]) for x, n in enumerate(row) if n}
     assert sum(row["samples"] for row in drawing.rows) == 80
-    many = plot_labels(group, replace(table, counts=table.counts * 10, architectures=table.architectures * 10))
+    many = plot_labels(group, {**table, **{key: table[key] * 10 for key in ("matrix", "architectures", "rows")}})
     assert not many.figure.axes[0].texts
     assert len(many.figure.axes[0].get_yticklabels()) <= 30

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyfed.analysis.cka import RunSimilarity, draw_maps, similarity
-from polyfed.analysis.label_distribution import LabelTable, plot_labels
+from polyfed.analysis.label_distribution import plot_labels
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.analysis.tsne import Embedding, draw_panels
 from polyfed.report.grouping import Group, group_runs
@@ -41,9 +41,10 @@ def group() -> Group:
 @pytest.mark.parametrize(("classes", "most"), [(10, 999_999), pytest.param(20, 9_999, marks=pytest.mark.slow)])
 def test_label_tables(group: Group, classes: int, most: int) -> None:
     counts = np.random.default_rng(0).integers(0, most, (20, classes), endpoint=True)
-    rows = tuple(tuple(map(int, row)) for row in counts)
-    clients = tuple(f"{number} the hospital of the north" for number in range(20))
-    drawing = plot_labels(group, LabelTable(0, rows, CLASSES[:classes], NETWORKS, clients))
+    clients = [f"{number} the hospital of the north" for number in range(20)]
+    table = {"seed": 0, "matrix": counts.tolist(), "rows": clients, "columns": list(CLASSES[:classes])}
+    table["architectures"] = list(NETWORKS)
+    drawing = plot_labels(group, table)
     assert unreadable(drawing.figure) == []
     assert drawing.data["columns"] == list(CLASSES[:classes]), "names are shortened in the picture alone"
 

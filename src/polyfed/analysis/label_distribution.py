@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from polyfed.errors import ConfigError
@@ -12,7 +11,7 @@ from polyfed.report.plot_style import SHADES, WIDTH, FigureWithData, add_colorba
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import ClientRow
 
-__all__ = ["LabelTable", "label_table", "plot_labels"]
+__all__ = ["label_table", "plot_labels"]
 
 _FEW = (30, 20)  # clients and classes up to which the counts are written into the cells
 _SIZE = 8  # points of names and counts
@@ -22,26 +21,10 @@ _ROW = 0.23  # inches, of a client's row with counts
 _BESIDE = 1.3  # inches, of what stands beside the cells: the axis' label, the scale of shades
 
 
-@dataclass(frozen=True)
-class LabelTable:
-    """counts: clients x classes, training samples. architectures, clients: of each, the latter numbers with names."""
+def label_table(run: RunRecord) -> dict[str, Any]:
+    """The counts that a run recorded, "matrix" (clients x classes) with the names of "rows" and "columns", as JSON.
 
-    seed: int
-    counts: tuple[tuple[int, ...], ...]
-    class_names: tuple[str, ...]
-    architectures: tuple[str, ...]
-    clients: tuple[str, ...]
-
-    def map(self) -> dict[str, Any]:
-        """The table with the names of its rows and columns, as JSON takes it."""
-        about = f"Training samples of each class that each client holds, seed {self.seed}."
-        names = {"rows": list(self.clients), "columns": list(self.class_names)}
-        axes = {"row_axis": "client", "column_axis": "class"}
-        return {"about": about, "matrix": [list(row) for row in self.counts], **names, **axes}
-
-
-def label_table(run: RunRecord) -> LabelTable:
-    """The counts that a run recorded; columns are classes by name, as clients may have label spaces of their own.
+    Columns are classes by name, as clients may have label spaces of their own.
 
     Raises:
         ConfigError: the run recorded none, as one that predicts numbers, or a server whose nodes know them alone.
@@ -49,12 +32,19 @@ def label_table(run: RunRecord) -> LabelTable:
     table = run.result.clients_table or []
     names = run.result.class_names or []
     counts = [_by_name(row, names) for row in table]
-    columns = tuple(dict.fromkeys([*names, *(name for row in counts for name in row)]))
+    columns = list(dict.fromkeys([*names, *(name for row in counts for name in row)]))
     if not any(counts):
         raise ConfigError(f"expected training samples by class in the result.json of {run.path}, got none")
-    rows = tuple(tuple(row.get(name, 0) for name in columns) for row in counts)
-    clients = tuple(f"{row.id} {run.result.client_name(row.id):.{_NAME}}".rstrip() for row in table)
-    return LabelTable(run.seed, rows, columns, tuple(row.architecture for row in table), clients)
+    return {
+        "about": f"Training samples of each class that each client holds, seed {run.seed}.",
+        "seed": run.seed,
+        "matrix": [[row.get(name, 0) for name in columns] for row in counts],
+        "rows": [f"{row.id} {run.result.client_name(row.id):.{_NAME}}".rstrip() for row in table],
+        "columns": columns,
+        "row_axis": "client",
+        "column_axis": "class",
+        "architectures": [row.architecture for row in table],
+    }
 
 
 def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
@@ -63,31 +53,32 @@ def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
     return {known.get(label, label): count for label, count in (row.labels or {}).items()}
 
 
-def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> FigureWithData:
+def plot_labels(group: Group, table: Mapping[str, Any], stem: str = "labels") -> FigureWithData:
     """Clients down, classes across, a shade for each count; the count itself where clients and classes are few.
 
     The figure is as wide as counts and names ask for.
     """
-    clients = len(table.counts)
-    classes = len(table.counts[0])
+    counts = table["matrix"]
+    clients = len(counts)
+    classes = len(counts[0])
     few = clients <= _FEW[0] and classes <= _FEW[1]
-    about = f"{group.about.rsplit(', ', 1)[0]}, seed {table.seed}. Training samples by client and class."
-    names = list(table.clients)
+    about = f"{group.about.rsplit(', ', 1)[0]}, seed {table['seed']}. Training samples by client and class."
+    names = table["rows"]
     if few:
-        architectures = shortened(table.architectures, _LONG)
+        architectures = shortened(table["architectures"], _LONG)
         names = [f"{architecture}  {name}" for architecture, name in zip(architectures, names, strict=True)]
-    columns = shortened(table.class_names, _LONG)
+    columns = shortened(table["columns"], _LONG)
     width = WIDTH
     if few:
-        cell = inches([str(count) for row in table.counts for count in row], _SIZE) + 0.08
+        cell = inches([str(count) for row in counts for count in row], _SIZE) + 0.08
         width = max(WIDTH, inches(names, _SIZE) + classes * cell + _BESIDE)
     beside = (width - inches(names, _SIZE) - _BESIDE) / min(classes, _FEW[1])
     turned = inches(columns, _SIZE) + 0.05 > beside
     below = 0.3 + (inches(columns, _SIZE) * 0.71 if turned else 0.2)
     height = _ROW * clients if few else min(4.0, max(1.6, 0.05 * clients))
     figure, ((axes,),) = canvas("Label table", about, height + below, width=width)
-    shown = axes.imshow(table.counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
-    for y, row in enumerate(table.counts if few else ()):
+    shown = axes.imshow(counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
+    for y, row in enumerate(counts if few else ()):
         for x, count in enumerate(row):
             if count:
                 color = "white" if count > shown.get_clim()[1] / 2 else "black"
@@ -101,11 +92,11 @@ def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> Figure
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
     rows = [
-        {"client": client, "architecture": table.architectures[client], "class": label, "samples": count}
-        for client, row in enumerate(table.counts)
+        {"client": client, "architecture": table["architectures"][client], "class": label, "samples": count}
+        for client, row in enumerate(counts)
         for label, count in enumerate(row)
     ]
-    return FigureWithData(stem, figure, {**table.map(), "about": about, "seed": table.seed}, rows)
+    return FigureWithData(stem, figure, {**table, "about": about}, rows)
 
 
 def _every(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:

@@ -213,7 +213,7 @@ def _labels(runs: _Runs) -> list[FigureWithData]:
     drawings = []
     for number, group in enumerate(groups, start=1):
         table = label_table(group.runs[0])
-        runs.own += [(run, "labels", table.map()) for run in group.runs if run.seed == table.seed]
+        runs.own += [(run, "labels", table) for run in group.runs if run.seed == table["seed"]]
         drawings.append(plot_labels(group, table, f"labels-{number}" if len(groups) > 1 else "labels"))
     return drawings
 

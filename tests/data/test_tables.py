@@ -16,8 +16,7 @@ from polyfed.cli import app as cli
 from polyfed.data import inference_inputs
 from polyfed.data.dataset import DatasetSource, with_declared
 from polyfed.data.datasets import load_dataset
-from polyfed.data.samples import LabeledSamples, TargetScale
-from polyfed.data.table_columns import TableColumns, fill_missing, own_means
+from polyfed.data.samples import LabeledSamples, TableColumns, TargetScale, fill_missing, own_means
 from polyfed.errors import ConfigError, ConfigErrors
 from polyfed.experiments import prediction
 from tests.helpers import regression

@@ -176,7 +176,6 @@ def read_texts(
 
 
 def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str | None) -> Columns:
-    """The columns of all parts."""
     chosen: Columns | None = None
     for part in (part for parts in sides.values() for part in parts):
         found = pick_columns(kind, part.schema, part.features, named, label_column, part.where)

@@ -20,11 +20,12 @@ from polyfed.data.partition import check_integer
 from polyfed.data.samples import (
     ONE_LABEL,
     LabeledSamples,
+    TableColumns,
     classes_up_to,
+    fill_missing,
     from_dataset,
     refuse_masked,
 )
-from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare, convert_channels, resize
 from polyfed.errors import ConfigError, first_line

@@ -141,7 +141,6 @@ def page(name: str) -> dict[str, Any]:
 
 
 def _parquet_folders(place: Path) -> list[str]:
-    """The names of the folders in a folder that hold Parquet files."""
     return [folder.name for folder in place.iterdir() if has_parquet(folder)]
 
 
@@ -305,7 +304,6 @@ def _own_csv(name: str, place: Path, options: SourceOptions) -> DatasetSource:
 
 
 def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSource:
-    """All clients' rows, with the further column that says whose they are."""
     kind, homes = client_folders(place)
     options = _without_column(options, CLIENT)
     if kind == "csv":
@@ -400,7 +398,6 @@ def _from_function(name: str, options: SourceOptions) -> DatasetSource:
 
 
 def _with_columns(source: DatasetSource, options: SourceOptions) -> DatasetSource:
-    """The source, if it has the columns that are asked for."""
     for column in options.columns:
         if column not in source.train_columns:
             known = suggest(column, source.train_columns) if source.train_columns else "; it has no further columns"

@@ -39,8 +39,7 @@ from polyfed.data.partition import (
     quantity,
     split_rows,
 )
-from polyfed.data.samples import ClientData, LabeledSamples, target_scale
-from polyfed.data.table_columns import fill_missing, own_means
+from polyfed.data.samples import ClientData, LabeledSamples, fill_missing, own_means, target_scale
 from polyfed.data.transforms import FeatureShift
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text, one_line
@@ -337,7 +336,6 @@ def _check_needs_no_classes(partition: str) -> None:
 
 
 def _as_partition(found: Any) -> Partition:
-    """What a function of the user's own returned."""
     if isinstance(found, Partition):
         return found
     try:
@@ -379,7 +377,6 @@ def _client_rows(
 
 
 def _cap(pool: _Pool, clients: Sequence[_ClientRows], options: PartitionOptions) -> list[_ClientRows]:
-    """No client has more rows than its cap."""
     caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
         raise ConfigError(
@@ -394,7 +391,6 @@ def _cap(pool: _Pool, clients: Sequence[_ClientRows], options: PartitionOptions)
 
 
 def _halve(pool: _Pool, clients: Sequence[_ClientRows], share: float, generators: Generators) -> list[_ClientRows]:
-    """A share of the clients, drawn, keeps half of its training rows."""
     if not share:
         return list(clients)
     count = int(share * len(clients) + 1e-9)
@@ -516,7 +512,6 @@ def _check_label_space(source: DatasetSource, options: PartitionOptions) -> None
 
 
 def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], options: PartitionOptions) -> None:
-    """Every client can train."""
     hint = "use fewer clients or more rows"
     if is_by_group(options.partition):
         hint = "leave out such values with data.min_samples"

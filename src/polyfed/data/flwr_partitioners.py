@@ -71,7 +71,6 @@ def apply_partitioner(
 
 
 def _kinds() -> dict[str, Any]:
-    """The partitioners of flwr-datasets by name."""
     try:
         module = importlib.import_module("flwr_datasets.partitioner")
     except ImportError:

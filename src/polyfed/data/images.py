@@ -171,7 +171,6 @@ def _decoded(sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | 
 
 
 def _picture(path: Path, image_size: int | None) -> Tensor:
-    """One image, (1, C, H, W) uint8."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -207,7 +206,6 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
-    """The files of some class folders, the classes in turn."""
     if not classes:
         raise ConfigError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, got none")
     files: dict[str, list[Path]] = {}

@@ -28,8 +28,7 @@ from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.files import check_file, files_of
 from polyfed.data.images import PICTURES, decode, images_in
 from polyfed.data.labeled_texts import read_lines
-from polyfed.data.samples import LabeledSamples
-from polyfed.data.table_columns import TableColumns, fill_missing
+from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line
@@ -115,14 +114,12 @@ def read(path: Path, form: InputSpec) -> InferenceInputs:
 
 
 def _kinds(form: InputSpec) -> str:
-    """What can be read for a run."""
     if form.vocabulary is None:
         return "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
     return "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
 
 
 def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:
-    """The Parquet files, or the image files, that a path is or that its folder holds."""
     if not path.is_dir():
         return [path] if suffix == ".parquet" else [], [path] if suffix in PICTURES else []
     parquet = files_of(path, "parquet")
@@ -227,7 +224,6 @@ def _of_texts(texts: Sequence[str], vocabulary: Vocabulary, names: Sequence[str]
 
 
 def _from_parquet(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
-    """Images, or texts, of some files."""
     names: list[str] = []
     images: list[Tensor] = []
     texts: list[str] = []

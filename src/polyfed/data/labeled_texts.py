@@ -5,6 +5,7 @@ Shapes: N texts, L ids per text, V ids, E numbers per word vector.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,15 +125,15 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
-                fields = line.rstrip("\r\n ").split(" ")
-                width = width or len(fields) - 1
-                if width < 1 or len(fields) - 1 < width or (len(fields) - 1 > width and _number(fields[-width - 1])):
+                word, *fields = line.rstrip("\r\n ").split(" ")
+                width = width or len(fields)
+                if width < 1 or len(fields) < width:
                     raise ConfigError(
                         f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, got "
-                        f"{len(fields) - 1} in line {number}"
+                        f"{len(fields)} in line {number}"
                     )
-                if len(fields) - 1 == width and fields[0] in wanted:
-                    found[fields[0]] = _vector(fields[1:], number, path)
+                if len(fields) == width and word in wanted:
+                    found[word] = _vector(fields, f"line {number} of {path}")
     except OSError as error:
         raise ConfigError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
     except UnicodeDecodeError as error:
@@ -142,16 +143,9 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
     return found
 
 
-def _vector(fields: Sequence[str], line: int, path: Path) -> NDArray[np.float32]:
-    values = [_number(field) for field in fields]
-    wrong = next((f for f, v in zip(fields, values, strict=True) if v is None or not abs(v) < 3e38), None)
-    if wrong is not None:
-        raise ConfigError(f"expected finite numbers in line {line} of {path}, got '{wrong[:40]}'")
-    return np.array(values, dtype=np.float32)
-
-
-def _number(field: str) -> float | None:
-    try:
-        return float(field)
-    except ValueError:
-        return None
+def _vector(fields: Sequence[str], where: str) -> NDArray[np.float32]:
+    with contextlib.suppress(ValueError):
+        values = [float(field) for field in fields]
+        if all(abs(value) < 3e38 for value in values):
+            return np.array(values, dtype=np.float32)
+    raise ConfigError(f"expected finite numbers in {where}, got '{' '.join(fields)[:40]}'")

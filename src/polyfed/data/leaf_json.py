@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import StrictInt, StrictStr, TypeAdapter, ValidationError
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns
@@ -35,10 +37,24 @@ from polyfed.data.labeled_texts import RawTexts, encode_texts
 from polyfed.data.samples import ONE_LABEL, LabeledSamples
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError, first_line
+from polyfed.escaping import one_line
 from polyfed.results.read import parse_json
 
 COLUMN = "user"  # the further column that says whose a row is
 _NAME_OF_IMAGE = re.compile(r"\S+\.(jpe?g|png|bmp|gif|tiff?|webp|p[bgnp]m)", re.IGNORECASE)
+
+
+class _Rows(TypedDict):
+    """Of a user."""
+
+    x: list[Any]
+    y: list[StrictInt | StrictStr]
+
+
+class _File(TypedDict):
+    users: list[StrictStr]
+    num_samples: list[int]
+    user_data: dict[str, _Rows]
 
 
 @dataclass
@@ -106,52 +122,30 @@ def _read_side(folder: Path) -> _Side:
 def _read_file(path: Path, side: _Side) -> None:
     check_file(path)
     try:
-        content = parse_json(path.read_bytes())
+        content = TypeAdapter(_File).validate_python(parse_json(path.read_bytes()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = one_line(".".join(map(str, first["loc"])))[:80]
+        hint = ONE_LABEL if isinstance(first["input"], list) and place.count(".y.") else ""
+        raise ConfigError(f"expected LEAF's JSON in {path}, got at '{place}': {first['msg']}{hint}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected LEAF's JSON in {path}, got something else: {first_line(error)}") from error
-    keys = ("users", "num_samples", "user_data")
-    if not isinstance(content, dict) or any(key not in content for key in keys):
-        got = ", ".join(map(str, content))[:60] if isinstance(content, dict) else type(content).__name__
-        raise ConfigError(f"expected an object of users, num_samples and user_data in {path}, got {got or 'none'}")
-    users, counts, data = (content[key] for key in keys)
-    if not isinstance(users, list) or not isinstance(counts, list) or not isinstance(data, dict):
-        raise ConfigError(f"expected lists of users and num_samples and an object user_data in {path}, got others")
-    if len(users) != len(counts) or len({*map(str, users)}) < len(users):
-        raise ConfigError(
-            f"expected every user once, and as many num_samples, in {path}, got {len(users)} users and {len(counts)} "
-            "counts"
-        )
-    for user, count in zip(users, counts, strict=True):
-        x, y = _rows_of(user, data, path)
-        if len(x) != count or len(y) != count:
+    users = content["users"]
+    if len(users) != len(content["num_samples"]) or len(set(users)) < len(users):
+        raise ConfigError(f"expected every user once, and as many num_samples, in {path}, got {len(users)} users")
+    for user, count in zip(users, content["num_samples"], strict=True):
+        rows = content["user_data"].get(user, _Rows(x=[], y=[]))
+        if len(rows["x"]) != count or len(rows["y"]) != count:
             raise ConfigError(
-                f"expected {count} samples of user '{user}' in {path}, as num_samples says, got {len(x)} inputs and "
-                f"{len(y)} labels"
+                f"expected {count} samples of user '{user}' in {path}, as num_samples says, got {len(rows['x'])} "
+                f"inputs and {len(rows['y'])} labels"
             )
-        side.x += x
-        side.y += y
-        side.users += [str(user)] * len(y)
-
-
-def _rows_of(user: Any, data: Mapping[str, Any], path: Path) -> tuple[list[Any], list[Any]]:
-    rows = data.get(user) if isinstance(user, str) else None
-    if not isinstance(rows, dict) or not isinstance(rows.get("x"), list) or not isinstance(rows.get("y"), list):
-        raise ConfigError(f"expected lists x and y in user_data of user '{str(user)[:40]}' in {path}, got others")
-    return rows["x"], rows["y"]
+        side.x += rows["x"]
+        side.y += rows["y"]
+        side.users += [user] * count
 
 
 def _labels(rows: _Side, where: Path) -> NDArray[Any]:
-    """(N,) int64 or strings."""
-    for number, label in enumerate(rows.y):
-        if isinstance(label, list | dict):
-            raise ConfigError(
-                f"expected one label for every sample, got several in row {number} of {where}: {str(label)[:40]}"
-                f"{ONE_LABEL}"
-            )
-        if not isinstance(label, str) and (isinstance(label, bool) or not isinstance(label, int)):
-            raise ConfigError(
-                f"expected whole numbers or strings as labels, got {label!r:.40} in row {number} of {where}"
-            )
     if len({type(label) for label in rows.y}) > 1:
         raise ConfigError(f"expected labels of one kind in {where}, got numbers and strings")
     try:
@@ -165,7 +159,6 @@ def _is_texts(x: Any) -> bool:
 
 
 def _texts(rows: _Side, where: Path) -> list[str]:
-    """The text of every row."""
     found = []
     for number, x in enumerate(rows.x):
         if not isinstance(x, str) and not _is_texts(x):

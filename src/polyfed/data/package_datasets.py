@@ -165,7 +165,6 @@ def sotu(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSourc
 
 
 def _most_words(messages: Sequence[dict[str, str]]) -> list[str]:
-    """The presidents who wrote most, in this order."""
     words = Counter[str]()
     for row in messages:
         words[row["president_full"]] += int(row["word_count"])
@@ -194,7 +193,6 @@ def is_installed(name: str) -> bool:
 
 
 def _folder_of(package: str, name: str) -> Path:
-    """The folder of a package."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ConfigError(

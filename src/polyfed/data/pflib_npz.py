@@ -61,12 +61,10 @@ def read(place: Path) -> LabeledImages:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The clients' files of one side, by the clients' names."""
     return {path.stem: path for path in folder.glob("*.npz") if path.is_file() and not path.name.startswith(".")}
 
 
 def _read(side: str, path: Path) -> LabeledSamples:
-    """One client's rows of one side."""
     try:
         with zipfile.ZipFile(path) as archive:
             check_unpacked(archive, path)
@@ -95,7 +93,6 @@ def _read(side: str, path: Path) -> LabeledSamples:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of numbers; NumPy refuses others."""
     with archive.open(f"{name}.npy") as stream:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array

@@ -108,7 +108,6 @@ def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
 
 
 def _run(stream: bytes) -> Any:
-    """What the stream describes."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     for opcode, argument, _ in pickletools.genops(stream):
@@ -129,7 +128,6 @@ def _run(stream: bytes) -> Any:
 
 
 def _build(name: str, argument: Any, stack: list[Any]) -> None:
-    """One opcode that makes something of what is on the stack."""
     if name in _TUPLES:
         stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
         return

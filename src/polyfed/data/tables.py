@@ -25,8 +25,7 @@ from polyfed.data.dataset import DatasetSource
 from polyfed.data.files import CLIENT, check_file, check_sides, find_split_files
 from polyfed.data.labeled_texts import RawTexts
 from polyfed.data.options import SourceOptions
-from polyfed.data.samples import LABEL_NAMES, LabeledSamples, of_so_many
-from polyfed.data.table_columns import TableColumns, fill_missing
+from polyfed.data.samples import LABEL_NAMES, LabeledSamples, TableColumns, fill_missing, of_so_many
 from polyfed.errors import ConfigError, ConfigErrors, described, first_line, gathered, suggest
 
 Frame = Any  # a pandas.DataFrame of cells, see above
@@ -191,7 +190,6 @@ def _files_of(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]
 
 
 def _places(frame: Frame) -> list[str]:
-    """Where each row stands, for messages."""
     return [f"{frame.index.names[1]} {row} of {file}" for file, row in frame.index]
 
 
@@ -302,20 +300,13 @@ def _different(frame: Frame, column: str) -> set[str]:
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
-    """The number by which each category is stored."""
     return {name: 1 + place for place, name in enumerate(names)}
 
 
 def find_label(frame: Frame, named: str | None) -> str:
     """The named column, else the only one of a usual name."""
-    if named is not None:
-        check_columns({"": frame}, named)
-        return named
     usual = [name for name in LABEL_NAMES if name in frame]
-    if len(usual) == 1:
-        return usual[0]
-    got = f"several: {', '.join(usual)}" if usual else f"none among: {', '.join(frame.columns)[:200]}"
-    raise ConfigError(f"expected one label column in {frame.index[0][0]}, got {got}; name it with label_column")
+    return pick_column("label", named, usual, [*frame.columns], frame.index[0][0])
 
 
 def _features(frame: Frame, label: str, options: SourceOptions, known: Collection[str]) -> tuple[str, ...]:
@@ -461,7 +452,6 @@ def _spelt_labels(frame: Frame, label: str) -> Any:
 def _labels(
     sides: Mapping[str, Frame], label: str, where: object, options: SourceOptions
 ) -> tuple[Mapping[str, NDArray[Any]], tuple[str, ...]]:
-    """Both sides' labels as numbers to predict, or as classes with their names."""
     if options.regression:
         targets = gathered(functools.partial(_targets, frame, label) for frame in sides.values())
         return dict(zip(sides, targets, strict=True)), ()
@@ -486,7 +476,6 @@ def raw_labels(sides: Mapping[str, Frame], label: str, where: object) -> dict[st
 
 
 def _targets(frame: Frame, label: str) -> NDArray[np.float32]:
-    """Labels as numbers to predict."""
     cells = _spelt_labels(frame, label)
     numbers = cells.map(as_number).astype(float)
     _refuse(cells, _not_finite(numbers), "a finite number to predict", functools.partial(_hint, _CORRECT))
@@ -514,7 +503,6 @@ def read_texts(
 
 
 def _text_column(frame: Frame, named: str | None) -> str:
-    """The named column, else the only one of a usual name."""
     usual = [name for name in frame if name in TEXT_NAMES]
     return pick_column("text", named, usual, [*frame.columns], frame.index[0][0])
 

@@ -226,25 +226,16 @@ class FeatureShift:
         if not (isinstance(self.strength, numbers.Real) and 0 <= self.strength <= 1):
             raise ConfigError(f"expected a feature_shift_strength in 0..1, got {self.strength}")
 
-    @property
-    def enabled(self) -> bool:
-        """Whether anything changes."""
-        return self.kind != "none" and self.strength > 0
-
-    def place(self, client: int) -> int:
-        """The client's place p in 0..K-1."""
-        return int(self.rng("skew").permutation(self.clients)[client])
-
     def __call__(self, samples: LabeledSamples, client: int, part: str) -> LabeledSamples:
         """One client's samples as it sees them; `part` ("train", "validation", "test") names the stream of noise."""
-        if not self.enabled or len(samples) == 0:
+        if self.kind == "none" or not self.strength or len(samples) == 0:
             return samples
         x = samples.x
         if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3):
             raise ConfigError(
                 f"data.feature_shift expects gray or RGB images stored as uint8, got {tuple(x.shape)} of {x.dtype}"
             )
-        part_of_K = self.place(client) / self.clients
+        part_of_K = int(self.rng("skew").permutation(self.clients)[client]) / self.clients
         if self.kind == "rotation":
             x = rotate(samples.x, 360 * self.strength * part_of_K)
         elif self.kind == "noise":

@@ -16,7 +16,7 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import copy_network, export_state
 from polyfed.core.server import Server
-from polyfed.data.table_columns import TableColumns, own_means
+from polyfed.data.samples import TableColumns, own_means
 from polyfed.data.text import TextConfig
 from polyfed.data.transforms import Prepare
 from polyfed.engine.executors.client_work import has_weights, working_copy

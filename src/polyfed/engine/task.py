@@ -12,8 +12,7 @@ import torch
 from polyfed.core.client import PublicData
 from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Keep
-from polyfed.data.samples import LabeledSamples
-from polyfed.data.table_columns import TableColumns
+from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 

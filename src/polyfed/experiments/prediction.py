@@ -33,8 +33,7 @@ from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
-from polyfed.data.samples import TargetScale, refuse_masked
-from polyfed.data.table_columns import TableColumns
+from polyfed.data.samples import TableColumns, TargetScale, refuse_masked
 from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory

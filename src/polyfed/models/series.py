@@ -151,7 +151,6 @@ def _tcn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, 
 def _builder(
     kind: Callable[[str, tuple[int, ...], int, int | None, int], SequentialSplit], name: str, width: int, about: str
 ) -> Callable[..., SequentialSplit]:
-    """`about` is shown by `polyfed models`."""
 
     def build(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
         return kind(name, in_shape, classes, words, width)

@@ -117,7 +117,6 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
 
 
 def _head_of(module: nn.Module, classes: int) -> str | None:
-    """Name of the last linear layer with as many outputs as there are classes."""
     found = [name for name, part in module.named_modules() if name and getattr(part, "out_features", None) == classes]
     return found[-1] if found else None
 

@@ -118,12 +118,10 @@ def narrow_model(module: nn.Module, kept: Kept) -> nn.Module:
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """An empty tensor of this shape whose entries lie channels last."""
     return torch.empty_like(tensor, memory_format=torch.channels_last)
 
 
 def _note_sizes(layer: nn.Module) -> None:
-    """Let a layer that was cut say how wide it is."""
     if isinstance(layer, _ConvNd):
         layer.out_channels, layer.in_channels = layer.weight.shape[:2]
     elif isinstance(layer, nn.Linear):

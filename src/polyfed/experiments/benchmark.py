@@ -170,6 +170,11 @@ class BenchmarkRequest:
     unlearnt: dict[str, str] = field(default_factory=dict)
 
     @property
+    def all_again(self) -> bool:
+        """Whether stored figures do not matter."""
+        return self.overwrite and self.methods is None
+
+    @property
     def loggers(self) -> list[Logger]:
         """What shows progress."""
         return [Console()] if self.progress else []
@@ -285,7 +290,7 @@ class BenchmarkSetting:
         difference = None if stored is None else first_difference(stored.recipe, self.recipe)
         if difference is None:
             return stored
-        if self.request.overwrite and self.request.methods is None:
+        if self.request.all_again:
             return None
         key, there, here = difference
         raise ConfigError(
@@ -396,8 +401,7 @@ class BenchmarkSetting:
         Raises:
             ConfigError: they are not.
         """
-        all_again = self.request.overwrite and self.request.methods is None
-        if self._stored is None or not self._stored.data or all_again:
+        if self._stored is None or not self._stored.data or self.request.all_again:
             return
         seed, checksum = next(iter(self._stored.data.items()))
         if data_checksum(self.recipe.choose(_LOCAL).with_run(seed=int(seed), out=None), data) != checksum:

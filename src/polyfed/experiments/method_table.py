@@ -76,9 +76,9 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such method.
     """
-    from polyfed.own_methods import method_class, with_hyperparameters
+    from polyfed.own_methods import method_class
 
-    kind: Any = with_hyperparameters(name, method_class(name, beside))
+    kind: Any = method_class(name, beside)
     summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
     text, head, deviations = (own or whole).partition("Deviations from the paper")

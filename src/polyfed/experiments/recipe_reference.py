@@ -22,7 +22,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
 from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import format_value, kind_of, list_hyperparameters
-from polyfed.own_methods import method_class, with_hyperparameters
+from polyfed.own_methods import method_class
 from polyfed.plugins.settings import BUILT_IN, Profile
 from polyfed.registry import METHODS, suggest
 from polyfed.validation.hyperparameters import flat_hints
@@ -88,7 +88,7 @@ def of_method(name: str, beside: Sequence[str] = ()) -> Section:
     Raises:
         ConfigError: no such method.
     """
-    kind = with_hyperparameters(name, method_class(name, beside))
+    kind = method_class(name, beside)
     hints = flat_hints(kind)
     keys = tuple(
         Key(one.name, _type(hints[one.name]), _written(one.default), one.about) for one in list_hyperparameters(kind)

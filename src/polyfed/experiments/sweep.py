@@ -31,7 +31,6 @@ __all__ = ["Sweep", "parse", "sweep"]
 
 _OWN = ("method", "methods")  # the tables of a method's own hyperparameters, which mean nothing to Local
 _SLUG = 100  # characters of a folder's name
-_TOKEN = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | . """, re.VERBOSE | re.DOTALL)  # a TOML string, or a character
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,8 @@ class _Point:
 def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
     """``["method.lr=0.1,1", "data.num_clients=5"]`` to ``{"method.lr": [0.1, 1], "data.num_clients": [5]}``.
 
-    Commas within TOML's quotes and brackets separate nothing. A key given twice has the values given last.
+    The values are the inside of a list of TOML's; where they are none, words with commas between. A key given twice has
+    the values given last.
 
     Raises:
         ConfigError: no ``SECTION.KEY=VALUE``, or nothing between two commas.
@@ -86,30 +86,16 @@ def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for text in texts:
         key, _, values = text.partition("=")
-        pieces = _split(values)
-        if len(pieces) > 1 and not all(pieces):
-            raise ConfigError(f"expected values with commas between ({key}=A,B), got '{text}'")
-        parsed = [parse_override(f"{key}={piece}" if "=" in text else text) for piece in pieces]
-        name = ".".join(parsed[0][0])
+        keys, listed = parse_override(f"{key}=[{values}]" if values else text)
+        if not isinstance(listed, list) or values.rstrip().endswith(","):
+            pieces = [piece.strip() for piece in values.split(",")]
+            if len(pieces) > 1 and not all(pieces):
+                raise ConfigError(f"expected values with commas between ({key}=A,B), got '{text}'")
+            listed = [parse_override(f"{key}={piece}")[1] for piece in pieces]
+        name = ".".join(keys)
         found.pop(name, None)
-        found[name] = [value for _, value in parsed]
+        found[name] = listed
     return found
-
-
-def _split(text: str) -> list[str]:
-    """At the commas that lie in no quotes and no brackets."""
-    pieces = [""]
-    depth = 0
-    for token in _TOKEN.findall(text):
-        if token in ("[", "{"):
-            depth += 1
-        elif token in ("]", "}"):
-            depth -= 1
-        if token == "," and depth <= 0:
-            pieces.append("")
-        else:
-            pieces[-1] += token
-    return [piece.strip() for piece in pieces]
 
 
 def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
@@ -247,7 +233,7 @@ def _slug(settings: Mapping[str, Any]) -> str:
 
 def _word(key: str, value: Any) -> str:
     """The same as short as ``--set`` takes it: text that reads as nothing else needs no quotes."""
-    bare = isinstance(value, str) and _split(value) == [value] and parse_override(f"{key}={value}")[1] == value
+    bare = isinstance(value, str) and parse([f"{key}={value}"]) == {key: [value]}
     return str(value) if bare else to_toml(value)
 
 

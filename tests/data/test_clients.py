@@ -202,11 +202,7 @@ def test_floats_pass_unchanged_and_bytes_are_images(tmp_path: Path) -> None:
     [
         (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
         (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as inputs"),
-        (
-            np.zeros((3, 5), np.float32),
-            np.zeros(3, np.int64),
-            "of '2' ((4,), torch.float32), got (5,)",
-        ),
+        (np.zeros((3, 5), np.float32), np.zeros(3, np.int64), "of '2' ((4,), torch.float32), got (5,)"),
         (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got (1, 4, 4), torch.uint8 in"),
         (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "got NaN or infinite values"),
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),

@@ -282,6 +282,3 @@ def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], problem: 
     with pytest.raises(ConfigError, match=problem) as caught:
         deal(numbered(), **wrong)
     assert "\n" not in str(caught.value)
-
-
-# real data -----------------------------------------------------------------------------------------------------------

@@ -94,18 +94,6 @@ def test_rows_are_those_that_the_partitioner_gives_by_itself(flwr: Any, name: st
     assert len(federated.test) == 150
 
 
-def federate_with(partition: Any, seed: int, arguments: dict[str, Any], clients: int = 5) -> FederatedDataset:
-    return federate(
-        source(),
-        num_clients=clients,
-        partition=partition,
-        partitioner=arguments,
-        rng=purposes(seed),
-        split="9:1:0",
-        test="global",
-    )
-
-
 def test_by_a_column_that_is_known(flwr: Any) -> None:
     federated = deal("flwr:NaturalIdPartitioner", num_clients=4, partition_by="user")
     assert rows(federated) == [list(range(user, 600, 4)) for user in range(4)]
@@ -129,7 +117,7 @@ def test_by_a_column_that_is_known(flwr: Any) -> None:
 )
 def test_wrong_names_and_arguments(flwr: Any, name: str, arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        federate_with(f"flwr:{name}", 0, arguments)
+        deal(f"flwr:{name}", **arguments)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 

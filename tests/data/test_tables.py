@@ -289,10 +289,7 @@ def test_a_frame_is_read_as_a_csv_file_of_its_cells(tmp_path: Path) -> None:
         ({"missing_values": "mean"}, "missing_values: expected 'error' or 'client_mean', got 'mean'"),
         ({"frame": [1, 2]}, "expected a pandas DataFrame as train side of 'frame', got a list"),
         ({"frame": frame()[:0]}, "expected at least one row in 'frame', got none"),
-        (
-            {"frame": frame().rename(columns={"ill": "age"})},
-            "a name of its own for every column in 'frame', got 'age' twice",
-        ),
+        ({"frame": frame().rename(columns={"ill": "age"})}, "expected a name of its own for every column"),
     ],
 )
 def test_frames_that_cannot_be_read(options: dict[str, Any], words: str) -> None:

@@ -183,24 +183,12 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (
-            lambda r: load_dataset("sentiment140", r, words=TextConfig(column="txt")),
-            "text column 'txt' .* did you mean 'text'",
-        ),
-        (
-            lambda r: load_dataset("sentiment140", r, words=TextConfig(column="sentiment")),
-            "expected texts in column 'sentiment'",
-        ),
-        (
-            lambda r: load_dataset("digits", words=TextConfig(vocabulary=9)),
-            "no use for vocab_size, got",
-        ),
+        (lambda r: load_dataset("sentiment140", r, words=TextConfig(column="txt")), "did you mean 'text'"),
+        (lambda r: load_dataset("sentiment140", r, words=TextConfig(column="sentiment")), "expected texts"),
+        (lambda r: load_dataset("digits", words=TextConfig(vocabulary=9)), "no use for vocab_size, got"),
         (lambda r: load_dataset("hub:a/b", words=TextConfig(length=9)), "'hub:a/b' has no use for max_length"),
         (lambda r: load_dataset("sentiment140", r, label_column="text"), "in different columns, got 'text' for both"),
-        (
-            lambda r: load_dataset("parquet", r / "sentiment140", words=TextConfig(length=9)),
-            "text_column names a column",
-        ),
+        (lambda r: load_dataset("parquet", r / "sentiment140", words=TextConfig(length=9)), "text_column names"),
         (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, got 0"),
         (lambda r: TextConfig(length=True), "expected length to be a whole number"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from polyfed.config.recipe import Recipe
 from polyfed.data.dataset import public_inputs
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
@@ -27,7 +25,7 @@ from polyfed.data.transforms import (
     tint,
 )
 from polyfed.errors import ConfigError
-from tests.helpers.small_data import federate, purposes, some_images, write_parquet
+from tests.helpers.small_data import federate, purposes
 
 
 def pictures(count: int = 64, channels: int = 3, height: int = 12, width: int = 10) -> torch.Tensor:
@@ -94,14 +92,6 @@ def test_augment_repeats_by_generator_and_leaves_its_input() -> None:
     assert not torch.equal(augmented(x, generator), augmented(x, generator))
     assert torch.equal(x, before)
     assert augmented(x[:0], seeded()).shape == (0, 3, 12, 10)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_same_images_on_a_gpu() -> None:
-    x = pictures()
-    assert torch.equal(augmented(x, seeded()), augmented(x.cuda(), seeded()).cpu())
-    prepare = Prepare((0.5,) * 3, (0.2,) * 3)
-    assert torch.allclose(prepare(x), prepare(x.cuda()).cpu(), atol=1e-6)
 
 
 def test_augmentations_by_name() -> None:
@@ -303,25 +293,3 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
 def test_public_refuses(other: DatasetSource, rows: int | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         draw(other, picture_set(4, 1, 6, 6), rows)
-
-
-# in a recipe ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A folder ``plants`` of 12 RGB images of 10x10 pixels."""
-    write_parquet(tmp_path / "plants" / "train.parquet", some_images(12, (10, 10, 3)), {"label": [0, 1] * 6})
-    return tmp_path
-
-
-def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
-    place = {"root": str(root)} if "public_dataset" in data else {}  # the digits need none
-    return Recipe.from_dict(
-        {
-            "data": {"dataset": "digits", **place, "num_clients": 3, "limit_train": 300, **data},
-            "models": {"architectures": ["digits-cnn1"]},
-            "method": {"name": "local"},
-            "run": {"seed": seed},
-        }
-    )

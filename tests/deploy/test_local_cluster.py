@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -201,42 +200,6 @@ def test_a_failure_is_one_line_and_leaves_no_process(
     monkeypatch.delenv("FAULT")
     assert len(local("recipe.toml", out="run", overwrite=True).history) == 2
     assert not (place / "run-logs").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_no_process(number: int, place: Path) -> None:
-    code = f"""
-from pathlib import Path
-from polyfed.cli import app as cli
-from polyfed.deploy import local_cluster
-local_cluster.require_package = lambda package, purpose: None
-local_cluster.find_program = lambda name: Path({str(place / "programs")!r}) / name
-local_cluster.polyfed_command = lambda: [local_cluster.find_program("polyfed")]
-local_cluster.make_server_certificate = lambda folder, hosts: folder.mkdir()
-local_cluster.make_node_key = lambda path: None
-cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
-"""
-    caller = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=place,
-        env={**os.environ, "FAULT": "hang"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert caller.stderr is not None
-    shown = ""
-    while "round 1/2" not in shown:
-        line = caller.stderr.readline()
-        assert line, shown
-        shown += line
-    caller.send_signal(number)
-    out, more = caller.communicate(timeout=120)
-    assert caller.returncode == 128 + number, shown + more
-    assert more.splitlines()[-1] == "polyfed: interrupted"
-    assert out == ""
-    assert living(place) == []
 
 
 def test_a_wrong_request_starts_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,18 +166,6 @@ def test_a_refused_upload_leaves_no_trace(tmp_path: Path) -> None:
     assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
 
 
-@pytest.mark.slow
-def test_a_method_that_fails_with_everybody_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = three_rounds()
-
-    def fail(self: Any, server: Any, uploads: Any) -> None:
-        raise ValueError("no good")
-
-    monkeypatch.setattr("polyfed.methods.FedGH.aggregate", fail)
-    with pytest.raises(Exception, match="round 1, aggregation: ValueError: no good"):
-        served(recipe, Nearby(recipe, tmp_path), tmp_path)
-
-
 # coming, going, coming back -------------------------------------------------------------------------------------------
 
 

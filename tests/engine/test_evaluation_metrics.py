@@ -187,14 +187,6 @@ def test_only_what_is_asked_for_is_recorded() -> None:
         Evaluation(metrics=["accuracy"])  # type: ignore[list-item]
 
 
-def test_a_model_with_more_outputs_than_classes_is_scored() -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
-    clients = [Client(net, draw(8, (0, 1), 0), draw(8, (0, 1), 1))]
-    result = Federation(clients, Local(), SHORT, Evaluation(metrics=ALL)).run().result
-    assert sum(map(sum, result["confusion"])) == 8
-    assert 0 <= result["metrics"]["personal"]["auc"]["mean"] <= 1
-
-
 def test_class_names_must_fit() -> None:
     with pytest.raises(ConfigError, match="expected 3 class names, got 2"):
         pf.Federation([Client("a", draw(8, (0, 1, 2), 0))], Local(), task=pf.Task(class_names=["x", "y"]))

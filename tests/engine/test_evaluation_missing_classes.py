@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Stage
-from polyfed.data.samples import LabeledSamples, SelectedSamples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import ClientScore
 from polyfed.errors import ConfigError
@@ -71,17 +71,6 @@ def test_a_score_on_own_classes_leaves_the_missing_ones_out() -> None:
     larger = ClientScore(torch.tensor([[4, 1, 0, 0], [2, 5, 0, 0], [0, 0, 0, 0], [0, 0, 1, 2]]), missing=missing)
     assert (smaller.own.total, larger.own.total) == (5, 8)
     assert ClientScore(torch.eye(2, dtype=torch.int64)).own.total == 2
-
-
-def test_selected_samples_are_rows_of_others() -> None:
-    whole = draw(9, (0, 1, 2), 3)
-    rows = torch.tensor([7, 1, 4])
-    some = SelectedSamples(whole, rows)
-    assert len(some) == 3
-    assert some.y.tolist() == [1, 1, 1]
-    read = list(some.chunks(2, torch.device("cpu")))
-    assert [len(x) for x in read] == [2, 1]
-    assert torch.equal(torch.cat(read), whole.x[rows])
 
 
 # the same everywhere --------------------------------------------------------------------------------------------------

@@ -302,16 +302,6 @@ def test_interrupted_anywhere_and_resumed_it_is_the_same_run(tmp_path: Path, met
         ).read_bytes()
 
 
-def test_a_finished_run_is_read_and_not_run_again(tmp_path: Path) -> None:
-    first = usual(FedAvg(), out=tmp_path / "run")
-    done = first.run()
-    again = usual(FedAvg(), out=tmp_path / "run")
-    read = again.run(resume=True)
-    assert read.result == done.result
-    assert difference(state(first), state(again)) is None
-    assert difference(dict(done.models[3].state_dict()), dict(read.models[3].state_dict())) is None
-
-
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     usual(Local(), out=out).run()
@@ -374,18 +364,6 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run")
 
 
-def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:
-    federation = usual(Local())
-    federation.run()
-    first = all_state(federation)
-    try:
-        federation.run()
-    except ConfigError:
-        return
-    assert difference(first, all_state(federation)) is None
-    assert len(federation.history) == SHORT.rounds
-
-
 # clients with networks of their own ---------------------------------------------------------------------------------
 
 
@@ -438,16 +416,3 @@ def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
     run = Federation(clients, sound.FML(), SHORT).run()
     assert difference(before, dict(mine.state_dict())) is None
     assert difference(before, dict(run.models[0].state_dict())) is not None
-
-
-def test_the_smallest_method() -> None:
-    class Mine(Method):
-        def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-            return nn.functional.cross_entropy(model(batch.x), batch.y)
-
-    samples = draw(20, (0, 1, 2), 0)
-    client = Client(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), (samples.x, samples.y), (samples.x, samples.y))
-    run = Federation([client], Mine(), Training(rounds=5, lr=0.1)).run()
-    assert run.result["accuracy"] > 0.8
-    assert run.result["method"] == "Mine"
-    assert run.result["bytes_up"] == run.result["bytes_down"] == 0

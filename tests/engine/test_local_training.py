@@ -26,7 +26,7 @@ from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.models import build
-from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
+from polyfed.testing.fixtures import difference, draw, tiny_model
 from polyfed.testing.spy import Spy
 from tests.helpers import regression
 from tests.helpers.toys import NETS, Two, clients, moved, rounds, same, two_parameter_clients
@@ -146,18 +146,6 @@ def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str,
     assert federation.clients[0].weights is not None
     assert difference(federation.clients[0].weights, dict(own.state_dict()), 1e-5) is None
     assert federation.history[-1]["train_loss"] == pytest.approx(total / 42, rel=1e-5)
-
-
-def test_frozen_parameters_of_a_users_model_stay() -> None:
-    model = tiny_model(1, 4, 6)
-    for parameter in model.extractor.parameters():
-        parameter.requires_grad_(False)
-    federation = Federation([Client(model, draw(21, (0, 1, 2), 0))], Local(), SHORT)
-    federation.run()
-    own = federation.clients[0].weights
-    assert own is not None
-    for name, before in model.state_dict().items():
-        assert torch.equal(before, own[name]) == name.startswith("extractor."), name
 
 
 def test_dropout_repeats_and_differs_by_client_and_round() -> None:

@@ -125,21 +125,9 @@ class Attention(nn.Module):
         return found
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.layer = kind(D, F, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x)[0]
-        return found
-
-
 LAYERS = {
     "encoder": (lambda: nn.TransformerEncoderLayer(D, HEADS, F, batch_first=True), LAYER),
     "attention": (Attention, ATTENTION),
-    "lstm": (lambda: Recurrent(nn.LSTM), 2 * T * 4 * F * (D + F)),
-    "gru": (lambda: Recurrent(nn.GRU), 2 * T * 3 * F * (D + F)),
 }
 
 

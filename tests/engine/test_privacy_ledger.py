@@ -173,14 +173,8 @@ def test_an_unforeseen_round_is_taken_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {**NOISY, "max_epsilon": 1.0},
-            "privacy.max_epsilon: expected at least 1.993, what the first round comes to, got 1",
-        ),
-        (
-            {"upload_clip_norm": 1.0, "max_epsilon": 1.0},
-            "privacy.max_epsilon: expected noise, without which there is no epsilon",
-        ),
+        ({**NOISY, "max_epsilon": 1.0}, "privacy.max_epsilon: expected at least 1.993, .*, got 1"),
+        ({"upload_clip_norm": 1.0, "max_epsilon": 1.0}, "privacy.max_epsilon: expected noise"),
     ],
 )
 def test_an_impossible_budget_is_refused_before_anything_is_written(

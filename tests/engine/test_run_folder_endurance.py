@@ -20,9 +20,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
 from polyfed.plugins.settings import Availability
-from polyfed.results.fields import validated
 from polyfed.results.read import parse_json, parse_toml, seal, unseal
-from polyfed.results.schema import RoundRecord
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers.quick import others_slow
@@ -177,30 +175,10 @@ def test_a_seal_is_of_all_bytes_and_shapes_are_told() -> None:
         with pytest.raises(ValueError, match=r"seal|UTF|codec|expected|JSON|Expecting|Invalid|Unterminated|Extra"):
             unseal(bytes(broken))
     assert unseal(b'{"round": 1}', needed=False) == {"round": 1}
-    for deep in (b"[" * 200000, b'{"a":' * 200000):
-        with pytest.raises(ValueError, match="nested too deep"):
-            parse_json(deep)
     with pytest.raises(ValueError, match="nested too deep"):
         parse_toml(b"a = " + b"[" * 200000)
     with pytest.raises(ValueError, match="half a character"):
         parse_json(b'"\\ud83d"')
-    for value, says in (
-        ({"clients": [1, "x"]}, r"'clients\[1\]': expected a whole number, got 'x'"),
-        ({"samples": True}, "'samples': expected a whole number, got True"),
-        ({"final_round": 1}, "expected true or false, got 1"),
-        ({"seconds": float("inf")}, "expected a number, got inf"),
-        ({"seconds": None}, "'seconds': expected a value, got None"),
-        ({"accuracy": {"personal": {"mean": "x"}}}, r"'accuracy\.personal\.mean': expected a number, got 'x'"),
-        ({"releases": [{}]}, r"'releases\[0\]': expected the key 'what', got none"),
-        ({"round": 10**400}, "'round': expected a whole number, got 1000"),
-    ):
-        with pytest.raises(ValueError, match=says) as caught:
-            validated(RoundRecord, {"round": 1, **value})
-        assert len(str(caught.value)) < 200
-    with pytest.raises(ValueError, match=r"expected an object, got \[\]"):
-        validated(RoundRecord, [])
-    with pytest.raises(ValueError, match="expected the key 'round', got none"):
-        validated(RoundRecord, {})
 
 
 # the machine ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, get_group
+from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Privacy, Training
@@ -76,12 +76,6 @@ def watched(method: Method, **options: Any) -> list[tuple[Message, Message]]:
     return pairs
 
 
-def length(down: Message, up: Message) -> float:
-    """L2 norm of what the weights have changed by."""
-    first, second = get_group(down, "model"), get_group(up, "model")
-    return float(torch.cat([(second[name] - first[name]).flatten() for name in second]).double().norm())
-
-
 # off ----------------------------------------------------------------------------------------------------------------
 
 
@@ -119,37 +113,6 @@ def test_bytes_are_those_that_travel() -> None:
 
 
 # bounds -------------------------------------------------------------------------------------------------------------
-
-
-def test_no_upload_is_longer_than_the_bound() -> None:
-    free = [length(*pair) for pair in watched(FedAvg())]
-    bound = sorted(free)[len(free) // 2]
-    found = [length(*pair) for pair in watched(FedAvg(), privacy=Privacy(upload_clip_norm=bound))]
-    assert max(free) > 1.1 * bound
-    assert max(found) == pytest.approx(bound, rel=1e-4)
-    assert min(found) < 0.9 * bound
-
-
-def test_every_setting_bites() -> None:
-    given: list[dict[str, Any]] = [
-        {},
-        {"privacy": Privacy(upload_clip_norm=0.1)},
-        {"privacy": Privacy(upload_clip_norm=0.2)},
-        {"privacy": Privacy(upload_clip_norm=0.1, upload_noise_multiplier=0.1)},
-        {"privacy": Privacy(upload_clip_norm=0.1, upload_noise_multiplier=0.2)},
-        {"compression": HALVES},
-        {"compression": BYTES},
-        {"compression": FEW},
-        {"compression": Compression(top_k_fraction=0.2)},
-        {"compression": Compression(top_k_fraction=0.1, error_feedback=False)},
-    ]
-    few = TWO.model_copy(update={"client_fraction": 0.5})
-    ends = [all_state(ran(FedAvg(), few, **settings)) for settings in given]
-    keys = set.intersection(*(set(end) for end in ends))
-    ends = [{key: end[key] for key in keys} for end in ends]
-    for place, one in enumerate(ends):
-        for other in ends[place + 1 :]:
-            assert difference(one, other) is not None
 
 
 # who agrees ---------------------------------------------------------------------------------------------------------
@@ -212,11 +175,7 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
         (FD(), BOUND, "got fd, which sends 'outputs': probabilities.*use method.outputs = 'logits'"),
         (FedHeNN(alignment_data={"size": 8}), BOUND, "got fedhenn, which sends 'model': whole weights"),
         (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
-        (
-            HomogeneousFedHeNN(alignment_data={"size": 8}, final_average=True),
-            BOUND,
-            "sends 'model': whole weights",
-        ),
+        (HomogeneousFedHeNN(alignment_data={"size": 8}, final_average=True), BOUND, "sends 'model'"),
         (FedGH(), SHARE, "compression.top_k_fraction: expected a method that sends changes of weights .*, got fedgh"),
         (FedKD(), SHARE, "got fedkd"),
         (FedFomo(), SHARE, "got fedfomo"),

@@ -387,9 +387,3 @@ def test_work_is_the_same_after_a_checkpoint() -> None:
     assert (second.client_id, second.round, second.seconds, second.result.refused) == (0, 5, 1e-9, "not finite")
     assert not second.result.counts
     assert second.result.weights is None
-
-
-def test_weights_outside_the_store_are_refused() -> None:
-    work = WorkInFlight(1, 2.0, JobResult(3, {}, {"w": torch.ones(1)}, {}, TrainingResult()))
-    with pytest.raises(RunError, match="expected a row of the store as client 3's weights, got dict"):
-        pack([work])

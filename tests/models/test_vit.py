@@ -32,11 +32,6 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def tiny(depth: int = 3, seed: int = 0, **more: Any) -> SplitModel:
-    torch.manual_seed(seed)
-    return vision_transformer(TINY, CLASSES, depth, **{"width": 12, "heads": 3, **more})
-
-
 # counts, cuts, names -----------------------------------------------------------------------------------------------
 
 
@@ -139,20 +134,6 @@ def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
 
 
 # federations -------------------------------------------------------------------------------------------------------
-
-
-def test_gradients_of_stacked_weights_are_those_of_each() -> None:
-    model, others, x = tiny(), [tiny(seed=1), tiny(seed=2)], torch.rand(2, 3, *TINY)
-    stacked = {key: torch.stack([m.state_dict()[key] for m in others]) for key in model.state_dict()}
-
-    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(model, weights, (x,)).square().sum()
-        return out
-
-    together = torch.func.vmap(torch.func.grad(loss))(stacked, x)
-    for i, other in enumerate(others):
-        alone = torch.func.grad(loss)({key: tensor.detach() for key, tensor in other.state_dict().items()}, x[i])
-        assert all(torch.allclose(together[key][i], gradient, atol=1e-6) for key, gradient in alone.items())
 
 
 def test_tokens_that_are_not_there_change_nothing():

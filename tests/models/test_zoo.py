@@ -21,7 +21,6 @@ from tests.helpers.quick import others_slow
 RGB32, DIGIT = (3, 32, 32), (1, 8, 8)
 RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
 FEDGH = [f"fedgh-cnn{i}" for i in range(1, 6)]
-FEDHENN = [f"fedhenn-h{i}" for i in range(1, 6)]
 DIGITS = [f"digits-cnn{i}" for i in range(1, 6)]
 
 
@@ -161,11 +160,6 @@ def test_parts_make_the_whole(name: str) -> None:
 # build: names, builders of one's own, errors ------------------------------------------------------------------------
 
 
-def of_ones_own(in_shape: tuple[int, ...], classes: int) -> SplitModel:
-    width = in_shape[0] * in_shape[1] * in_shape[2]
-    return SequentialSplit(nn.Flatten(), nn.Linear(width, 6), nn.Linear(6, classes))
-
-
 def no_split(in_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Linear(in_shape[0], classes)
 
@@ -182,12 +176,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> str:
     """The file at hand under a name that can be imported."""
     monkeypatch.setitem(sys.modules, "my_nets", sys.modules[__name__])
     return "my_nets"
-
-
-def test_builder_of_ones_own(here: str) -> None:
-    model = build(f"{here}:of_ones_own", DIGIT, 3, feature_dim=5)
-    assert (model.architecture, model.feature_dim) == ("my_nets:of_ones_own", 5)
-    assert model(torch.rand(2, *DIGIT)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(

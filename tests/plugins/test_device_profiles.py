@@ -63,20 +63,11 @@ def test_a_recipe_keeps_what_has_an_effect() -> None:
         ({"profiles": ["laptob"]}, r"devices: unknown device 'laptob'; did you mean 'laptop'\?"),
         ({"round_timeout": 3.0}, "devices: round_timeout: expected profiles beside it"),
         ({"profiles": ["laptop"], "round_timeout": 0.0}, r"devices.round_timeout: expected more than 0, got 0\.0"),
-        (
-            {"profiles": ["laptop"], "on_out_of_memory": "drop"},
-            r"devices.on_out_of_memory: expected 'refuse' or 'leave out', got 'drop'",
-        ),
+        ({"profiles": ["laptop"], "on_out_of_memory": "drop"}, "expected 'refuse' or 'leave out', got 'drop'"),
         ({"profiles": ["x"], "custom": {"x": {"flops": 1.0}}}, "expected the key 'devices.custom.x.memory_bytes'"),
-        (
-            {"profiles": ["gpu"], "custom": {"gpu": {"memory_byte": 1.0}}},
-            r"memory_byte'; did you mean 'memory_bytes'\?",
-        ),
+        ({"profiles": ["gpu"], "custom": {"gpu": {"memory_byte": 1.0}}}, "did you mean 'memory_bytes'"),
         ({"profiles": ["gpu"], "custom": {"gpu": {"availability": 0.0}}}, r"availability: expected more than 0"),
-        (
-            {"profiles": ["laptop"], "time_jiter": 1.0},
-            r"unknown key 'devices.time_jiter'; did you mean 'time_jitter'\?",
-        ),
+        ({"profiles": ["laptop"], "time_jiter": 1.0}, "did you mean 'time_jitter'"),
     ],
 )
 def test_wrong_settings_are_one_clear_line(section: dict[str, Any], message: str) -> None:

@@ -296,7 +296,7 @@ def test_the_estimate_expects_as_many_uploads_as_fill_the_buffer() -> None:
         (
             FedAvg(),
             {"privacy": Privacy(upload_clip_norm=1.0, target_epsilon=5.0)},
-            "privacy.target_epsilon: expected 0 beside devices.buffer_size",
+            "privacy.target_epsilon: expected 0",
         ),
     ],
 )

@@ -67,18 +67,6 @@ def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.M
     same(serial, found)
 
 
-def test_a_single_pass_is_made_here() -> None:
-    """As by each of the servers of clients that are federations of their own."""
-    fed = ConformanceKit(method=FIXED).usual.federation(FIXED, executor="processes", workers=2)
-    fed.server.round = 1
-    models = {3: fed.server.client_weights(3)}
-    (found,) = inference.public_outputs(fed.server, models, "scores")
-    assert fed.executor.running == []  # type: ignore[attr-defined]
-    fed.server.run_passes = None
-    (expected,) = inference.public_outputs(fed.server, models, "scores")
-    assert torch.equal(found, expected)
-
-
 def test_an_error_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "run_pass", fail)
     monkeypatch.setattr(inference, "run_pass", fail)

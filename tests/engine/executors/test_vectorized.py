@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import random
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,14 +41,12 @@ from polyfed.methods import (
     MOON,
     FedAvg,
     FedGH,
-    FedIN,
     FedProto,
     FedSelect,
     Local,
 )
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
-from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference
 from tests.engine.executors.test_agreement import ALONE, CLOSE, near
 from tests.helpers import toys
@@ -90,13 +86,6 @@ def same(run: Callable[..., Federation], lines: Sequence[str] = ()) -> Federatio
     assert len(own) == len(lines), own
     assert all(re.search(line, said) for line, said in zip(lines, own, strict=True)), own
     return found
-
-
-def of_kit(method: Method, training: Training = TWO_ROUNDS, **kinds: Any) -> Callable[..., Federation]:
-    """Runs of the conformance kit's clients."""
-    options = {key: kinds.pop(key) for key in ("evaluation", "availability") if key in kinds}
-    among = ConformanceKit(method=method).world(**kinds)
-    return lambda **more: among.run(method, training, **options, **more)
 
 
 def of_toys(
@@ -395,27 +384,6 @@ def test_buffers_that_forward_writes_into(stacks: list[int]) -> None:
     assert max(stacks) > 1, "and rows of weight 0, which would count in the mean, fill up no batch"
 
 
-class Notes(nn.Module):
-    """Keeps what its layer gave in training, in a mapping and in an attribute, as hooks do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(toys.INPUTS, toys.CLASSES)
-        self.given: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.linear(x)
-        if self.training:
-            self.given["linear"] = self.last = scores
-        return scores
-
-
-def test_what_a_forward_notes_is_no_hindrance(stacks: list[int]) -> None:
-    found = same(of_toys(FedAvg(), Notes, sizes=[9, 5, 12]))
-    assert max(stacks) > 1
-    assert found.export(0)(torch.ones(2, toys.INPUTS)).shape == (2, toys.CLASSES)
-
-
 class Twice(SequentialSplit):
     """A layer used twice under two names, and a weight that another layer has, too."""
 
@@ -491,23 +459,6 @@ def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
     serial, found = run(executor="serial"), run(executor="vectorized", loggers=[told])
     assert difference(all_state(serial), all_state(found)) is None
     assert re.search("reads 'more' of the context in some steps only", told.messages[0])
-
-
-@pytest.mark.parametrize("method", [FedIN(), Asks()], ids=["inputs", "kinds"])
-def test_what_trains_alone_leaves_no_stack_behind(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kept exception would hold the frames that it passed in every round, and with them that round's stack."""
-    made = []
-    begin = stacked_clients.StackedClients.__init__
-
-    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
-        made.append(weakref.ref(self))
-        begin(self, *args, **kwargs)
-
-    monkeypatch.setattr(stacked_clients.StackedClients, "__init__", remembered)
-    federation = of_toys(method)(executor="vectorized")
-    gc.collect()
-    assert len(made) == len(federation.history)
-    assert not any(stack() for stack in made)
 
 
 class Rewriting(FedAvg):

@@ -13,13 +13,16 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from polyfed.data import arrow_tables
+import polyfed as pf
+from polyfed.data import arrow_tables, images
 from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors, with_declared
 from polyfed.data.datasets import load_dataset
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError
+from polyfed.experiments import prediction
 from polyfed.registry import DATASETS
-from tests.helpers.small_data import encode, some_images, write_parquet
+from tests.helpers.small_data import encode, reading, some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
 
@@ -334,28 +337,17 @@ def test_what_is_declared_of_a_source_stands_in_place_of_its_own() -> None:
 FINE, COARSE = [f"fine {c}" for c in range(100)], [f"coarse {c}" for c in range(20)]
 
 
-def hub_file(path: Path, count: int, image: str, labels: dict[str, list[str]], seed: int = 0) -> np.ndarray:
-    """A Parquet file with the feature notes that `datasets` itself writes; returns its images (N, H, W, 3)."""
-    datasets = pytest.importorskip("datasets")
-    pictures = some_images(count, (32, 32, 3), seed)
-    columns: dict[str, Any] = {image: list(pictures)}
-    features: dict[str, Any] = {image: datasets.Image()}
-    for name, classes in labels.items():
-        columns[name] = [(7 * row + seed) % len(classes) for row in range(count)]
-        features[name] = datasets.ClassLabel(names=classes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(path)
-    return np.stack(pictures)
-
-
 def test_cifar100_is_fine_unless_it_is_asked_coarse(tmp_path: Path) -> None:
     labels = {"fine_label": FINE, "coarse_label": COARSE}
-    pictures = hub_file(tmp_path / "cifar100" / "train-00000-of-00001.parquet", 6, "img", labels)
-    hub_file(tmp_path / "cifar100" / "test-00000-of-00001.parquet", 3, "img", labels, 1)
+    pictures = some_images(6, (32, 32, 3))
+    for side, count in (("train", 6), ("test", 3)):
+        columns = {name: [7 * row % len(classes) for row in range(count)] for name, classes in labels.items()}
+        place = tmp_path / "cifar100" / f"{side}-00000-of-00001.parquet"
+        write_parquet(place, pictures[:count], columns, names=labels)
     fine = load_dataset("cifar100", tmp_path)
     assert (fine.name, fine.classes, fine.class_names[99]) == ("cifar100", 100, "fine 99")
     assert fine.train.y.tolist() == [0, 7, 14, 21, 28, 35]
-    assert np.array_equal(fine.train.x.permute(0, 2, 3, 1), pictures)
+    assert np.array_equal(fine.train.x.permute(0, 2, 3, 1), np.stack(pictures))
     assert (fine.mean[0], fine.std[2]) == (0.5071, 0.2762)
     for coarse in (
         load_dataset("cifar100", tmp_path, label_column="coarse_label"),
@@ -499,3 +491,101 @@ def test_refusals(name: str, problem: str, tmp_path: Path, monkeypatch: pytest.M
         load_dataset(name)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+GRAY = np.arange(36, dtype=np.uint8).reshape(6, 6)
+read, refusal_images = reading("images")
+
+
+def put(place: Path, *pixels: np.ndarray, form: str = "PNG") -> None:
+    """Images 0.png, 1.png, ... in a folder."""
+    place.mkdir(parents=True, exist_ok=True)
+    for number, image in enumerate(pixels):
+        (place / f"{number}.{'png' if form == 'PNG' else 'jpg'}").write_bytes(encode(image, form))
+
+
+@pytest.fixture
+def animals(tmp_path: Path) -> Path:
+    """Training: two bees (values from 0 and 2), one ape (1); test: one of each (3, 4); all gray, 6 x 6."""
+    put(tmp_path / "train" / "bee", GRAY, GRAY + 2)
+    put(tmp_path / "train" / "ape", GRAY + 1)
+    put(tmp_path / "test" / "ape", GRAY + 3)
+    put(tmp_path / "test" / "bee", GRAY + 4)
+    return tmp_path
+
+
+def test_sides_classes_and_order(animals: Path) -> None:
+    (animals / "train" / "bee" / "notes.txt").write_text("no image")
+    source = read(animals)
+    assert source.class_names == ("ape", "bee")
+    assert source.train.y.tolist() == [0, 1, 1]  # the classes in turn
+    assert torch.equal(source.train.x[:, 0], torch.from_numpy(np.stack([GRAY + 1, GRAY, GRAY + 2])))
+    assert source.test is not None
+    assert source.test.y.tolist() == [0, 1]
+    assert source.test.x[:, 0, 0, 0].tolist() == [3, 4]
+    assert source.mean == pytest.approx([np.mean([GRAY + 1, GRAY, GRAY + 2]) / 255])
+
+
+def test_several_sizes_need_image_size(tmp_path: Path) -> None:
+    put(tmp_path / "a", GRAY)
+    put(tmp_path / "b", np.tile(GRAY, (2, 2)))
+    assert "6x6 pixels as the first, got 12x12" in refusal_images(tmp_path)
+    assert "set data.image_size" in refusal_images(tmp_path)
+    source = read(tmp_path, image_size=4)
+    assert source.train.x.shape == (2, 1, 4, 4)
+    large = LabeledSamples(torch.from_numpy(np.tile(GRAY, (2, 2)))[None, None], torch.tensor([0]))
+    assert torch.equal(source.train.x[1:], resize(large, 4).x)
+
+
+def test_gray_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:
+    put(tmp_path / "a", GRAY)
+    put(tmp_path / "b", np.full((6, 6, 3), (250, 10, 10), dtype=np.uint8), form="JPEG")
+    x = read(tmp_path).train.x
+    assert torch.equal(x[0], torch.from_numpy(GRAY).expand(3, 6, 6))
+    assert x[1, 0].float().mean() > 200 > 50 > x[1, 1].float().mean()
+
+
+def test_decoded_once_until_an_image_or_the_size_changes(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read(animals)
+    with monkeypatch.context() as patched:
+        patched.setattr(images, "_decoded", None)
+        assert torch.equal(read(animals).train.x, first.train.x)
+    assert read(animals, image_size=3).train.x.shape == (3, 1, 3, 3)
+    put(animals / "train" / "ape", GRAY + 7)
+    assert read(animals).train.x[0, 0, 0, 0] == 7
+
+
+def test_refusals_images(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    assert "got no such folder" in refusal_images(empty / "none")
+    assert "one folder of images per class" in refusal_images(empty)
+    put(empty / "a", GRAY)
+    assert "two or more classes" in refusal_images(empty)
+    (empty / "b").mkdir()
+    assert "images (.png, .jpg) of class 'b'" in refusal_images(empty)
+    (empty / "b" / "1.png").write_bytes(b"no image")
+    assert "do not decode" in refusal_images(empty)
+    put(animals / "test" / "cat", GRAY)
+    assert "got 'cat'" in refusal_images(animals)
+    assert "no use for label_column, got 'kind'" in refusal_images(animals, label_column="kind")
+    assert "no use for image_column" in refusal_images(animals, image_column="kind")
+    assert "no use for columns, got 'user'" in refusal_images(animals, columns=["user"])
+    assert "no use for feature_columns" in refusal_images(animals, feature_columns=["a"])
+    with pytest.raises(ConfigError, match="got none"):
+        load_dataset("images:")
+
+
+def test_a_run_on_image_folders_and_its_models_on_new_images(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("light", 200)):
+        put(tmp_path / "data" / name, *(draws.integers(level, level + 40, (12, 12), dtype=np.uint8) for _ in range(20)))
+    recipe = {
+        "data": {"dataset": "images:data", "root": str(tmp_path), "image_size": 8, "num_clients": 2},
+        "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
+        "method": {"name": "fedproto"},
+        "training": {"rounds": 3, "batch_size": 4, "lr": 0.05},
+    }
+    done = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "run")
+    assert done.result["accuracy"] == 1.0
+    found = prediction.predict(tmp_path / "run", 0, tmp_path / "data" / "light")
+    assert {row["class_name"] for row in found.rows()} == {"light"}

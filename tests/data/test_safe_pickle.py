@@ -27,7 +27,6 @@ def pickled(value: Any, protocol: int = 4) -> bytes:
         np.arange(12, dtype=np.float32).reshape(3, 4),
         np.arange(12.0).reshape(3, 4).T,  # columns first
         np.arange(6, dtype=">i4"),
-        np.arange(6, dtype=np.uint8).reshape(1, 2, 3),
         np.array([True, False]),
         np.zeros((0, 5), dtype=np.float16),
         np.array(7),
@@ -78,7 +77,6 @@ def word(text: str) -> tuple[str, bytes]:
     return "SHORT_BINUNICODE", bytes([len(text)]) + text.encode()
 
 
-WHOLE = pickled({"x": np.arange(3)})
 ARRAY = (word("numpy._core.multiarray"), word("_reconstruct"), ("STACK_GLOBAL", b""))
 EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
 
@@ -88,7 +86,6 @@ EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
     [
         (b"", "pickle exhausted before seeing STOP"),
         (b"no pickle", "got "),
-        (WHOLE[:-1], "got "),
         (pickled([1, 2]), "something else"),
         (pickled({1: np.arange(3)}), "a key that is no word"),
         (pickled({"x": np.array(["a"])}), "an array of type 'U1'"),

@@ -25,8 +25,7 @@ from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH
 from polyfed.registry import METHODS
-from tests.deploy.test_server import ONE, SMALL
-from tests.deploy.test_server_faults import in_round, three_rounds, troubles
+from tests.deploy.test_server import ONE, SMALL, in_round, three_rounds, troubles
 from tests.helpers.nearby import FIRST_NODE, Nearby, event_log, recipe_of
 
 BAD = FIRST_NODE + 1

@@ -54,29 +54,22 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
         ({"method": "fedhg"}, r"unknown method 'fedhg'; did you mean 'fedgh'\?"),
         ({"method": pf.methods.FedGH}, r"got the class FedGH; write polyfed.methods.FedGH\(\)"),
         ({"method": 3}, r"method: expected one such as polyfed.methods.FedAvg\(\), got 3"),
-        ({"method": pf.methods}, r"got the module polyfed.methods"),
         ({"training": 3}, r"training: expected Training\(rounds=..., ...\), got 3"),
-        ({"training": {"rounds": 3}}, r"training: expected Training\(rounds=..., ...\), got a dict"),
         ({"training": pf.Training}, r"training: .* got the class Training"),
         ({"evaluation": pf.Training()}, r"evaluation: expected Evaluation\(stage=..., ...\), got a Training"),
         ({"plugins": [{"drop": 0.1}]}, r"plugins: expected settings \(Availability, .* got a dict"),
         ({"seed": "0"}, r"expected seed to be a whole number >= 0, got '0'"),
-        ({"seed": -1}, r"expected seed to be a whole number >= 0, got -1"),
-        ({"seed": 0.5}, r"expected seed to be a whole number >= 0, got 0.5"),
         ({"seed": True}, r"expected seed to be a whole number >= 0, got True"),
         ({"classes": "3"}, r"expected classes to be a whole number >= 1, got '3'"),
-        ({"workers": "2"}, r"expected workers to be a whole number >= 1, got '2'"),
         ({"checkpoint_every": 0}, r"expected checkpoint_every to be a whole number >= 1, got 0"),
         ({"clients": [(X, Y)]}, rf"clients: expected {A_CLIENT} in place 0, got a tuple"),
         ({"clients": [client(), pf.Client]}, rf"clients: expected {A_CLIENT} in place 1, got the class Client"),
         ({"clients": client()}, rf"clients: expected a list of {A_CLIENT}, got a Client"),
-        ({"clients": 3}, rf"clients: expected a list of {A_CLIENT}, got 3"),
         ({"clients": []}, r"expected at least one client, got none"),
         ({"public": (X, Y)}, r"public: expected polyfed.PublicData\(\(x, y\)\), got a tuple"),
         ({"test": (X, Y.float())}, r"test: expected whole numbers as labels, as of client 0, train, got floats"),
         ({"loggers": print}, r"loggers: expected a list, got the function print; put it into \[ \]"),
         ({"metrics": print}, r"metrics: expected a dictionary of functions by name, got the function print"),
-        ({"builders": network}, r"builders: expected a dictionary of functions by name, got the function network"),
         ({"out": 3}, r"out: expected the path of a folder, got 3"),
     ],
 )
@@ -113,14 +106,11 @@ def test_what_is_meant_alike_is_taken_alike() -> None:
         ({"model": 3}, r"^model: expected a network \(torch.nn.Module\) or the name of one, got 3"),
         ({"prepare": 3}, r"^prepare: expected a function of a batch of inputs, got 3"),
         ({"train": (X, Y[:7])}, r"^train: expected as many labels as inputs, got 7 labels for 12 inputs"),
-        ({"test": (X, Y[:7])}, r"^test: expected as many labels as inputs"),
-        ({"validation": (X, Y[:7])}, r"^validation: expected as many labels as inputs"),
         ({"train": X}, r"^train: expected a pair \(x, y\) of inputs and labels, got a Tensor alone"),
         ({"train": (X, Y, Y)}, r"^train: expected a pair \(x, y\) of inputs and labels, got 3 tensors"),
         ({"train": (X, Y[:, None])}, r"^train: expected labels .*, got \(12, 1\); write y.squeeze\(1\)"),
         ({"train": (X, nn.functional.one_hot(Y))}, r"^train: .* got \(12, 3\); write y.argmax\(1\)"),
         ({"train": (X, list("abcabcabcabc"))}, r"^train: expected labels as a tensor .*; number the classes from 0"),
-        ({"train": (X, np.array(list("abcabcabcabc")))}, r"^train: expected labels .* got a ndarray"),
         ({"train": ("a", Y)}, r"^train: expected inputs as a tensor or an array of numbers, got 'a'"),
         ({"train": (torch.tensor(3.0), Y)}, r"^train: expected inputs of shape \(N, ...\), got the single number 3.0"),
         ({"train": {"x": X, "y": Y}}, r"^train: expected \(x, y\), Samples, or a data set .* got dict$"),
@@ -149,14 +139,6 @@ def test_inputs_and_labels_in_other_forms() -> None:
         train = client(train=pair).data.train
         assert torch.equal(train.x, X)
         assert torch.equal(train.y, Y)
-
-
-def test_tables_of_pandas() -> None:
-    pandas = pytest.importorskip("pandas")
-    x, y = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy(), index=range(7, 19))
-    train = client(train=(x, y)).data.train
-    assert torch.equal(train.x, X)
-    assert torch.equal(train.y, Y)
 
 
 def test_a_run_takes_switches_only() -> None:

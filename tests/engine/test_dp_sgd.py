@@ -25,6 +25,7 @@ from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
@@ -212,12 +213,8 @@ class TestTraining:
         assert records(serial) == records(other)
 
     def test_a_resumed_run_is_the_uninterrupted_one(self, tmp_path: Path) -> None:
-        class Stops:
-            def round(self, record: dict[str, Any], left: float) -> None:
-                raise KeyboardInterrupt
-
         whole, broken = ran(**NOISY), federation(**NOISY, out=tmp_path / "run")
-        broken.loggers.append(Stops())
+        broken.loggers.append(Interrupt(1))
         with pytest.raises(RunInterrupted):
             broken.run()
         resumed = federation(**NOISY, out=tmp_path / "run")

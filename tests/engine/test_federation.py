@@ -386,11 +386,6 @@ def test_no_clients_and_no_such_device_are_refused() -> None:
         )
 
 
-def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **options: Any) -> Federation:
-    """A run among clients of one architecture."""
-    return ConformanceKit(method=method).world(one=True, norm=norm).run(method, training, **options)
-
-
 def test_the_streams_of_two_exchanges_differ() -> None:
     client = Client("a", draw(4, (0, 1), 0))
     client.id = 3
@@ -404,7 +399,7 @@ def test_a_phase_with_its_own_rate_and_data() -> None:
         def phases(self, training: Training) -> Sequence[Phase]:
             return (Phase(3, data="validation", lr=0.0),)
 
-    federation = one_kind(OnValidation())
+    federation = ConformanceKit(method=OnValidation()).world(one=True).run(OnValidation(), SHORT)
     assert federation.history[0]["samples"] == 6 * 3 * 4
     assert all(torch.equal(t, federation.server.client_weights(0)[n]) for n, t in federation.clients[0].weights.items())
 

@@ -1,7 +1,9 @@
-"""Optimizers that go on from round to round."""
+"""Optimizers that go on from round to round, learning rates against closed forms, and stopping early."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.core.method import Method
-from polyfed.core.settings import Training
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method, Phase, StepResult
+from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.optimizers import Optimizer
+from polyfed.engine.run import early_stop_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg, FedLoRA, FedNova, FedRep, FedRolex, Local
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
+from polyfed.testing.spy import Spy
 from tests.helpers.interrupt import Interrupt
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import NETS, Two, clients, federation, rounds, same, two_gradient, two_parameter_clients
 
 KEPT: dict[str, Any] = {"rounds": 3, "batch_size": 5, "lr": 0.05, "momentum": 0.9, "keep_optimizer_state": True}
@@ -128,3 +137,234 @@ def test_what_is_kept_of_some_rows_lies_as_their_parameters(optimizer: str) -> N
     plain = moved(start.clone(), torch.empty(2, 4, 5))
     by_columns = moved(start.clone(), torch.empty(2, 5, 4).mT)
     assert torch.equal(plain, by_columns)
+
+
+# closed forms -------------------------------------------------------------------------------------------------------
+
+
+def rates(rounds: int = 10, **settings: Any) -> np.ndarray:
+    training = Training(rounds=rounds, lr=0.8, **settings)
+    return np.array([training.lr_at(t) for t in range(1, rounds + 1)])
+
+
+T = np.arange(10.0)  # rounds passed before each
+
+
+def test_constant_is_the_very_number() -> None:
+    assert [Training(lr=0.1).lr_at(t) for t in (0, 1, 5, 11)] == [0.1] * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lr_schedule": "exponential", "lr_gamma": 0.9}, 0.8 * 0.9**T),
+        ({"lr_schedule": "cosine"}, 0.4 * (1 + np.cos(np.pi * T / 10))),
+        ({"warmup_rounds": 4}, 0.8 * np.minimum(1, (T + 1) / 4)),
+        ({"warmup_rounds": 40}, 0.8 * (T + 1) / 40),
+        (
+            {"lr_schedule": "exponential", "lr_gamma": 0.9, "warmup_rounds": 4},
+            np.concatenate([0.2 * np.arange(1, 5), 0.8 * 0.9 ** np.arange(1, 7)]),
+        ),
+        (
+            {"lr_schedule": "cosine", "warmup_rounds": 4},
+            np.concatenate([0.2 * np.arange(1, 4), 0.4 * (1 + np.cos(np.pi * np.arange(7) / 7))]),
+        ),
+    ],
+)
+def test_rates_by_round(settings: dict[str, Any], expected: np.ndarray) -> None:
+    np.testing.assert_allclose(rates(**settings), expected, rtol=1e-12)
+
+
+def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
+    training = Training(rounds=4, lr=0.8, lr_schedule="exponential", lr_gamma=0.5, warmup_rounds=2)
+    assert [training.lr_at(t, 0.2) for t in range(1, 6)] == pytest.approx([0.1, 0.2, 0.1, 0.05, 0.05])
+    assert [training.lr_at(t, 0.0) for t in range(1, 6)] == [0.0] * 5
+    assert training.lr_at(5) == training.lr_at(4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"lr_gamma": 0.5}, "lr_gamma = 0.5 does nothing beside lr_schedule = 'constant'; set lr_schedule to 'expon"),
+        ({"lr_schedule": "exponential"}, "lr_schedule 'exponential' needs lr_gamma, got none"),
+        ({"lr_schedule": "exponential", "lr_gamma": 0.0}, "training.lr_gamma: expected more than 0, got 0.0"),
+    ],
+)
+def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        Training(**settings)
+
+
+# in training --------------------------------------------------------------------------------------------------------
+
+
+class Downhill(Local):
+    """The gradient of every weight is 1, so that a step of SGD takes the learning rate off every weight."""
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        grads: dict[str, Tensor | None] = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+        return StepResult(grads, torch.zeros(()), {})
+
+
+class TwoRates(Downhill):
+    """First the bias with a rate of its own, then all; keeps the rate that the client sees."""
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return (Phase(1, trains=lambda name: name.endswith("bias"), lr=0.5), Phase(1))
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state = {"seen": torch.cat([client.state.get("seen", torch.empty(0)), torch.tensor([client.lr])])}  # type: ignore
+        return {}
+
+
+def one_client(method: Method, training: Training) -> tuple[dict[str, Tensor], Federation]:
+    network = plain_model()
+    made = Federation([Client(network, draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))], method, training)
+    made.run()
+    start, end = network.state_dict(), made.clients[0].weights
+    assert end is not None
+    return {name: start[name].double() - end[name].double() for name in start}, made
+
+
+def test_weights_move_by_the_sum_of_the_rates() -> None:
+    rule = {"lr_schedule": "exponential", "lr_gamma": 0.5, "warmup_rounds": 2}
+    training = Training(rounds=5, batch_size=8, lr=0.25, **rule)  # type: ignore[arg-type]
+    by_hand = [0.125, 0.25, 0.125, 0.0625, 0.03125]
+    moved, made = one_client(Downhill(), training)
+    for change in moved.values():
+        assert torch.allclose(change, torch.tensor(2 * sum(by_hand), dtype=torch.float64), atol=1e-5)  # 2 batches
+    assert [record["lr"] for record in made.history] == by_hand
+    moved, made = one_client(TwoRates(), training)
+    own, both = 2 * 2 * sum(by_hand), 2 * sum(by_hand)  # the rate of 0.5 is twice that of 0.25, round by round
+    assert torch.allclose(moved["1.bias"], torch.tensor(own + both, dtype=torch.float64), atol=1e-5)
+    assert torch.allclose(moved["1.weight"], torch.tensor(both, dtype=torch.float64), atol=1e-5)
+    assert made.clients[0].state["seen"].tolist() == by_hand  # type: ignore[union-attr]
+
+
+def test_adaptive_optimizers_follow_it_too() -> None:
+    """Adam's first step is its learning rate, whatever the gradient."""
+    training = Training(rounds=3, batch_size=16, optimizer="adam", lr=0.1, lr_schedule="exponential", lr_gamma=0.5)
+    moved, _ = one_client(Downhill(), training)
+    assert torch.allclose(moved["1.weight"], torch.tensor(0.175, dtype=torch.float64), atol=1e-5)
+
+
+# stopping early -----------------------------------------------------------------------------------------------------
+
+
+def curve(*values: float | None) -> list[dict[str, Any]]:
+    return [{"round": t, "validation": value, "final_round": False} for t, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "delta", "stop"),
+    [
+        ((0.1, 0.2, 0.3, 0.4), 1, 0.0, None),
+        ((0.1, 0.2, 0.2, 0.4), 1, 0.0, 3),  # as good is not better
+        ((0.1, 0.2, 0.2, 0.4), 2, 0.0, None),
+        ((0.5, 0.4, 0.3, 0.6, 0.5, 0.4, 0.3), 3, 0.0, 7),  # a better one starts the count again
+        ((0.5, 0.52, 0.54, 0.56), 3, 0.05, None),  # together they are better by 0.06 than the last that counted
+        ((0.5, 0.52, 0.54, 0.56), 2, 0.1, 3),
+        ((0.5, None, None, 0.4, None, 0.3), 2, 0.0, 6),  # only evaluations count
+        ((None, None, None), 1, 0.0, None),
+        ((0.5, 0.4, 0.3, 0.2), 0, 0.0, None),
+    ],
+)
+def test_when_a_curve_stops(values: Sequence[float | None], patience: int, delta: float, stop: int | None) -> None:
+    assert early_stop_round(curve(*values), patience, delta) == stop
+
+
+def test_the_final_round_is_no_evaluation_of_it() -> None:
+    final = {"round": 3, "validation": 0.1, "final_round": True}
+    assert early_stop_round([*curve(0.5, 0.4), final], 2, 0.0) is None
+
+
+class Scripted(Local):
+    """Classifies by script: in round t a model is right on so many of its validation samples."""
+
+    script: Sequence[int] = (1, 2, 3, 3, 2, 1, 4, 4, 4)
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state = {"round": torch.tensor(client.round), "y": client.data.validation.y}
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        scores = torch.nn.functional.one_hot(context["y"], 3).float()
+        if len(x) != len(scores):
+            return torch.zeros(len(x), 3)
+        scores[self.script[int(context["round"]) - 1] :] *= -1
+        return scores
+
+
+SCRIPT = Training(rounds=9, batch_size=32, lr=0.01)
+
+
+def scripted(out: Path | None = None, rounds: int = 9, **evaluation: Any) -> Federation:
+    training = SCRIPT.model_copy(update={"rounds": rounds})
+    return ConformanceKit(method=Local()).usual.federation(
+        Scripted(), training, evaluation=Evaluation(**evaluation), out=out
+    )
+
+
+def test_a_run_stops_by_its_validation_curve() -> None:
+    whole = scripted()
+    whole.run()
+    assert [record["validation"] for record in whole.history] == [v / 4 for v in Scripted.script]
+    for patience, every, stop in ((1, 1, 4), (2, 1, 5), (3, 1, 6), (4, 1, None), (1, 2, 6)):
+        made = scripted(patience=patience, every_n_rounds=every)
+        result = made.run().result
+        assert len(made.history) == (stop or 9), (patience, every)
+        assert result["stopped_after"] == stop
+        assert result["rounds"] == 9
+        assert made.history[-1]["evaluated"]
+    assert scripted(patience=1, min_delta=0.3).run().result["stopped_after"] == 2
+
+
+@pytest.mark.parametrize("after", others_slow([3, 4, 5], quick=[4]))
+def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
+    whole = scripted(patience=2)
+    expected = whole.run().result
+    first = scripted(tmp_path / "run", patience=2)
+    first.loggers.append(Interrupt(after))
+    with pytest.raises(RunInterrupted):
+        first.run()
+    second = scripted(tmp_path / "run", patience=2)
+    result = second.run(resume=True).result
+    assert records(second) == records(whole)
+    assert difference(all_state(second), all_state(whole)) is None
+    assert result["stopped_after"] == expected["stopped_after"] == 5
+
+
+def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
+    trained: list[int] = []
+
+    def upload(call: Any, client: Client, *rest: Any) -> Message:
+        trained.append(client.round)
+        message: Message = call(client, *rest)
+        return message
+
+    def run(resume: bool) -> Any:
+        made = ConformanceKit(method=Local()).usual.federation(
+            Spy(Scripted(), upload=upload), SCRIPT, evaluation=Evaluation(patience=1), out=tmp_path / "run"
+        )
+        return made.run(resume=resume)
+
+    whole = run(False)
+    assert max(trained) == 4
+    trained.clear()
+    read = run(True)
+    assert not trained
+    assert read.result == whole.result
+    assert [record["round"] for record in read.history] == [1, 2, 3, 4]
+    assert difference(read.models[2].state_dict(), whole.models[2].state_dict()) is None
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    bare = run(True)
+    assert len(bare.history) == 4
+    with pytest.raises(ConfigError, match="checkpoint is gone"):
+        bare.models[0]
+
+
+def test_validation_data_are_needed(tmp_path: Path) -> None:
+    clients = [Client(plain_model(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
+    with pytest.raises(ConfigError, match=r"evaluation.patience: expected validation data, .*, got none"):
+        Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
+    assert not (tmp_path / "run").exists()

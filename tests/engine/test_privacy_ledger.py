@@ -30,6 +30,7 @@ from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
 FOUR = Training(rounds=4, batch_size=64, lr=0.1)
@@ -139,13 +140,8 @@ def test_a_resumed_run_stops_alike(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**NOISY, "max_epsilon": by_hand(2.0, 3) + 1e-6}
     whole = ran(**settings)
 
-    class Stops:
-        def round(self, record: dict[str, Any], left: float) -> None:
-            if record["round"] == 2:
-                raise KeyboardInterrupt
-
     broken = federation(out=tmp_path / "run", **settings)
-    broken.loggers.append(Stops())
+    broken.loggers.append(Interrupt(2))
     with pytest.raises(RunInterrupted):
         broken.run()
     resumed = federation(out=tmp_path / "run", **settings)

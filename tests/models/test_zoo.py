@@ -7,13 +7,22 @@ import itertools
 import statistics
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from polyfed.errors import ConfigError
+import polyfed
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.functional.cross_layer import blocks
 from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe, with_projection
+from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.models.zoo import without_memory
 from polyfed.registry import MODELS
 from tests.helpers.quick import others_slow
@@ -24,10 +33,10 @@ FEDGH = [f"fedgh-cnn{i}" for i in range(1, 6)]
 DIGITS = [f"digits-cnn{i}" for i in range(1, 6)]
 
 
-def on_meta(name: str, in_shape: tuple[int, int, int], classes: int, feature_dim: int | None = None) -> SplitModel:
+def on_meta(name: str, in_shape: tuple[int, int, int] = RGB32, classes: int = 10) -> SplitModel:
     """The network without its memory, for counting."""
     with torch.device("meta"):
-        return build(name, in_shape, classes, feature_dim)
+        return build(name, in_shape, classes)
 
 
 def count(model: nn.Module) -> int:
@@ -135,7 +144,7 @@ def small(name: str) -> tuple[int, int, int]:
     return DIGIT if name.startswith(("digits", "resnet")) else (1, 28, 28)
 
 
-SERIES = ("cnn1d", "gru", "tcn", "series")  # tests/models/test_series.py
+SERIES = ("cnn1d", "gru", "tcn", "series")
 TEXTS = ("fedhenn-lstm", "text-transformer")
 LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", *TEXTS, *SERIES))]
 
@@ -269,3 +278,350 @@ def test_projection_needs_a_linear_head() -> None:
     model = SequentialSplit(nn.Flatten(), nn.Linear(64, 6), head, feature_dim=6)
     with pytest.raises(ConfigError, match=r"needs a head that is an nn\.Linear; this one is a Sequential"):
         with_projection(model, 4)
+
+
+LARGE = (3, 224, 224)
+NAMES = [f"vit-s{depth}" for depth in DEPTHS]
+HALVES = [f"{name}-half" for name in NAMES]
+CLASSES = 4
+
+
+# counts, cuts, names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "in_shape", "counts"),
+    [
+        (NAMES, LARGE, [14_571_658, 16_346_122, 18_120_586, 19_895_050, 21_669_514]),
+        (NAMES, RGB32, [14_244_490, 16_018_954, 17_793_418, 19_567_882, 21_342_346]),
+        (HALVES, LARGE, [3_746_890, 4_191_754, 4_636_618, 5_081_482, 5_526_346]),
+        (HALVES, RGB32, [3_583_306, 4_028_170, 4_473_034, 4_917_898, 5_362_762]),
+    ],
+)
+def test_counts(names: list[str], in_shape: tuple[int, int, int], counts: list[int]) -> None:
+    assert [count(on_meta(name, in_shape)) for name in names] == counts
+    assert {later - former for former, later in itertools.pairwise(counts)} == {
+        1_774_464 if names == NAMES else 444_864
+    }
+    assert statistics.mean(counts) == counts[2]
+
+
+@pytest.mark.parametrize(
+    ("in_shape", "s_in"),
+    [(LARGE, (197, 384)), (RGB32, (65, 384)), ((1, 28, 28), (50, 384)), ((3, 128, 160), (81, 384)), (DIGIT, (5, 384))],
+)
+def test_cuts(in_shape: tuple[int, int, int], s_in: tuple[int, int]) -> None:
+    shallow = vision_transformer(in_shape, 10, depth=1)
+    assert cut_shapes(shallow, torch.zeros(1, *in_shape)) == (s_in, (384,))
+    assert shallow.feature_dim == 384
+    registered = on_meta("vit-s8", in_shape).get_parameter("extractor.tokens.patches.weight")
+    assert registered.shape[2:] == ((16, 16) if min(in_shape[1:]) >= 128 else (4, 4))
+
+
+@pytest.mark.parametrize("names", [NAMES, HALVES])
+def test_they_are_nested_by_name_and_shape(names: list[str]) -> None:
+    shapes = [{key: tensor.shape for key, tensor in on_meta(name).state_dict().items()} for name in names]
+    for smaller, larger in itertools.pairwise(shapes):
+        assert smaller.items() < larger.items()
+    found = blocks(shapes[-1])
+    assert list(found["intermediate.block"]) == list(range(2, 13))
+    assert found["intermediate.block"][2].keys() == found["extractor.block"][1].keys()
+
+
+# what is computed --------------------------------------------------------------------------------------------------
+
+
+def test_attention_is_torchs() -> None:
+    torch.manual_seed(1)
+    attention, x = Attention(12, 3), torch.randn(4, 5, 12)
+    oracle = nn.MultiheadAttention(12, 3, batch_first=True)
+    oracle.load_state_dict(
+        {
+            "in_proj_weight": attention.qkv.weight,
+            "in_proj_bias": attention.qkv.bias,
+            "out_proj.weight": attention.out.weight,
+            "out_proj.bias": attention.out.bias,
+        }
+    )
+    assert torch.allclose(attention(x), oracle(x, x, x)[0], atol=1e-6)
+
+
+def test_a_block_is_torchs_layer_with_norms_first() -> None:
+    torch.manual_seed(2)
+    block, x = Block(12, 3), torch.randn(4, 5, 12)
+    oracle = nn.TransformerEncoderLayer(12, 3, 48, 0.0, F.gelu, 1e-6, batch_first=True, norm_first=True)
+    oracle.load_state_dict(dict(zip(oracle.state_dict(), _in_torchs_order(block), strict=True)))
+    assert torch.allclose(block(x), oracle(x), atol=1e-6)
+
+
+def _in_torchs_order(block: Block) -> list[Tensor]:
+    attention, mlp = block.attention, block.mlp
+    layers = [attention.qkv, attention.out, mlp.fc1, mlp.fc2, block.norm1, block.norm2]
+    return [tensor.detach() for layer in layers for tensor in layer.parameters()]
+
+
+# what does not fit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("in_shape", "says"),
+    [
+        ((3, 30, 30), r"at least 8 x 8 whose sides are multiples of 4, got 30 x 30: .*image_size = (28|32)\)$"),
+        ((3, 32, 34), r"multiples of 4, got 32 x 34: .*image_size = 32\)$"),
+        ((3, 225, 225), r"at least 32 x 32 whose sides are multiples of 16, got 225 x 225: .*image_size = 224\)$"),
+        ((1, 4, 4), r"at least 8 x 8 .*, got 4 x 4: .*image_size = 8\)$"),
+        ((32, 32), r"\(channels, height, width\), got the shape \(32, 32\)"),
+    ],
+)
+def test_images_that_do_not_fit_are_one_line(in_shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"^vit-s9 needs images .*{says}") as caught:
+        build("vit-s9", in_shape, 10)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}, {"heads": 0}, {"width": 0}])
+def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^vit needs depth, patch, width and heads of at least 1") as caught:
+        vision_transformer(DIGIT, CLASSES, **{"depth": 2, "width": 12, "heads": 3, **wrong})
+    assert "\n" not in str(caught.value)
+    assert f"{next(iter(wrong))} {next(iter(wrong.values()))}" in str(caught.value)
+
+
+# federations -------------------------------------------------------------------------------------------------------
+
+
+MLPS = ("mlp-64-32", "mlp-64-64-32")
+
+
+def test_cuts_and_names_are_common() -> None:
+    models = [build(name, (5,), 3) for name in MLPS]
+    x = torch.rand(4, 5)
+    assert {(tuple(m.extract(x).shape), tuple(m.represent(x).shape)) for m in models} == {((4, 64), (4, 32))}
+    shapes = [{key: tensor.shape for key, tensor in model.state_dict().items()} for model in models]
+    assert shapes[0].items() < shapes[1].items()
+
+
+def test_categories_have_vectors_of_their_own() -> None:
+    """A row's category decides by its vector alone: another vector, other logits; another code, its own vector."""
+    torch.manual_seed(0)
+    model = build("mlp-64-32", (3,), 2, categories=(0, 4, 0))
+    x = torch.tensor([[0.5, 1.0, -1.0], [0.5, 2.0, -1.0]])
+    before = model(x)
+    assert not torch.equal(before[0], before[1])
+    (vectors,) = [tensor for name, tensor in model.named_parameters() if "vectors" in name]
+    assert vectors.shape == (4, 2)
+    with torch.no_grad():
+        vectors[2] += 1
+    after = model(x)
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+
+
+def test_a_narrow_network_shares_no_name_of_another_shape() -> None:
+    """Layers are averaged by name."""
+    narrow, wide = (build(name, (5,), 3).state_dict() for name in ("mlp-16-32", "mlp-64-64-32"))
+    assert {name for name in narrow if name in wide} == {"head.weight", "head.bias"}
+
+
+def test_a_network_without_vectors_refuses_categories() -> None:
+    """Numbers of categories mean nothing by themselves."""
+    with pytest.raises(ConfigError, match="'digits-cnn1' cannot embed the categories of a table; expected a network"):
+        build("digits-cnn1", (3,), 2, categories=(0, 4, 0))
+
+
+NAMES_SMALL = ["cnn1d-16", "cnn1d-32", "cnn1d-64", "gru-32", "gru-64", "tcn-32", "tcn-64", "series-transformer"]
+
+
+@pytest.mark.parametrize("name", NAMES_SMALL)
+@pytest.mark.parametrize(("shape", "words"), [((6, 100), None), ((40,), 30)])
+def test_parts_of_series_networks_make_the_whole(name: str, shape: tuple[int, ...], words: int | None) -> None:
+    """All end in the same 64 features, whatever they read, so that methods that compare them can mix them."""
+    model = build(name, shape, 7, words=words).eval()
+    x = torch.rand(3, *shape) if words is None else torch.randint(0, words, (3, *shape))
+    logits = model(x)
+    assert torch.equal(logits, model.head(model.transform(model.extract(x))))
+    assert logits.shape == (3, 7)
+    assert model.feature_dim == 64
+    assert all(part in {"extractor", "intermediate", "head"} for part in map(model.part_of, model.state_dict()))
+
+
+def test_parameters_on_windows_of_six_channels() -> None:
+    counted = {row["name"]: row["parameters"] for row in describe() if row["name"] in NAMES_SMALL}
+    assert counted == {
+        **{"cnn1d-16": 5_655, "cnn1d-32": 15_911, "cnn1d-64": 51_783, "gru-32": 6_407, "gru-64": 18_439},
+        **{"tcn-32": 21_799, "tcn-64": 79_943, "series-transformer": 63_735},
+    }
+
+
+@pytest.mark.parametrize("name", ["tcn-32", "gru-32"])
+def test_every_step_may_count(name: str) -> None:
+    """The last step sees the steps before it: the TCN's reach is 1 + 2 + 2 * 2 * (2 + 4 + 8) = 59 steps."""
+    torch.manual_seed(0)
+    model = build(name, (2, 70), 3)
+    x = torch.randn(1, 2, 70, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    used = x.grad.abs().sum(dim=(0, 1)).nonzero().flatten()
+    first = 70 - 59 if name == "tcn-32" else 0
+    assert int(used.min()) == first
+    assert int(used.max()) == 69
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words", "problem"),
+    [
+        ("cnn1d-16", (3, 8, 8), None, "series"),
+        ("series-transformer", (6, 25), None, "multiple of 10"),
+        ("gru-32", (6, 100), torch.zeros(3, 4), "leave out data.word_vectors"),
+        ("cnn1d-16", (6, 3), None, "at least 4 steps"),
+    ],
+)
+def test_what_they_cannot_read_is_refused(
+    name: str, shape: tuple[int, ...], words: torch.Tensor | None, problem: str
+) -> None:
+    """In one line."""
+    with pytest.raises(ConfigError, match=problem):
+        build(name, shape, 7, words=words)
+
+
+SIZES = {"fedhenn-lstm1": 221_472, "fedhenn-lstm2": 353_568}
+
+
+def made(name: str, words: int | Tensor = 12) -> SplitModel:
+    torch.manual_seed(0)
+    return build(name, (6,), 2, words=words).eval()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_counts_texts(name: str) -> None:
+    assert count(made(name)) == SIZES[name] + 12 * 300
+    fixed = made(name, torch.zeros(9, 300))
+    assert count(fixed) == SIZES[name]
+    assert sum(t.numel() for t in fixed.state_dict().values()) == SIZES[name]  # vectors are not sent
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_padding_changes_nothing_and_the_last_word_counts(name: str) -> None:
+    model = made(name)
+    alone, padded = torch.tensor([[3, 5, 4]]), torch.tensor([[3, 5, 4, 0, 0, 0], [7, 1, 2, 9, 8, 6]])
+    torch.testing.assert_close(model.extract(alone), model.extract(padded)[:1], rtol=0, atol=1e-6)
+    assert not torch.allclose(model.extract(alone), model.extract(torch.tensor([[3, 5, 6]])))
+    assert not torch.allclose(model.extract(alone), model.extract(torch.tensor([[5, 3, 4]])))
+    assert torch.isfinite(model(torch.zeros(2, 6, dtype=torch.int64))).all()
+
+
+def test_the_lstm_is_torchs_on_packed_sequences() -> None:
+    model = made("fedhenn-lstm2")
+    x, lengths = torch.tensor([[3, 5, 4, 0], [7, 1, 2, 9], [2, 0, 0, 0]]), torch.tensor([3, 4, 1])
+    part = model.extractor
+    packed = nn.utils.rnn.pack_padded_sequence(part.embedding(x), lengths, batch_first=True, enforce_sorted=False)
+    _, (state, _) = part.lstm(packed)
+    torch.testing.assert_close(model.extract(x), state[-1], rtol=0, atol=1e-6)
+
+
+def test_parts_meet_and_dropout_is_before_the_head_alone() -> None:
+    model, x = made("fedhenn-lstm1"), torch.tensor([[3, 5, 4]])
+    assert (model.feature_dim, model.extract(x).shape, model.represent(x).shape) == (10, (1, 128), (1, 10))
+    assert torch.equal(model(x), model.head(model.represent(x)))
+    assert not torch.equal(made("fedhenn-lstm1").train().represent(x.repeat(64, 1)), model.represent(x.repeat(64, 1)))
+
+
+def test_given_vectors_are_looked_up_and_stay() -> None:
+    vectors = torch.randn(9, 5)
+    model, x = made("fedhenn-lstm1", vectors), torch.tensor([[3, 5]])
+    out, _ = model.extractor.lstm(vectors[x])
+    torch.testing.assert_close(model.extract(x), out[:, -1])
+    model(x).sum().backward()
+    assert not model.extractor.vectors.requires_grad
+    torch.testing.assert_close(model.extractor.vectors, vectors)
+
+
+# runs ----------------------------------------------------------------------------------------------------------------
+
+TEXT = """
+[data]
+dataset = "sentiment140"
+root = "."
+num_clients = 2
+partition = "by_group"
+group_by = "user"
+num_groups = 2
+split = "official"
+vocab_size = 8
+max_length = 4
+holdout = 4
+[models]
+architectures = ["fedhenn-lstm1", "fedhenn-lstm2"]
+[method]
+name = "fedhenn"
+eta0 = 1.0
+alignment_data.size = 4
+alignment_data.batch = 4
+[training]
+rounds = 2
+batch_size = 8
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "sentiment140"
+    folder.mkdir()
+    for side, rows in (("train", 36), ("test", 12)):
+        texts = [f"{'good fine' if row % 2 else 'bad'} day number {row % 5}" for row in range(rows)]
+        columns = {
+            "text": texts,
+            "sentiment": [4 * (r % 2) for r in range(rows)],
+            "user": [f"u{r}" for r in range(rows)],
+        }
+        pq.write_table(pa.table(columns), folder / f"{side}.parquet")
+    place = tmp_path / "text.toml"
+    place.write_text(TEXT)
+    return place
+
+
+def weights(folder: str) -> list[bytes]:
+    return [(Path(folder) / "models" / f"client-00{client}.safetensors").read_bytes() for client in range(2)]
+
+
+def stop(record: Mapping[str, Any]) -> None:
+    raise KeyboardInterrupt
+
+
+def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
+    for executor in (
+        "serial",
+        "processes",
+        "vectorized",
+    ):  # vectorized: one client after the other, as nn.LSTM cannot be stacked
+        polyfed.run(recipe, out=executor, overrides=[f"run.executor='{executor}'"])
+    with pytest.raises(RunInterrupted):
+        polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], loggers=[stop])
+    polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], resume=True)
+    assert weights("serial") == weights("processes") == weights("vectorized") == weights("resumed")
+    assert weights("serial")[0] != weights("serial")[1]
+
+
+IDS = torch.tensor([[5, 3, 9, 0, 0, 0], [4, 4, 2, 7, 8, 1], [0, 0, 0, 0, 0, 0]])
+
+
+def test_padding_changes_nothing():
+    torch.manual_seed(0)
+    model = build("text-transformer", (6,), 2, words=12).eval()
+    whole = model(IDS)
+    assert torch.allclose(whole[:1], model(IDS[:1, :3]), atol=1e-6)
+    other = IDS.clone()
+    other[0, 1] = 6
+    assert not torch.allclose(model(other)[0], whole[0])
+    assert whole.isfinite().all()  # a text without words, too
+    assert not model.extract(IDS)[2].any()
+
+
+def test_sizes():
+    with torch.device("meta"):
+        model = build("text-transformer", (25,), 2, words=100)
+    total = sum(p.numel() for p in model.parameters())
+    assert total - 100 * 64 == 101_826
+    assert model.feature_dim == 64
+    assert {model.part_of(name) for name in model.state_dict()} == {"extractor", "intermediate", "head"}

@@ -27,6 +27,7 @@ from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import CLASSES, all_state, difference, state, tiny_model, world
 from tests.helpers.gentle import gentle
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 from tests.helpers.small_recipe import small_recipe
 
@@ -101,13 +102,6 @@ def test_plugins(options: dict[str, Any], executor: str) -> None:
     compare(FedAvg(), executor, **options)
 
 
-class Stop:
-    """Presses Ctrl-C after a round."""
-
-    def round(self, record: Any, remaining_seconds: float) -> None:
-        raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")], ids="-".join)
 def test_a_run_goes_on_elsewhere(devices: tuple[str, str], tmp_path: Path) -> None:
@@ -117,7 +111,7 @@ def test_a_run_goes_on_elsewhere(devices: tuple[str, str], tmp_path: Path) -> No
     whole = federation("cpu")
     whole.run()
     with pytest.raises(RunInterrupted):
-        federation(devices[0], out=tmp_path / "run", checkpoint_every=1, loggers=[Stop()]).run()
+        federation(devices[0], out=tmp_path / "run", checkpoint_every=1, loggers=[Interrupt(1)]).run()
     resumed = federation(devices[1], out=tmp_path / "run", checkpoint_every=1)
     resumed.run(resume=True)
     assert difference(all_state(whole), all_state(resumed), CLOSE) is None

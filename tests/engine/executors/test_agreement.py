@@ -23,7 +23,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.process_pool import ProcessPool
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
-from polyfed.methods import FD, FML, MOON, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedProto, FjORD, HeteroFL, Local
+from polyfed.methods import FML, SCAFFOLD, FedAvg, FedGH, FedHeNN, FedProto, HeteroFL, Local
 from polyfed.methods.fedhenn import HomogeneousFedHeNN
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
@@ -125,14 +125,10 @@ CASES: dict[str, Run] = {
     "two networks at each client": of_kit(FML()),
     "a state at client and server": of_kit(SCAFFOLD()),
     "class means, several networks": of_kit(FedGH(), {}),
-    "outputs": of_kit(FD()),
     "another predictor": of_kit(FedProto()),
-    "a reference network": of_kit(MOON()),
     "kernels": of_kit(FedHeNN(alignment_data={"size": 20, "batch": 10}), {}),
     "a final average": of_kit(HomogeneousFedHeNN(final_average=True, alignment_data={"size": 8, "batch": 8})),
     "slices": of_kit(HeteroFL()),
-    "slices drawn by clients": of_kit(FjORD()),
-    "noise of the method's own": of_kit(FedDPA()),
     "exchanges and phases": of_kit(Passages()),
     "phases on other data": of_kit(Thrice()),
     "some clients, at times": of_kit(FedAvg(), training={"client_fraction": 0.7}, availability=UNRELIABLE),

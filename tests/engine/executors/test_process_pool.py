@@ -16,17 +16,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, TrainingResult
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine.executors import choice, process_pool
+from polyfed.engine.executors import choice, client_work, process_pool
 from polyfed.engine.executors.client_work import Serial
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
-from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
-from polyfed.methods import FedAvg, Local
+from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.methods import FedAvg, FedDF, FedET, FedHeNN, Local
+from polyfed.methods.fedhenn import AlignmentData, MeanKernel
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers import toys
@@ -240,14 +242,15 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 def begun(folder: Path) -> tuple[int, list[int]]:
-    """A run in a process of its own, and its workers, in the middle of a round; it ends with status 130 on Ctrl-C."""
+    """A run in a process of its own, and its workers, in the middle of a round."""
     notes = folder / "workers.json"
     process = os.fork()
     if process == 0:
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            fed = federation(folder)
+            training = Training(rounds=6, batch_size=8, lr=0.1)
+            given: dict[str, Any] = {"executor": "processes", "workers": 2, "out": folder / "run"}
+            fed = ConformanceKit(method=Slow()).usual.federation(Slow(), training, **given)
 
             def note(_: Any) -> None:
                 notes.with_suffix(".new").write_text(json.dumps([w.process for w in fed.executor.running]))  # type: ignore[attr-defined]
@@ -256,8 +259,6 @@ def begun(folder: Path) -> tuple[int, list[int]]:
             fed.loggers.append(Told(note))
             fed.run()
             os._exit(0)
-        except RunInterrupted:
-            os._exit(130)
         finally:
             os._exit(1)
     assert until(notes.exists)
@@ -268,13 +269,6 @@ def begun(folder: Path) -> tuple[int, list[int]]:
     return process, staff
 
 
-def federation(folder: Path, executor: str = "processes") -> Federation:
-    """The run that is begun."""
-    training = Training(rounds=6, batch_size=8, lr=0.1)
-    given: dict[str, Any] = {"executor": executor, "workers": 2 if executor == "processes" else None}
-    return ConformanceKit(method=Slow()).usual.federation(Slow(), training, out=folder / "run", **given)
-
-
 @pytest.mark.parametrize(
     "number", others_slow([signal.SIGTERM, signal.SIGKILL], quick=[signal.SIGKILL]), ids=lambda number: number.name
 )
@@ -283,22 +277,6 @@ def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Si
     os.kill(process, number)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -number
     assert until(lambda: not any(map(there, staff)))
-
-
-@pytest.mark.slow  # `make test` has the like of SIGTERM, in test_endurance.py
-def test_ctrl_c_leaves_no_worker_and_the_run_goes_on(tmp_path: Path) -> None:
-    process, staff = begun(tmp_path)
-    for each in (*staff, process):  # as a terminal does
-        os.kill(each, signal.SIGINT)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
-    assert until(lambda: not any(map(there, staff)))
-    resumed = federation(tmp_path)
-    assert 0 < len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) < 6
-    resumed.run(resume=True)
-    whole = federation(tmp_path / "whole", "serial")
-    whole.run()
-    assert difference(all_state(whole), all_state(resumed)) is None
-    assert records(whole) == records(resumed)
 
 
 # which, and how many ----------------------------------------------------------------------------------------------
@@ -425,3 +403,78 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
     assert HERE not in {int(get_tensor(o.message, "process")) for o in outcomes}
     assert [o.client_id for o in outcomes] == list(range(6))
     assert capfd.readouterr().out.count("from a worker\n") == 6
+
+
+if sys.platform != "linux":
+    pytest.skip("worker processes need Linux", allow_module_level=True)
+
+RAD = AlignmentData(size=20, batch=10)
+FIXED = FedHeNN(alignment_data=AlignmentData(size=20, batch=10, refresh=0), kernel=MeanKernel(pool="seen"))
+METHODS = {
+    "fedhenn": FedHeNN(alignment_data=RAD),
+    "fixed": FIXED,
+    "rbf": FedHeNN(alignment_data=RAD, kernel=MeanKernel(similarity="rbf", norm="fro")),
+    "feddf": FedDF(server_steps=2, server_batch=8),
+    "fedet": FedET(server_steps=2, server_batch=8),
+}
+
+
+def ran(method: Method, executor: str = "processes", training: Training = TRAINING, **options: Any) -> Federation:
+    usual = ConformanceKit(method=method).usual
+    workers = 2 if executor == "processes" else None
+    return usual.run(method, TRAINING, executor=executor, workers=workers, evaluation=QUIET, **options)
+
+
+def same(a: Federation, b: Federation) -> None:
+    assert difference(all_state(a), all_state(b)) is None
+    assert records(a) == records(b)
+
+
+def fail(*_: Any) -> Tensor:
+    raise ValueError("no pass")
+
+
+@pytest.mark.parametrize("name", others_slow(METHODS, quick=["feddf", "rbf"]))
+def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serial = ran(METHODS[name], "serial")
+    assert serial.server.run_passes is None
+    monkeypatch.setattr(process_pool, "run_public_pass", fail)  # with which the run's own process would make them
+    monkeypatch.setattr(inference, "run_pass", fail)
+    found = ran(METHODS[name])
+    same(serial, found)
+
+
+def test_an_error_of_a_pass_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_work, "run_pass", fail)
+    monkeypatch.setattr(inference, "run_pass", fail)
+    said = []
+    for executor in ("serial", "processes"):
+        with pytest.raises(RunError) as caught:
+            ran(METHODS["fedhenn"], executor)
+        said.append(str(caught.value))
+    assert said == ["server, round 2, planning: ValueError: no pass"] * 2
+
+
+@pytest.mark.parametrize("times", others_slow([1, 2], quick=[2]))
+def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By another worker; where that dies, too, by the run's own process."""
+    whole = inference.run_pass
+
+    def deadly(asked: Any, *rest: Any) -> Tensor:
+        deaths = len(list(tmp_path.iterdir()))
+        if os.getpid() != HERE and asked.client_id == 2 and asked.round == 2 and deaths < times:
+            (tmp_path / str(deaths)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(asked, *rest)
+
+    serial = ran(METHODS["fedhenn"], "serial")
+    monkeypatch.setattr(client_work, "run_pass", deadly)
+    told = Told()
+    found = ran(METHODS["fedhenn"], loggers=[told])
+    same(serial, found)
+    assert found.history[1]["dropped"] == serial.history[1]["dropped"]
+    who = "round 2: the worker of client 2 died"
+    again = [f"{who} again; the run's own process does its work"] * (times - 1)
+    assert [text.partition(" (")[0] for text in [text for text in told.messages if "worker" in text]] == [
+        who
+    ] * times + again

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.methods import Local
 from tests.deploy.test_server import KERNELS, ONE, SMALL, comparable
 from tests.helpers.nearby import DATA, own_recipe, recipe_of
+from tests.helpers.other_users import needs_root, open_to_nobody, shared_folder
 from tests.helpers.ray_stub import ActorDiedError, RayStub
 from tests.helpers.told import Told
 
@@ -319,6 +321,30 @@ def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStu
     assert (seen["RAY_AUTH_MODE"], seen["RAY_AUTH_TOKEN"], seen["RAY_USAGE_STATS_ENABLED"]) == ("token", "secret", "0")
     assert seen["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"  # the loopback interface alone
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@needs_root
+def test_what_ray_leaves_open_lies_in_a_folder_that_others_do_not_enter(
+    ray: RayStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives everybody all rights to its folder, its sockets and its logs."""
+    seen = []
+    with shared_folder() as shared:
+        monkeypatch.setattr(tempfile, "tempdir", str(shared))
+        start = ray.init
+
+        def init(**settings: Any) -> None:
+            folder = Path(settings["_temp_dir"])
+            folder.mkdir()
+            folder.chmod(0o777)
+            (folder / "socket").touch()
+            seen.append(open_to_nobody(folder, folder / "socket", *shared.glob("polyfed-ray-*")))
+            start(**settings)
+
+        monkeypatch.setattr(ray, "init", init)
+        run(on_ray(recipe_of("local")))
+        assert seen == [[]]
+        assert list(shared.glob("polyfed-ray-*")) == []
 
 
 def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ray: RayStub) -> None:

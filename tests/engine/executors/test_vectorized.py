@@ -31,7 +31,7 @@ from polyfed.engine.executors.stacked_loss import (
     StackedContext,
     unpacked,
 )
-from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor, clients_per_batch
+from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.scoring import ClientScore
@@ -286,11 +286,6 @@ class SecondGradient(Local):
         return found._replace(grads={n: g + 0 * next(model.parameters()).sum() for n, g in found.grads.items()})
 
 
-class OtherContext(Local):
-    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        return super().gradients(model, batch, {**context})
-
-
 class Foreign(Local):
     """An object of each client's own in the context."""
 
@@ -324,16 +319,6 @@ class Skips(nn.Module):
         return scores * (random.random() + np.random.random()) if self.training else scores
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, toys.CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.lstm(x.unsqueeze(2))[0][:, -1])
-        return scores
-
-
 class RunningMean(nn.Module):
     """Keeps a mean of its inputs in a buffer, which it writes into or assigns anew, for scoring alone."""
 
@@ -360,12 +345,10 @@ class RunningMean(nn.Module):
         (Asks(), "shallow", r"its loss cannot be vectorized \(RuntimeError: vmap: .*item"),
         (LooksAtWeights(), "shallow", "what its `inputs` draws depends on the weights"),
         (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
-        (OtherContext(), "shallow", "under another context than the step's own"),
         (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
         (FedAvg(), RunningMean, "the buffers of two clients as one are not those of one after the other"),
         (Local(), Masked, "called random"),
         (FedAvg(), Skips, "its network draws from Python's or NumPy's generator"),
-        (Local(), Recurrent, r"its loss cannot be vectorized \(\w+: .*lstm"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__ if isinstance(value, Method) else "")[:20],
 )
@@ -532,15 +515,6 @@ def test_a_context_knows_what_was_read() -> None:
 
 
 # choosing, resuming --------------------------------------------------------------------------------------------------
-
-
-def test_how_many_train_as_one() -> None:
-    assert clients_per_batch("vectorized", "cpu", None) == SIZE
-    assert clients_per_batch("vectorized", "cpu", 5) == 5
-    assert clients_per_batch("auto", "cuda:1", None) == SIZE
-    assert clients_per_batch("auto", "cuda", 7) == 7
-    for one_by_one in (("auto", "cpu", None), ("auto", "cuda", 1), ("serial", "cuda", None), ("processes", "cpu", 4)):
-        assert max(1, clients_per_batch(*one_by_one)) == 1
 
 
 def test_auto_takes_a_cohort_on_a_gpu_only() -> None:

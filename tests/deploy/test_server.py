@@ -1,4 +1,4 @@
-"""With nodes for clients a run is what it is in one process; what nodes keep and share, and what goes wrong with them."""
+"""With nodes for clients a run is what it is in one process; what nodes keep and share; and what goes wrong."""
 
 from __future__ import annotations
 

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group
+from polyfed.core.message import Message, State, flatten, from_bytes, get_group, to_bytes
 from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import best_by_validation
-from polyfed.engine.work_in_flight import LateUpload
+from polyfed.engine.work_in_flight import LateUpload, WorkInFlight, pack, unpack
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
@@ -368,6 +369,31 @@ def test_a_check_expects_so_many_bytes() -> None:
     )
 
 
+def test_work_is_the_same_after_a_checkpoint() -> None:
+    made = ConformanceKit(method=FedAvg()).usual.federation(FedAvg())
+    made.run()
+    row = made.clients[1].weights
+    assert row is not None
+    upload: Message = {"model": {"a.b": torch.ones(2)}, "n": torch.tensor(7)}
+    state: State = {"c": torch.arange(3)}
+    work = [
+        WorkInFlight(4, 0.1 + 0.2, JobResult(1, upload, row, state, TrainingResult())),
+        WorkInFlight(5, 1e-9, JobResult(0, {}, None, {}, TrainingResult(), refused="not finite")),
+    ]
+    first, second = unpack(from_bytes(to_bytes(pack(work))), made.store)
+    assert (first.client_id, first.round, first.seconds) == (1, 4, 0.1 + 0.2)
+    assert first.result.counts
+    assert difference(flatten(first.result.message), flatten(upload)) is None
+    assert difference(flatten(first.result.state), flatten(state)) is None
+    assert first.result.weights is not None
+    assert difference(dict(first.result.weights), dict(row)) is None
+    assert (second.client_id, second.round, second.seconds, second.result.refused) == (0, 5, 1e-9, "not finite")
+    assert not second.result.counts
+    assert second.result.weights is None
+
+
+# the final round ---------------------------------------------------------------------------------------------------
+
 HEADS = Phase(2, trains=lambda name: name.startswith("head."), lr=0.05, name="heads")
 THREE = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.5)
 
@@ -409,9 +435,6 @@ def ran_to_the_end(*arguments: Any, **options: Any) -> Federation:
     made = federation_final(*arguments, **options)
     made.run()
     return made
-
-
-# the final round ----------------------------------------------------------------------------------------------------
 
 
 def test_it_comes_after_the_last_round_for_everybody() -> None:

@@ -138,15 +138,6 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
     assert again.result == longer.result, "finished: it is only read"
 
 
-def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path, finished: Finished) -> None:
-    folder = tmp_path / "longer"
-    with pytest.raises(RunInterrupted):
-        pf.run(recipe(3, **FINAL), out=folder, loggers=[Interrupt(2)])
-    for rounds in (4, 5):
-        pf.run(recipe(rounds, **FINAL), out=folder, resume=True)
-    assert content(folder) == finished.content(5, **FINAL)
-
-
 @pytest.mark.parametrize("number", others_slow((4, 5, 6), quick=(5,)))
 def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_path: Path, finished: Finished) -> None:
     """After a round, after the last one, after the final one."""

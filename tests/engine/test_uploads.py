@@ -163,6 +163,7 @@ def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.Mo
 
 # what is refused ----------------------------------------------------------------------------------------------------
 
+MEDIAN = RobustAggregation(aggregator="median")
 BOUND, SHARE = {"privacy": Privacy(upload_clip_norm=1.0)}, {"compression": FEW}
 KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
 
@@ -184,6 +185,9 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
         (FedFomo(), SHARE, "got fedfomo"),
         (FedHeNN(alignment_data={"size": 8}), SHARE, "got fedhenn"),
         (FedHeNN(**KERNELS), SHARE, "got fedhenn"),
+        (FedFomo(), {"robust_aggregation": MEDIAN}, "robust_aggregation.aggregator: expected .* got fedfomo"),
+        (FedProto(), {"robust_aggregation": MEDIAN}, "expected 'geometric_median', .* got 'median'"),
+        (FedAvg(), {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)}, "at least one of"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_written(
@@ -250,7 +254,6 @@ def test_the_page_names_every_method_as_it_is() -> None:
 
 
 SIGNS, LABELS = Adversaries(sign_flip_fraction=0.3, attack_scale=2.0), Adversaries(label_flip_fraction=0.3)
-MEDIAN = RobustAggregation(aggregator="median")
 RULES = ("median", "trimmed_mean", "geometric_median", "multi_krum", "norm_clipping")
 ALL_ROBUST: dict[str, Any] = {
     "adversaries": Adversaries(sign_flip_fraction=0.1, label_flip_fraction=0.1, attack_scale=2.0),
@@ -434,22 +437,6 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
 
 
 # recipes and folders ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "line"),
-    [
-        (FedFomo(), {"robust_aggregation": MEDIAN}, "robust_aggregation.aggregator: expected .* got fedfomo"),
-        (FedProto(), {"robust_aggregation": MEDIAN}, "expected 'geometric_median', .* got 'median'"),
-        (FedAvg(), {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)}, "at least one of"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused_before_anything_is_written(
-    method: Method, options: dict[str, Any], line: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=line):
-        among(method).federation(method, out=tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
 
 
 # the page -----------------------------------------------------------------------------------------------------------

@@ -215,6 +215,17 @@ def test_width_from_an_example() -> None:
         split(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "1", "0", example=inputs())
 
 
+def test_a_copy_has_weights_of_its_own() -> None:
+    model, x = split(Skip().eval()), inputs()
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(x), torch.zeros(5, 3))
+    assert not torch.equal(model(x), twin(x))
+
+
 def test_projection_of_an_adapted_model() -> None:
     model, x = split(Skip().eval(), architecture="mine"), inputs()
     narrow = with_projection(model, 6).eval()

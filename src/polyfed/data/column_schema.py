@@ -43,13 +43,15 @@ def pick_columns(
         kind: "image" or "text". features: what `datasets` knows about the columns.
         named, label_column: the columns, where they are not to be found by their name or type. where: for messages.
     """
+    import pyarrow.types as types
+
     content = pick_content(kind, schema, features, named, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
     held = schema.field(label).type
     if not holds_labels(held):
         raise ConfigError(
             f"expected whole numbers or strings in label column '{label}' of {where}, got type {held}"
-            f"{_several_labels(held)}"
+            f"{ONE_LABEL if types.is_nested(held) else ''}"
         )
     names = features.get(label, {}).get("names")
     return Columns(content, label, tuple(map(str, names)) if isinstance(names, list) else None)
@@ -94,13 +96,6 @@ def _holds_bytes(kind: Any) -> bool:
     if types.is_struct(kind):
         return any(field.name == "bytes" and _holds_bytes(field.type) for field in kind)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _several_labels(kind: Any) -> str:
-    """A hint where a column holds lists; else ""."""
-    import pyarrow.types as types
-
-    return ONE_LABEL if types.is_nested(kind) else ""
 
 
 def _holds_text(kind: Any) -> bool:

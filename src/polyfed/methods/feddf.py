@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client, PublicData
+from polyfed.core.inference import public_outputs
 from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
@@ -82,7 +83,7 @@ class FedDF(Method):
         weight_averaging.average(server, _WITHIN, models, shares)
         if len(uploads) < 2 or not self.server_steps or server.public is None:
             return  # one client's scores are those of its own network
-        targets_NC = mean_scores(ensemble_distillation.client_scores(server, models))
+        targets_NC = mean_scores(torch.stack(public_outputs(server, models, "scores")))
         answered = {server.clients[i].architecture for i in uploads}
         losses = [self._distill(server, u, targets_NC, server.public) for u in server.architectures if u in answered]
         server.log["distillation_loss"] = sum(losses) / len(losses)

@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.core.inference import public_outputs
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
@@ -132,4 +133,4 @@ class FedET(FedAvg):
 
 def consensus_targets(server: Server, models: Mapping[int, Group]) -> Consensus:
     """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    return consensus(ensemble_distillation.client_scores(server, models))
+    return consensus(torch.stack(public_outputs(server, models, "scores")))

@@ -5,24 +5,16 @@ Shapes: S clients, N public inputs, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from polyfed.core.client import PublicData
-from polyfed.core.inference import public_outputs
-from polyfed.core.message import Group
 from polyfed.core.randomness import seeded_global_rng
-from polyfed.core.server import Server
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # scores of a batch, its rows among the public inputs -> a 0-d tensor
-
-
-def client_scores(server: Server, models: Mapping[int, Group]) -> Tensor:
-    """Scores (S, N, C) of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    return torch.stack(public_outputs(server, models, "scores"))
 
 
 def distill(

@@ -282,12 +282,6 @@ class Recipe(Settings):
         """Folders in which modules of one's own are looked for where Python does not find them by itself."""
         return self._beside
 
-    @property
-    def planned(self) -> str:
-        """What of the method depends on the number of rounds (`Method.planned`)."""
-        planned: str = self._method.planned
-        return planned
-
     def variants(self) -> list[str]:
         """The names that the recipe itself offers to `choose`: its own method, and ``[methods]``."""
         return list(dict.fromkeys([(self._own or self.method).name, *self.methods]))

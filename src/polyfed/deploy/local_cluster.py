@@ -95,7 +95,7 @@ def local(
         changes.append(f"run.modules={json.dumps(modules)}")
     options: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).validate(chosen.to_dict(), False, overwrite, chosen.planned)
+    RunFolder(folder).validate(chosen.to_dict(), False, overwrite, chosen.chosen_method.planned)
     app_template.app_config(**options)
     config = {"out": str(folder), "overwrite": overwrite, "deadline": float(deadline)}
     _flower_config(config)  # whether Flower's command line has a form for it

@@ -303,7 +303,7 @@ def serve(
     count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.validate(recipe.to_dict(), resume, overwrite, recipe.planned)
+    folder.validate(recipe.to_dict(), resume, overwrite, recipe.chosen_method.planned)
     if path.exists():
         make_private(path)
 

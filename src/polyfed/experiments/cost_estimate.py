@@ -212,12 +212,9 @@ def _clients(check: CostEstimate) -> Iterator[str]:
         row += [one["name"][:_NAME]] if named else []
         rows.append(row + ([_label_text(one["labels"])] if labeled else []))
     yield from _table(heads, rows, words=range(4, len(heads)))
-    yield from _left_out(check.clients)
-
-
-def _left_out(rows: Sequence[object]) -> list[str]:
-    more = len(rows) - _SHOWN_CLIENTS
-    return [f"... and {more} more"] if more > 0 else []
+    more = len(check.clients) - _SHOWN_CLIENTS
+    if more > 0:
+        yield f"... and {more} more"
 
 
 def _label_text(labels: Mapping[int, int]) -> str:

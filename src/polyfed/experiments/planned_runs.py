@@ -53,7 +53,7 @@ def check_planned_runs(
     for member in members:
         place = RunFolder(member.folder)
         settings = member.recipe.to_dict()
-        place.validate(settings, not overwrite, overwrite, member.recipe.planned)
+        place.validate(settings, not overwrite, overwrite, member.recipe.chosen_method.planned)
         if overwrite or place.finished(settings) is None:
             pending.append(member)
     if not overwrite:

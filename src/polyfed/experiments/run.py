@@ -67,7 +67,8 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     folder = resolved.run.out
     if folder is not None:
         check_run_folder_place(Path(folder))
-        RunFolder(folder).validate(resolved.to_dict(), resume, overwrite, resolved.planned)  # before data are loaded
+        planned = resolved.chosen_method.planned
+        RunFolder(folder).validate(resolved.to_dict(), resume, overwrite, planned)  # before data are loaded
     elif resume:
         raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
     elif resolved.run.loggers:

@@ -152,6 +152,7 @@ def test_a_fused_pass_counts_as_its_parts(kind: str) -> None:
         (nn.Conv2d(3, 8, 3), (1, 3, 10, 10), 2 * 27 * 8 * 64),
         (nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.ReLU()), (1, 4, 5, 5), 2 * 9 * 4 * 9),
         (nn.LSTM(5, 7, 2, batch_first=True), (1, 6, 5), 6 * 2 * 4 * 7 * ((5 + 7) + (7 + 7))),
+        (nn.GRU(5, 7, batch_first=True), (1, 6, 5), 6 * 2 * 3 * 7 * (5 + 7)),
     ],
 )
 def test_operations_of_a_pass(module: nn.Module, shape: tuple[int, ...], count: int) -> None:

@@ -233,6 +233,11 @@ def test_averaged_weights_begin_alike() -> None:
     assert not testing.violations(MeanCommonHead(), ["missing_upload_is_not_zero"])
 
 
+def test_nan_is_not_what_the_oracle_says() -> None:
+    found = testing.violations(Local(), ["oracle"], reference_loss=lambda model, batch, context: float("nan"))
+    assert "the oracle says nan" in found["oracle"]
+
+
 def test_a_class_in_place_of_a_method_is_one_line() -> None:
     assert testing.violations(FedAvg) == {  # type: ignore[arg-type]
         "has_hyperparameters": "FedAvg: expected a method, FedAvg(), got its class"

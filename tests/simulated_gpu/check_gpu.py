@@ -31,13 +31,17 @@ from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 from tests.helpers.small_recipe import small_recipe
 
-gpu.enable()
-
 CLOSE = 1e-5  # of the largest entry
 TRAINING = Training(rounds=3, local_epochs=1, batch_size=8, lr=0.1, momentum=0.5)
 STAGES = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"], metrics=["auc"])
 FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedkd", "fedrolex"]  # one of each kind
 executors = pytest.mark.parametrize("executor", ["serial", "vectorized"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _simulated() -> None:
+    """Not on import: pytest also imports this file where it looks for doctests, in the process of other tests."""
+    gpu.enable()
 
 
 @pytest.mark.parametrize(

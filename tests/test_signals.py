@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,15 @@ from polyfed.signals import (
     TERMINATION_SIGNALS,
     TerminationSignal,
     exit_status,
+    raise_if_lost,
     raise_on_termination,
 )
 
 SIGNALS = (signal.SIGINT, *TERMINATION_SIGNALS)
+
+
+class Freed:
+    """Something that is freed."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +41,25 @@ def test_a_signal_raises_and_is_remembered(number: int) -> None:
             signal.raise_signal(number)
     assert raised.value.number == number
     assert received == [number]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_python_drops_is_raised_later(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_value))
+    raise_if_lost()
+    with raise_on_termination():
+        raise_if_lost()
+        freed = Freed()
+        weakref.finalize(freed, signal.raise_signal, number)
+        del freed
+        with pytest.raises(TerminationSignal) as raised:
+            raise_if_lost()
+        with raise_on_termination():
+            raise_if_lost()
+    assert raised.value.number == number
+    raise_if_lost()
+    assert not told, "it shows when it is raised"
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -8,10 +8,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found beforehand: a fork must not look for it
+# signals received, by `raise_on_termination` block that is open, innermost last
+_received: list[list[int]] = []
 
 
 class TerminationSignal(KeyboardInterrupt):
@@ -26,7 +29,8 @@ class TerminationSignal(KeyboardInterrupt):
 def raise_on_termination() -> Iterator[list[int]]:
     """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those received.
 
-    What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
+    What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what
+    Python drops (see `raise_if_lost`) it shows no traceback.
     """
     received: list[int] = []
 
@@ -39,11 +43,30 @@ def raise_on_termination() -> Iterator[list[int]]:
     before = {}
     with contextlib.suppress(ValueError):  # not the main thread
         before = {number: signal.signal(number, interrupt) for number in heard}
+    _received.append(received)
     try:
-        yield received
+        with _without_traceback():
+            yield received
     finally:
+        _received.pop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Within the block Python tells of no `TerminationSignal` that it drops."""
+    before = sys.unraisablehook
+
+    def tell(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, TerminationSignal):
+            before(dropped)
+
+    sys.unraisablehook = tell
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def end_with_parent() -> None:
@@ -53,6 +76,18 @@ def end_with_parent() -> None:
     """
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def raise_if_lost() -> None:
+    """Raise for a signal received in the innermost block if the program still runs.
+
+    Python drops what is raised while an object is being freed, as in the callback of a weak reference.
+
+    Raises:
+        TerminationSignal: there was one.
+    """
+    if _received and _received[-1]:
+        raise TerminationSignal(_received[-1][-1])
 
 
 def exit_status(error: BaseException, received: Sequence[int] = ()) -> int:

@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.escaping import visible
 from polyfed.experiments.build import build_federation
-from polyfed.places import make_private, private_files
+from polyfed.places import make_private, private_files, temporary_folder
 from polyfed.signals import TERMINATION_SIGNALS, end_with_parent, raise_on_termination
 
 __all__ = ["LocalCluster", "ProcessGroup", "free_ports", "local"]
@@ -104,10 +103,10 @@ def local(
     make_private(logs)
     with (
         raise_on_termination(),
-        tempfile.TemporaryDirectory(prefix="polyfed-deploy-", ignore_cleanup_errors=True) as made,
-        LocalCluster(Path(made), logs, len(federation.clients), app_template.command_line(**options)) as cluster,
+        temporary_folder("polyfed-deploy") as temporary,
+        LocalCluster(temporary, logs, len(federation.clients), app_template.command_line(**options)) as cluster,
     ):
-        app_template.create_app(Path(made) / "app", recipe, **options)
+        app_template.create_app(temporary / "app", recipe, **options)
         cluster.start()
         cluster.run(config, _Output(cluster.processes.log("run")).show if progress else lambda: None)
     cluster.processes.remove_logs()

@@ -26,6 +26,7 @@ from polyfed.errors import PolyfedError, RunError
 from polyfed.profiling import section
 from polyfed.registry import PLUGINS
 from polyfed.results.schema import RoundRecord, in_order
+from polyfed.signals import raise_if_lost
 
 
 def draw_cohort(training: Training, seed: int, number: int, present: Sequence[int]) -> list[int]:
@@ -96,6 +97,7 @@ class RoundRunner:
         return selected
 
     def _job_done(self, jobs: int, done: int) -> None:
+        raise_if_lost()
         self.progress(jobs, done)
 
     def _select(self, round: Round) -> list[int]:

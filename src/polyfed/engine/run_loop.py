@@ -17,6 +17,7 @@ from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
 from polyfed.profiling import processor_seconds, profile
 from polyfed.results.main_score import main_score_of
+from polyfed.signals import raise_if_lost
 
 
 class RunLoop:
@@ -79,6 +80,7 @@ class RunLoop:
         """The regular rounds that are still to come."""
         checkpointer, every = self._federation.checkpointer, self._federation.output.checkpoint_every
         while not self._is_over():
+            raise_if_lost()
             number = len(self._federation.history) + 1
             self._round_or_undo(number)
             if number % every == 0 or self._is_over() or checkpointer.best_round(number) == number:

@@ -58,6 +58,7 @@ from polyfed.engine.executors.worker_requests import (
     pack,
 )
 from polyfed.errors import ConfigError, MissingPackage, RunError
+from polyfed.places import temporary_folder
 from polyfed.signals import TERMINATION_SIGNALS
 from polyfed.version import __version__
 
@@ -329,7 +330,7 @@ class RaySession:
                 "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
                 "has imported it before; start it there with ray.init(), or import it later"
             )
-        open_to_all = Path(self._folders.enter_context(_short_folder())) / "r"  # Ray opens it, and nothing above it
+        open_to_all = self._folders.enter_context(_short_folder()) / "r"  # Ray opens it, and nothing above it
         with _environment(_own_environment()):
             self._init(
                 lambda problem: RunError(f"Ray did not start: {problem}"),
@@ -374,10 +375,10 @@ def check_reachable(address: str) -> None:
         raise ConfigError(f"{CLUSTER}: no cluster at {address}: {error}") from None
 
 
-def _short_folder() -> contextlib.AbstractContextManager[str]:
+def _short_folder() -> contextlib.AbstractContextManager[Path]:
     """A temporary folder whose name is short enough for Ray's sockets."""
     short = len(tempfile.gettempdir()) <= _SHORT
-    return tempfile.TemporaryDirectory(prefix="polyfed-ray-", dir=None if short else "/tmp", ignore_cleanup_errors=True)
+    return temporary_folder("polyfed-ray", None if short else "/tmp")
 
 
 @functools.cache

@@ -54,8 +54,35 @@ def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -
     place = tmp_path / "a.csv"
     place.write_text("weight;height;label\n70,5;1.8;no\n;1.7;yes\n61,0;1.6;no\n")
     report = f"expected a finite number in line 2 of column 'weight' of {place}, got '70,5', the first of 3 such rows; "
-    assert _refusal(place) == report + "write a point before decimals"
+    assert _refusal(place) == report + "data.decimal = ',' reads such numbers"
     assert read(place, feature_columns=["height"]).feature_names == ("height",)
+
+
+GERMAN = "weight;height;label\n70,5;1,8;3,0\n;1,75;4\n1,5e2;2;3\n"
+
+
+def test_decimal_commas_and_words_for_missing_values(tmp_path: Path) -> None:
+    place = table(tmp_path / "a.csv", GERMAN.replace("\n;", "\nNever;"))
+    source = read(place, decimal=",", missing_words=["never"], may_be_missing=True)
+    assert source.feature_names == ("weight", "height", "weight is missing", "height is missing")
+    assert source.train.x[:, 1:].tolist() == torch.tensor([[1.8, 0, 0], [1.75, 1, 0], [2, 0, 0]]).tolist()
+    assert source.train.x[[0, 2], 0].tolist() == [70.5, 150]
+    assert source.class_names == ("3", "4")
+    assert (
+        read(place, decimal=",", label_column="height", feature_columns=["label"], regression=True).train.y[1] == 1.75
+    )
+    words = {"category_columns": ["weight"], "feature_columns": ["height"], "decimal": ","}
+    assert read(place, **words).columns.categories[1] == ("1,5e2", "70,5", "Never")
+    assert read(place, **words, missing_words=["never"]).columns.categories[1] == ("1,5e2", "70,5")
+    assert "got 'Never'; correct or drop such rows, name other" in refusal(place, decimal=",", may_be_missing=True)
+    point = refusal(table(tmp_path / "b.csv"), decimal=",")
+    assert "in line 2 of column 'height'" in point
+    assert "got '1.5', the first of 3 such rows; data.decimal = '.' reads such numbers" in point
+    grouped = refusal(place, "height;y\n1.234,5;0\n1,5;1\n", decimal=",")
+    assert "in line 2 of column 'height'" in grouped
+    assert "got '1.234,5'; correct or drop such rows" in grouped
+    assert "a label in line 2 of column 'y'" in refusal(place, decimal=",", missing_words=["0"])
+    assert "expected decimal '.' or ',', got ';'" in refusal(place, decimal=";")
 
 
 def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> None:
@@ -72,7 +99,7 @@ def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> N
         f"a label in line 3 of column 'y' of {second}, got ''",
         f"a finite number in line 5 of column 'a' of {first}, got 'x'",
         f"a finite number in line 5 of column 'b' of {first}, got 'inf', the first of 2 such rows",
-        f"a finite number in line 3 of column 'a' of {test}, got '1,5'; write a point before decimals",
+        f"a finite number in line 3 of column 'a' of {test}, got '1,5'; data.decimal = ','",
     )
     assert len(report) == len(starts)
     assert all(start in line for start, line in zip(starts, report, strict=True))
@@ -184,16 +211,20 @@ RECIPE = {
 
 
 def test_a_model_reads_new_rows_as_its_run_read_its_own(tmp_path: Path) -> None:
-    place = table(tmp_path / "a.csv", "weight;height;label\n70.5;1.8;3.0\n;1.75;4\n71;1.7;4\n70;1.9;3\n")
-    data = {"dataset": f"csv:{place}", "missing_values": "client_mean"}
+    place = table(tmp_path / "a.csv", GERMAN.replace("4\n", "4\n71;1,7;4\n70;1,9;3\n"))
+    data = {"dataset": f"csv:{place}", "decimal": ",", "missing_words": ["-"], "missing_values": "client_mean"}
     recipe = {**RECIPE, "training": {"rounds": 1}, "method": {"name": "local"}}
+    with pytest.raises(ConfigError, match="missing_words expects missing_values = 'client_mean', or category_columns"):
+        pf.Recipe.from_dict({"data": {**data, "missing_values": "error"}, **recipe})
     pf.run(pf.Recipe.from_dict({"data": {**data, "num_clients": 1, "split": "1:0:1"}, **recipe}), out=tmp_path / "run")
     form = prediction.load_model(tmp_path / "run", 0).form
-    new = inference_inputs.read(table(tmp_path / "new.csv", "height;weight\n1.5;?\n2;7.25\n"), form)
+    new = inference_inputs.read(table(tmp_path / "new.csv", "height;weight;label\n1,5;-;3,0\n2;7,25;4\n"), form)
     assert new.x[1].tolist() == [7.25, 2, 0, 0]
     assert new.x[0, 1:].tolist() == [1.5, 1, 0]
-    with pytest.raises(ConfigError, match=r"got 'low'; write such rows as those of the run, or drop them"):
-        inference_inputs.read(table(tmp_path / "new.csv", "height;weight\nlow;?\n"), form)
+    assert new.y is not None
+    assert new.y.tolist() == [0, 1]
+    with pytest.raises(ConfigError, match=r"got '1.5'; write such rows as those of the run, or drop them"):
+        inference_inputs.read(table(tmp_path / "new.csv", "height;weight\n1.5;-\n"), form)
 
 
 def test_two_networks_on_a_table_and_their_use_on_new_rows(

@@ -41,7 +41,7 @@ class Data(Settings):
 
     _switches: ClassVar[tuple[str, ...]] = (
         *("feature_shift", "label_space", "halved_client_fraction", "train_splits", "missing_values"),
-        "partitioner",
+        *("decimal", "partitioner"),
     )
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
@@ -63,6 +63,11 @@ class Data(Settings):
         "error",
         description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows, "
         "with a column that says so",
+    )
+    decimal: Literal[".", ","] = Field(".", description="csv: what stands before decimals")
+    missing_words: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="csv: what stands for a missing value besides empty cells, NA, N/A, NaN and ?; case does not count",
     )
     text_column: str | None = Field(
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
@@ -205,6 +210,8 @@ class Data(Settings):
         for name in self.source_options(()).of_tables:
             if not self.dataset.startswith(TABLE_NAMES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
+        if self.missing_words and self.missing_values == "error" and not self.category_columns:
+            raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
         return self
 
     @model_validator(mode="after")
@@ -270,6 +277,8 @@ class Data(Settings):
             tuple(self.category_columns or ()),
             self.missing_values == "client_mean",
             self.task == "regression",
+            self.decimal,
+            tuple(self.missing_words or ()),
         )
 
     def _inactive_keys(self) -> set[str]:

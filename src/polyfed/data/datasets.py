@@ -47,7 +47,15 @@ _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps t
 _HUB = "hub:"
 _FILES = ("label_column", "train_splits", "columns")
 _TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
-_TABLE = ("label_column", "columns", "feature_columns", "category_columns", "missing_values")
+_TABLE = (
+    "label_column",
+    "columns",
+    "feature_columns",
+    "category_columns",
+    "missing_values",
+    "decimal",
+    "missing_words",
+)
 
 
 def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> DatasetSource:

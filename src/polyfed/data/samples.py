@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targe
 _MOST_CLASSES = 10**6
 _SHARE = 0.1  # of a GPU's free memory that a client's data may take to be kept there
 ONE_LABEL = "; an input has one label, multi-label data are not supported"  # behind what was got instead
+_MISSING = ("", "na", "n/a", "nan", "?")  # how a missing value is spelt in a table, in lower case
+_WITH_DECIMALS = re.compile(r"[+-]?\d+[.,]\d+")
 _NO_LABEL = "rows without a label, often marked -1, have to be dropped first"
 
 
@@ -350,6 +353,63 @@ def classes_up_to(largest: int, where: object) -> int:
 
 
 @dataclass(frozen=True)
+class CellFormat:
+    """How the cells of a CSV file are spelt.
+
+    Args:
+        decimal: what stands before decimals, a point or a comma.
+        missing: what stands for a missing value besides an empty cell, NA, N/A, NaN and ?; case does not count.
+    """
+
+    decimal: str = "."
+    missing: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.decimal not in (".", ","):
+            raise ConfigError(f"expected decimal '.' or ',', got {self.decimal!r}")
+
+    @property
+    def other_sign(self) -> str:
+        """What stands before decimals elsewhere."""
+        return "," if self.decimal == "." else "."
+
+    def is_missing(self, cell: str) -> bool:
+        """Whether a cell holds no value."""
+        return cell.strip().lower() in (*_MISSING, *(word.lower() for word in self.missing))
+
+    def number(self, cell: str) -> float | None:
+        """A cell's number; None where it holds none.
+
+        >>> [CellFormat(decimal).number(cell) for decimal in ".," for cell in ("1.5", "1,5", "2")]
+        [1.5, None, 2.0, None, 1.5, 2.0]
+        """
+        if "_" in cell or self.other_sign in cell:
+            return None
+        try:
+            return float(cell.replace(",", "."))
+        except ValueError:
+            return None
+
+    def whole_numbers(self, cells: Sequence[str]) -> list[int] | None:
+        """Whole numbers, also spelt 3.0; None where one cell is none."""
+        values = [self.number(cell) for cell in cells]
+        if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
+            return [int(value) for value in values if value is not None]
+        return None
+
+    def has_other_decimals(self, cell: str) -> bool:
+        """Whether a cell is a number with the other sign before decimals."""
+        return self.other_sign in cell and _WITH_DECIMALS.fullmatch(cell) is not None
+
+    def holds_numbers(self, cells: Iterable[str]) -> bool:
+        """Whether a column has a number, or nothing but numbers with the other decimals, which are then refused."""
+        present = [cell for cell in cells if not self.is_missing(cell)]
+        if any(self.number(cell) is not None for cell in present):
+            return True
+        return bool(present) and all(map(self.has_other_decimals, present))
+
+
+@dataclass(frozen=True)
 class TableColumns:
     """What the features of a table are.
 
@@ -359,10 +419,12 @@ class TableColumns:
     Args:
         categories: per feature, the names of its categories, of which the i-th is stored as i + 1; () for a number.
         flags: (F1, F2): feature F2 says where feature F1 is missing.
+        cells: how they were spelt.
     """
 
     categories: tuple[tuple[str, ...], ...] = ()
     flags: tuple[tuple[int, int], ...] = ()
+    cells: CellFormat = field(default_factory=CellFormat)
 
     @property
     def counts(self) -> tuple[int, ...]:

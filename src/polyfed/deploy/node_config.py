@@ -25,6 +25,8 @@ _OF_ROWS = (  # the keys of [data] by which a node's own rows are read
     "feature_columns",
     "category_columns",
     "missing_values",
+    "decimal",
+    "missing_words",
     "text_column",
     "vocab_size",
     "max_length",

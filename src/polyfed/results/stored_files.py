@@ -140,13 +140,19 @@ class TargetScaleEntry(Record):
 
 
 class TableForm(Record):
-    """How the columns of a table became numbers, where not all hold plain numbers."""
+    """How the columns of a table became numbers, where not all hold plain numbers, spelt as usual."""
 
     categories: list[list[Text]] = Field(
         description="per feature, names of its categories, the i-th of which is stored as i + 1; empty for a number"
     )
     flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
     fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
+    decimal: IfPresent[Annotated[str, one_of(".", ",")]] = Field(
+        None, description="what stands before decimals in files, `data.decimal`"
+    )
+    missing_words: IfPresent[list[Text]] = Field(
+        None, description="what stands for a missing value in files, `data.missing_words`"
+    )
 
 
 class ModelEntry(Record):

@@ -428,7 +428,7 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
     recipe = recipe_of("local", training={"rounds": 1})
     wire = Nearby(recipe, tmp_path)
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    hellos = [line["said"] for line in event_log(tmp_path / "out") if line["event"] == "hello"]
+    hellos = [line["claims"] for line in event_log(tmp_path / "out") if line["event"] == "hello"]
     thief = Nearby(recipe, tmp_path, (0, 2))
     thief.add(1, node=FIRST_NODE + 9, state_dir=str(tmp_path / "thief"))
     lying(thief, FIRST_NODE + 9, token=hellos[1]["token"])

@@ -313,7 +313,7 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
     wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
     lines = event_log(tmp_path / "out")
-    assert (lines[1]["said"]["mean"], lines[1]["said"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
+    assert (lines[1]["claims"]["mean"], lines[1]["claims"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
 
 
 def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:

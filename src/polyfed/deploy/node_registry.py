@@ -99,7 +99,7 @@ class EventLog:
 
     def _take(self, line: Mapping[str, Any]) -> None:
         if line["event"] == "hello":
-            known = parse(ClientHello, line["said"])
+            known = parse(ClientHello, line["claims"])
             node = line["node"]
             if type(node) is not int:
                 raise ValueError(f"no number of a node: {node!r}")
@@ -120,7 +120,7 @@ class EventLog:
             return
         self.introductions[hello.client] = hello
         self.owners[hello.client] = owner
-        self.note("hello", client=hello.client, node=node, said=hello.model_dump())
+        self.note("hello", client=hello.client, node=node, claims=hello.model_dump())
 
     def note(self, event: str, **facts: Any) -> None:
         """One line more."""

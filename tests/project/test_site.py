@@ -14,6 +14,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,34 @@ def read(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
 
+def settings() -> dict[str, Any]:
+    """What mkdocs.yml says."""
+    yaml = pytest.importorskip("yaml")
+    found: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return found
+
+
+def listed(part: Any) -> Iterator[str]:
+    """The pages of the navigation, or of a part of it."""
+    if isinstance(part, str):
+        yield part
+    else:
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from listed(inner)
+
+
 # the site ------------------------------------------------------------------------------------------------------------
+def test_the_navigation_has_every_page_once() -> None:
+    pages = list(listed(settings()["nav"]))
+    own = sorted(page for page in pages if not page.startswith("repository/"))
+    assert own == [page for page in PAGES if not page.startswith("results/tables/")], (
+        "a page below docs/ needs its line in the navigation of mkdocs.yml"
+    )
+    assert len(set(pages)) == len(pages)
+    for page in set(pages) - set(own):
+        assert (ROOT / page.removeprefix("repository/")).is_file(), page
+
+
 @pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), "README.md", "CONTRIBUTING.md"])
 def test_links_lead_to_files_and_headings(page: str) -> None:
     """As on a host that shows the repository; the site's links are made of these."""

@@ -14,7 +14,8 @@ import argparse
 import torch
 from _common import finished_run, personal_models, representations_of
 
-from polyfed.analysis.cka import pairwise_cka, unit_kernel
+from polyfed.analysis.cka import pairwise_cka
+from polyfed.analysis.representations import unit_kernel
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.client_work import Executor, Serial
+from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
@@ -126,7 +126,8 @@ class Watching:
         """See `Executor`."""
         federation = self.federation
         watched = Spy(federation.method, receive=self._scales.receive, upload=self._scales.upload)
-        return Serial(watched, federation.model_factory, federation.store).run(jobs, done)
+        context = WorkerContext(watched, federation.model_factory, federation.clients, federation.store, ())
+        return Serial(context).run(jobs, done)
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""

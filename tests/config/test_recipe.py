@@ -302,6 +302,7 @@ def test_errors_in_presets_are_one_line(path: Path, text: str, preset: str | Non
 # the papers' recipes
 
 PAPERS = [file for file in SHIPPED if file.parent.name in ("fedgh", "fedhenn", "fedin")]
+PAPERS.remove(ROOT / "recipes" / "fedgh" / "header-steps.toml")  # an experiment of ours
 ONE_OF_EACH = {file.parent.name: file for file in PAPERS}.values()
 
 

@@ -172,3 +172,13 @@ def test_the_benchmark_of_memory_runs() -> None:
     few, all_ = (json.loads(line) for line in done.stdout.splitlines())
     assert (few["chunk"], all_["chunk"]) == (5, 12)
     assert few["norm"] == pytest.approx(all_["norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["client_similarity.py", "kernel_messages.py"])
+def test_an_example_without_a_run_folder_says_so(
+    name: str, tmp_path: Path, example: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        example(name, str(tmp_path))
+    assert end.value.code == 2
+    assert "expected the folder of a finished run" in capsys.readouterr().err

@@ -210,7 +210,7 @@ FEWER = {
     "run": [word for setting in _LESS for word in ("--set", setting)],
     "plot": ["--inputs", "20", "--points", "40"],
     "audit attack": ["--steps", "3"],
-    "audit leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
+    "audit leakage": ["--clients", "1", "--images", "1"],
 }
 FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
 FEWER_OF = {"recipes/adapters/rank-collapse.toml": ["--set", "data.holdout=500", "--set", "pretraining.epochs=1"]}

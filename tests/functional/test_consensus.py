@@ -60,6 +60,12 @@ def test_shares_sum_to_one_and_leave_out_who_is_not_counted():
     assert found[:, 1].tolist() == [0.5, 0, 0.5, 0, 0]
 
 
+def test_shares_do_not_depend_on_the_scale_of_confidences() -> None:
+    confidences = torch.tensor([[0.01, 0.0], [0.03, 0.0]])
+    expected = torch.tensor([[0.25, 0.5], [0.75, 0.5]])
+    torch.testing.assert_close(confidence_weights(confidences, torch.ones(2, 2, dtype=torch.bool)), expected)
+
+
 def test_the_order_of_the_networks_does_not_matter():
     scores = draw(5, 50, 4).float()
     for a, b in zip(consensus(scores), consensus(scores[torch.tensor([3, 1, 4, 0, 2])]), strict=True):

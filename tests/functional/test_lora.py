@@ -150,3 +150,9 @@ def test_energy_beyond_a_rank() -> None:
         assert lora.energy_beyond(update, rank) == pytest.approx(squares[rank:].sum() / squares.sum(), abs=1e-9)
         assert lora.energy_beyond(update.T, rank) == pytest.approx(lora.energy_beyond(update, rank), abs=1e-12)
     assert lora.energy_beyond(torch.zeros(3, 2), 1) == 0.0
+
+
+def test_adapters_of_two_ranks_have_no_average() -> None:
+    two = [lora.Adapter(torch.ones(rank, 3), torch.ones(2, rank), 1.0) for rank in (1, 2)]
+    with pytest.raises(ValueError, match="expected adapters of one rank, got ranks 1, 2"):
+        lora.average(two, [0.5, 0.5])

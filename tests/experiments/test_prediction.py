@@ -271,13 +271,17 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
         "text": (where / "notes.txt", "a .npy file, got"),
         "empty": (where / "empty", "without any"),
         "both": (where / "both", "got both"),
+        "images": (
+            table(where / "two.parquet", img=pa.array([b"x"] * 12)),
+            "image, img; leave it one column of images",
+        ),
         "label": (table(where / "label.parquet", ["cat"] * 12), "among the run's classes (0, 1, 2"),
     }
 
 
 @pytest.mark.parametrize(
     "case",
-    ["shape", "floats", "objects", "picture", "parquet", "text", "empty", "both", "label"],
+    ["shape", "floats", "objects", "picture", "parquet", "text", "empty", "both", "images", "label"],
 )
 def test_wrong_inputs_are_one_line_and_nothing_is_written(case: str, predict: Terminal, tmp_path: Path) -> None:
     data, says = wrong_inputs(tmp_path)[case]

@@ -57,8 +57,18 @@ def pick_columns(
     return Columns(content, label, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
-def pick_content(kind: str, schema: Any, features: dict[str, dict[str, Any]], named: str | None, where: object) -> str:
-    """The column with images, or with texts: the named one, else the only one of a usual name or type."""
+def pick_content(
+    kind: str,
+    schema: Any,
+    features: dict[str, dict[str, Any]],
+    named: str | None,
+    where: object,
+    advice: str | None = None,
+) -> str:
+    """The column with images, or with texts: the named one, else the only one of a usual name or type.
+
+    advice: what to do where there is none or several, by default which setting names it.
+    """
     if kind == "image":
         holds, what = _holds_bytes, "encoded images (bytes)"
         usual = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
@@ -66,8 +76,9 @@ def pick_content(kind: str, schema: Any, features: dict[str, dict[str, Any]], na
     else:
         holds, what = _holds_text, "texts"
         usual = [name for name in schema.names if name in TEXT_NAMES and holds(schema.field(name).type)]
-    others = "" if usual or kind == "text" else ", or a column of texts with text_column"
-    content = pick_column(kind, named, usual, schema.names, where, others)
+    if advice is None and not usual and kind == "image":
+        advice = "name it with image_column, or a column of texts with text_column"
+    content = pick_column(kind, named, usual, schema.names, where, advice)
     if schema.names.count(content) > 1:
         raise ConfigError(f"expected one column '{content}' in {where}, got {schema.names.count(content)}")
     if not holds(schema.field(content).type):
@@ -111,16 +122,16 @@ def holds_labels(kind: Any) -> bool:
 
 
 def pick_column(
-    what: str, named: str | None, candidates: list[str], names: list[str], where: object, others: str = ""
+    what: str, named: str | None, candidates: list[str], names: list[str], where: object, advice: str | None = None
 ) -> str:
-    """The named column, else the only candidate; `others` ends the message that there is none or several."""
+    """The named column, else the only candidate; `advice` ends the message that there is none or several."""
     if named is not None:
         check_column(what, named, names, where)
         return named
     if len(candidates) == 1:
         return candidates[0]
     got = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
-    raise ConfigError(f"expected one {what} column in {where}, got {got}; name it with {what}_column{others}")
+    raise ConfigError(f"expected one {what} column in {where}, got {got}; {advice or f'name it with {what}_column'}")
 
 
 def check_column(what: str, named: str, names: list[str], where: object) -> None:

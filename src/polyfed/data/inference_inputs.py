@@ -257,7 +257,8 @@ def _cells(part: Part, form: InputSpec) -> Iterator[tuple[Any, Any]]:
     if form.vocabulary is not None and form.vocabulary.column in names:
         column = form.vocabulary.column
     kind = "image" if form.vocabulary is None else "text"
-    content = pick_content(kind, part.schema, part.features, column, part.where)
+    advice = f"leave it one column of {kind}s"
+    content = pick_content(kind, part.schema, part.features, column, part.where, advice)
     candidates = label_columns(part.schema, part.features)
     label = candidates[0] if len(candidates) == 1 else None
     if form.label_column in names and form.label_column != content:

@@ -119,6 +119,12 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
                 row = setting.row(method)
                 assert row is not None
                 assert row.accuracy[str(run["seed"])] == run["accuracy"]
+                assert row.validation[str(run["seed"])] == run["validation"]
+                assert row.rounds[str(run["seed"])] == run["rounds"]
+                assert list(row.curve) == [str(number) for number in range(1, run["rounds"] + 1)]
+                assert [*row.curve.values()][-1] == pytest.approx(
+                    sum(row.by_seed.values()) / len(row.accuracy), rel=1e-5
+                )
 
 
 def test_a_second_start_runs_nothing_and_changes_nothing(done: Benchmark, suite: Path) -> None:

@@ -29,7 +29,10 @@ from polyfed.results.read import parse_json
 PROCESSOR_TIME = "processor-seconds.json"
 CONTROLS = ("", "targets", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
 
+_DIGITS = 6  # of a curve's points
+
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
+Round = Seed
 
 
 class RowResult(Record):
@@ -42,7 +45,9 @@ class RowResult(Record):
         hyperparameters: as the recipe of its runs has them in ``[method]``, all of them; also "training.NAME", where
             a setting of ``[training]`` was chosen for the row by validation.
         stage: that it is scored in.
-        accuracy: seed -> in [0, 1], after the last round.
+        accuracy: seed -> in [0, 1], after the last round. validation: likewise, on validation rows; empty: not known.
+        rounds: seed -> how many were run; empty: not known.
+        curve: evaluated round -> mean accuracy over seeds; one that has stopped early counts with its last accuracy.
         bytes_up, bytes_down: of all seeds together, so that rows can be joined; None: not known.
     """
 
@@ -52,6 +57,9 @@ class RowResult(Record):
     hyperparameters: dict[str, Any]
     stage: Text
     accuracy: dict[Seed, Number | None]
+    validation: dict[Seed, Number | None] = Field({})
+    rounds: dict[Seed, Count] = Field({})
+    curve: dict[Round, Number] = Field({})
     bytes_up: Number | None
     bytes_down: Number | None
 
@@ -213,9 +221,40 @@ def _row(found: RowRuns) -> RowResult:
         hyperparameters=dict(found.hyperparameters),
         stage=first.stage,
         accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},
+        validation={str(run.seed): finite(run.result.validation) for run in runs},
+        rounds={str(run.seed): run.result.stopped_after or run.result.rounds for run in runs},
+        curve=mean_curve([(_curve_of(run), 1) for run in runs]),
         bytes_up=sum_of([run.result.bytes_up for run in runs]),
         bytes_down=sum_of([run.result.bytes_down for run in runs]),
     )
+
+
+def _curve_of(run: RunRecord) -> dict[str, float]:
+    """Evaluated round -> accuracy in the run's own stage."""
+    scores = {str(record.round): finite(record.mean_accuracy(run.stage)) for record in run.rounds if record.evaluated}
+    return {number: score for number, score in scores.items() if score is not None}
+
+
+def mean_curve(curves: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """The mean of curves, round -> accuracy; each goes on with its last accuracy to the end of the longest.
+
+    curves: each with the number of seeds that it is of. Empty where one of them is.
+    """
+    if not all(curve for curve, _ in curves):
+        return {}
+    begin = max(min(map(int, curve)) for curve, _ in curves)
+    seeds = sum(count for _, count in curves)
+    found = {}
+    for number in sorted({int(key) for curve, _ in curves for key in curve}):
+        if number >= begin:
+            total = sum(count * curve[str(_last_round(curve, number))] for curve, count in curves)
+            found[str(number)] = float(f"{total / seeds:.{_DIGITS}g}")
+    return found
+
+
+def _last_round(curve: Mapping[str, float], number: int) -> int:
+    """The last round of a curve up to this one."""
+    return max(known for known in map(int, curve) if known <= number)
 
 
 def processor_time(found: Sequence[RowRuns], trials: Mapping[str, Sequence[RunRecord]]) -> ProcessorTime:
@@ -260,14 +299,20 @@ def join_results(stored: SettingResult, found: SettingResult, order: Sequence[st
 def _join_rows(stored: RowResult | None, found: RowResult) -> RowResult:
     if stored is None or stored.hyperparameters != found.hyperparameters or stored.accuracy.keys() & found.accuracy:
         return found
-    accuracy = stored.accuracy | found.accuracy
     return found.model_copy(
         update={
-            "accuracy": {seed: accuracy[seed] for seed in sorted(accuracy, key=int)},
+            "accuracy": _by_seed(stored.accuracy | found.accuracy),
+            "validation": _by_seed(stored.validation | found.validation),
+            "rounds": _by_seed(stored.rounds | found.rounds),
+            "curve": mean_curve([(row.curve, len(row.accuracy)) for row in (stored, found)]),
             "bytes_up": sum_of([stored.bytes_up, found.bytes_up]),
             "bytes_down": sum_of([stored.bytes_down, found.bytes_down]),
         }
     )
+
+
+def _by_seed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {seed: values[seed] for seed in sorted(values, key=int)}
 
 
 def join_processor_time(stored: ProcessorTime, found: ProcessorTime, rows: Sequence[RowResult]) -> ProcessorTime:

@@ -5,6 +5,7 @@ methods = ["fedgh", "fedproto", "fd-flat"]   # of every setting; Local is always
 seeds = [0, 1, 2]                 # that are scored
 tuning_seeds = [100]              # others, that are not
 controls = ["alone", "longer", "pooled"]   # each method alone, Local for longer, training on all rows
+primary = [["fedgh", "local"]]    # the differences that are tested, said before anything is run
 
 [variants.fd-flat]                # further methods of all recipes, as `[methods.fd-flat]` in each would have them
 name = "fd"
@@ -62,6 +63,7 @@ Seed = Annotated[int, Field(ge=0)]
 Seeds = Annotated[list[Seed], Field(min_length=1), Once]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), Once]
 Values = Annotated[list[Any], Field(min_length=1), Once]
+Pair = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2, max_length=2)]
 ControlKind = Literal["alone", "longer", "pooled"]
 
 
@@ -77,6 +79,7 @@ class Setting(_Table):
 
     Attributes:
         recipe: its file, relative to the suite's folder.
+        lr: learning rates that are tried for every row that is tuned, with each combination of its other values.
         preset: one of its presets, or several with commas between.
         overrides: changes, as ``--set`` takes them: ``"training.rounds=5"``. Finished runs keep no weights but with
             ``"run.keep=last"`` or ``"run.keep=best"``.
@@ -85,6 +88,7 @@ class Setting(_Table):
     """
 
     recipe: Annotated[str, Field(min_length=1)]
+    lr: Values | None = None
     preset: str | None = None
     overrides: list[str] = Field(default_factory=list)
     seeds: Seeds | None = None
@@ -100,7 +104,11 @@ class Protocol(_Table):
         methods: names of methods, or of variants in the recipes' ``[methods]``.
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
         controls: which controls of `polyfed compare --controls` run, too; "pooled" is also pooled-steps.
+        primary: pairs of rows, the upper and the lower one: these differences are tested, all others described.
         local_longer: Local also runs with so many times its epochs a round.
+        tune_alone: methods alone are tuned, too, each for itself, over the same values.
+        widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
+        race: so many combinations, the best by validation with the first tuning seed, go on with the other ones.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
         tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried.
         settings: name -> its recipe.
@@ -111,7 +119,11 @@ class Protocol(_Table):
     seeds: Seeds
     tuning_seeds: Annotated[list[Seed], Once] = Field(default_factory=list)
     controls: Annotated[list[ControlKind], Once] = Field(default_factory=list)
+    primary: Annotated[list[Pair], Once] = Field(default_factory=list)
     local_longer: Annotated[int, Field(ge=2)] | None = None
+    tune_alone: bool = False
+    widen: bool = False
+    race: Annotated[int, Field(ge=1)] | None = None
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
@@ -152,7 +164,9 @@ class Protocol(_Table):
 
     def tuning_of(self, setting: str) -> dict[str, dict[str, list[Any]]]:
         """Method -> hyperparameter -> the values that are tried in a setting."""
-        return {**self.tuning, **self.settings[setting].tuning}
+        own = self.settings[setting]
+        rates = {} if own.lr is None else {"training.lr": own.lr}
+        return {method: {**rates, **grid} for method, grid in {**self.tuning, **own.tuning}.items()}
 
     def trials(self, setting: str, method: str) -> int:
         """How many combinations of hyperparameters are tried for a method; 0 for one that is not tuned."""
@@ -163,7 +177,7 @@ class Protocol(_Table):
         """What is wrong between settings, tuning and seeds."""
         compared = set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
         tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
-        for place, methods in (("variants", set(self.variants)), ("tuning", tuned)):
+        for place, methods in (("variants", set(self.variants)), ("tuning", tuned - {"local"})):
             if strange := sorted(methods - compared):
                 known = ", ".join(sorted(compared))
                 yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
@@ -171,6 +185,7 @@ class Protocol(_Table):
             yield "tuning_seeds: expected some beside [tuning], got none"
         if self.tuning_seeds and not tuned:
             yield "tuning_seeds: expected a table [tuning] beside them, got none; leave them out, or say what is tried"
+        yield from self._without_effect(bool(tuned))
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
@@ -179,6 +194,16 @@ class Protocol(_Table):
                 if change.partition("=")[0].strip() in _DECIDED:
                     yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
             yield from self._unequal_trials(name)
+
+    def _without_effect(self, is_tuned: bool) -> Iterator[str]:
+        """Settings of tuning that do nothing beside the others."""
+        for key in ("tune_alone", "widen", "race"):
+            if getattr(self, key) and not is_tuned:
+                yield f"{key}: expected a table [tuning] beside it, got none"
+        if self.tune_alone and "alone" not in self.controls:
+            yield f"tune_alone: expected 'alone' among the controls, got {', '.join(self.controls) or 'none'}"
+        if self.race is not None and len(self.tuning_seeds) < 2:
+            yield f"race: expected several tuning seeds beside it, got {len(self.tuning_seeds)}"
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
         tuning = self.tuning_of(setting)

@@ -52,7 +52,7 @@ from polyfed.report.benchmark_results import (
     setting_result,
     write_result,
 )
-from polyfed.report.run_records import load_runs
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.read import flat_table
 from polyfed.units import human_count
 
@@ -232,7 +232,7 @@ class BenchmarkSetting:
         self._stored = self._read_stored()
         self._made: set[str] = set()  # rows of which all seeds were run by this object
         for method in self.methods:
-            if self._known_choice(method) is None:
+            if None in self._known_choices(method).values():
                 self._check_trials(method)
 
     @property
@@ -298,12 +298,17 @@ class BenchmarkSetting:
             "choose another --results, or --overwrite without --methods, which runs all again"
         )
 
-    def _known_choice(self, method: str) -> dict[str, Any] | None:
-        """The hyperparameters that were chosen for a method; None where it is still to be tuned."""
+    def _known_choices(self, method: str) -> dict[bool, dict[str, Any] | None]:
+        """What was chosen for a method, under False, and for it alone, under True, where that is tuned for itself."""
+        is_separate = self.request.protocol.tune_alone and method != _LOCAL and runs_alone(self.recipe.choose(method))
+        return {alone: self._known_choice(method, alone) for alone in ((False, True) if is_separate else (False,))}
+
+    def _known_choice(self, method: str, alone: bool) -> dict[str, Any] | None:
+        """The hyperparameters that were chosen for a row; None where it is still to be tuned."""
         grid = self._grid(method)
         if not grid:
             return {}
-        name = self._row_name(method)
+        name = self._row_name(method, alone)
         tuning = None if self._stored is None or self._is_forced(name) else self._stored.tuning.get(name)
         if tuning is None or (tuning.tried, tuning.seeds) != (as_json(grid), self.request.protocol.tuning_seeds):
             return None
@@ -343,34 +348,43 @@ class BenchmarkSetting:
         """
         protocol = self.request.protocol
         forced = self._is_forced(self._row_name(method))
-        chosen = self._known_choice(method)
-        runs = 0
-        if chosen is None:
-            done = 0 if forced else _count_finished(self._tuning_folder(method))
-            runs = max(0, protocol.trials(self.name, method) * len(protocol.tuning_seeds) - done)
-        own, *controls = self._rows_of(method, chosen or {})
-        is_lacking = chosen is None or (self._has_longer(own) and self._stored_epochs(own) is None)
+        choices = self._known_choices(method)
+        runs = sum(self._trials_left(method, alone, forced) for alone, chosen in choices.items() if chosen is None)
+        own, *controls = self._rows_of(method, {alone: chosen or {} for alone, chosen in choices.items()})
+        is_lacking = None in choices.values() or (self._has_longer(own) and self._stored_epochs(own) is None)
         for row in (own, *controls):
-            seeds = protocol.seeds_of(self.name) if chosen is None else self._seeds_left(row)
+            is_tuned = choices[row.method.alone and len(choices) > 1] is not None
+            seeds = self._seeds_left(row) if is_tuned else protocol.seeds_of(self.name)
             is_lacking = is_lacking or bool(seeds)
             runs += sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
         return runs if is_lacking else None
+
+    def _trials_left(self, method: str, alone: bool, forced: bool) -> int:
+        """How many runs the tuning of a row still needs, without those by which a grid is widened."""
+        protocol = self.request.protocol
+        trials = protocol.trials(self.name, method)
+        others = len(protocol.tuning_seeds) - 1
+        needed = trials + others * min(trials, protocol.race or trials)
+        done = 0 if forced else _count_finished(self._tuning_folder(method, alone))
+        return max(0, needed - done)
 
     # running --------------------------------------------------------------------------------------------------------
 
     def _run_method(self, method: str, data: DataCache) -> None:
         """Tune a method where that is to be done, run its rows, and write them."""
         forced = self._is_forced(self._row_name(method))
-        chosen = self._known_choice(method)
+        choices: dict[bool, Mapping[str, Any]] = {}
         tuning = {}
-        if chosen is None:
-            chosen = self._tune(method, forced)
-            if chosen is None:
+        for alone, known in self._known_choices(method).items():
+            if known is not None:
+                choices[alone] = known
+                continue
+            tuned = self._tune(method, alone, forced)
+            if tuned is None:
                 return
-            grid = as_json(self._grid(method))
-            seeds = self.request.protocol.tuning_seeds
-            tuning = {method: Tuning(tried=grid, seeds=seeds, chosen=as_json(chosen))}
-        own, *controls = self._rows_of(method, chosen, data)
+            choices[alone] = tuned.chosen
+            tuning[self._row_name(method, alone)] = (tuned, load_runs(self._tuning_folder(method, alone)))
+        own, *controls = self._rows_of(method, choices, data)
         found = self._run_rows((own, *controls), forced, data)
         epochs = self._epochs_of_local(own, data)
         self._write(found, tuning, {} if epochs is None else {own.name: epochs})
@@ -415,18 +429,46 @@ class BenchmarkSetting:
         stored = self._stored_row(row)
         return hyperparameters_of(row) | self._tuned_training(row) if stored is None else stored.hyperparameters
 
-    def _tune(self, method: str, forced: bool) -> dict[str, Any] | None:
-        """The hyperparameters that validation chooses; None where no trial was finished."""
+    def _tune(self, method: str, alone: bool, forced: bool) -> Tuning | None:
+        """What validation chooses of the values tried for a row; None where no trial was finished."""
+        protocol = self.request.protocol
+        grid = self._grid(method)
+        chosen = self._search(method, alone, grid, forced)
+        further: dict[str, Any] = {}
+        if chosen is not None and protocol.widen:
+            beyond = {name: one_beyond(values, chosen[name]) for name, values in grid.items()}
+            further = {name: value for name, value in beyond.items() if self._is_allowed(method, name, value)}
+        if further:
+            wider = {name: [*values, further[name]] if name in further else values for name, values in grid.items()}
+            chosen = self._search(method, alone, wider, False)
+        if chosen is None:
+            return None
+        return Tuning(tried=as_json(grid), widened=further, seeds=protocol.tuning_seeds, chosen=as_json(chosen))
+
+    def _is_allowed(self, method: str, name: str, value: Any) -> bool:
+        """Whether a value beyond those tried is one that the method takes."""
+        if value is None:
+            return False
+        try:
+            self.request.recipe_of(self.name, {name: value}, method).choose(method)
+        except ConfigError:
+            return False
+        return True
+
+    def _search(self, method: str, alone: bool, values: Mapping[str, list[Any]], forced: bool) -> dict[str, Any] | None:
+        """The combination that validation chooses; None where no trial was finished."""
         request = self.request
         protocol = request.protocol
         changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
-        grid = {key_of(method, name): values for name, values in self._grid(method).items()}
+        if alone:
+            changes[key_of(method, "alone")] = [True]
+        grid = {key_of(method, name): tried for name, tried in values.items()}
         tried = sweep(
             request.folder / protocol.settings[self.name].recipe,
             changes | grid,
             method=method,
             seeds=protocol.tuning_seeds,
-            out=self._tuning_folder(method),
+            out=self._tuning_folder(method, alone),
             overwrite=forced,
             progress=request.progress,
             device=request.device,
@@ -434,22 +476,25 @@ class BenchmarkSetting:
             executor=request.executor,
             preset=protocol.settings[self.name].preset,
             local=False,
+            race=protocol.race,
         )
         self.request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
         if tried.chosen is None:
             return None
         chosen = tried.chosen.settings  # of what has several values
-        return {name: chosen.get(key_of(method, name), values[0]) for name, values in self._grid(method).items()}
+        return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
 
-    def _rows_of(self, method: str, chosen: Mapping[str, Any], data: DataCache | None = None) -> Iterator[Recipe]:
+    def _rows_of(
+        self, method: str, choices: Mapping[bool, Mapping[str, Any]], data: DataCache | None = None
+    ) -> Iterator[Recipe]:
         """A method, and its controls.
 
         Args:
-            chosen: its hyperparameters. data: kept between calls; without, a longer Local is only there where the
-                figures say that it is needed.
+            choices: its hyperparameters; under True those of the method alone, where they are others. data: kept
+                between calls; without, a longer Local is only there where the figures say that it is needed.
         """
         protocol = self.request.protocol
-        tuned = self.request.recipe_of(self.name, chosen, method)
+        tuned = self.request.recipe_of(self.name, choices[False], method)
         own = tuned.choose(method)
         yield own
         if method == _LOCAL:
@@ -460,7 +505,8 @@ class BenchmarkSetting:
                 yield from (pooled(tuned, kind) for kind in POOLED)
             return
         if "alone" in protocol.controls and runs_alone(own):
-            yield tuned.choose_alone(method)
+            separate = self.request.recipe_of(self.name, choices.get(True, choices[False]), method)
+            yield separate.choose_alone(method)
         epochs = self._epochs_of_local(own, data)
         if epochs is not None and epochs > own.training.local_epochs:
             yield longer(tuned, epochs, [own.name])
@@ -502,16 +548,21 @@ class BenchmarkSetting:
     def _folder_of(self, row: Recipe, seed: int) -> Path:
         return self.request.out / self.name / row.name / f"seed-{seed}"
 
-    def _tuning_folder(self, method: str) -> Path:
-        return self.request.out / "tuning" / self.name / method
+    def _tuning_folder(self, method: str, alone: bool) -> Path:
+        return self.request.out / "tuning" / self.name / (f"{method}-alone" if alone else method)
 
-    def _row_name(self, method: str) -> str:
-        return self.recipe.choose(method).name
+    def _row_name(self, method: str, alone: bool = False) -> str:
+        return (self.recipe.choose_alone(method) if alone else self.recipe.choose(method)).name
 
-    def _write(self, rows: Sequence[RowRuns], tuning: Mapping[str, Tuning], epochs: Mapping[str, int]) -> None:
-        """Write what was found into the figures. tuning: by method, as asked for."""
-        trials = {self._row_name(method): load_runs(self._tuning_folder(method)) for method in tuning}
-        tuned = {self._row_name(method): one for method, one in tuning.items()}
+    def _write(
+        self,
+        rows: Sequence[RowRuns],
+        tuning: Mapping[str, tuple[Tuning, Sequence[RunRecord]]],
+        epochs: Mapping[str, int],
+    ) -> None:
+        """Write what was found into the figures. tuning: row -> what was chosen for it, and its trials."""
+        trials = {name: runs for name, (_, runs) in tuning.items()}
+        tuned = {name: one for name, (one, _) in tuning.items()}
         spent = processor_time(rows, trials)
         stored = self._read_stored()  # as it is now: others may have added rows
         if rows:
@@ -528,6 +579,24 @@ class BenchmarkSetting:
         write_result(found, spent, self.request.figures)
         self._stored = found
         self._made.update(row.name for row in rows)
+
+
+def one_beyond(values: Sequence[Any], chosen: Any) -> Any:
+    """The next number beyond the first or last of those tried, where that was chosen; else None.
+
+    >>> one_beyond([0.1, 1.0, 10.0], 10.0), one_beyond([5, 10, 20], 5), one_beyond([0.1, 1.0, 10.0], 1.0)
+    (100.0, 2, None)
+    """
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values):
+        return None
+    ordered = sorted(values)
+    if len(ordered) < 2 or chosen not in (ordered[0], ordered[-1]):
+        return None
+    next_to_it = ordered[1] if chosen == ordered[0] else ordered[-2]
+    beyond = chosen * chosen / next_to_it
+    if all(isinstance(value, int) for value in values):
+        return None if round(beyond) in ordered else round(beyond)
+    return float(f"{beyond:.3g}")
 
 
 def _count_finished(folder: Path) -> int:

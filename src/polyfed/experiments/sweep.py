@@ -6,6 +6,7 @@ interrupted goes on, and a run that fails does not keep the others from running.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -112,6 +113,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     executor: str | None = None,
     preset: str | None = None,
     local: bool = True,
+    race: int | None = None,
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
@@ -130,6 +132,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         progress: show how it gets on, on standard error.
         device, workers, executor, preset: as for `polyfed.run`.
         local: False: without Local beside them.
+        race: so many combinations, the best by validation with the first seed, are run with the other ones; default:
+            all.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -152,7 +156,15 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     pending = check_planned_runs(members, folder, overwrite, data)
     _check_validation(pending, data)
     watchers: list[Logger] = [Console()] if progress else []
-    failures = run_planned(members, pending, overwrite, data, watchers)
+    run = functools.partial(run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers)
+    if race is None:
+        failures = run(members)
+    else:
+        first = [member for member in members if member.recipe.run.seed == seeds[0]]
+        failures = run(first)
+        ahead = _best(points, _by_slug(first, failures), race)
+        members = [member for member in members if member in first or member.folder.parent.name in ahead]
+        failures |= run([member for member in members if member not in first])
     runs = _by_slug(members, failures)
     cells = [
         SweepCell(
@@ -257,6 +269,15 @@ def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
                 f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), got none with "
                 f"data.split = '{member.recipe.data.split}'; use for instance '8:1:1' or 'official:9:1'"
             )
+
+
+def _best(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]], count: int) -> set[str]:
+    """The slugs of the combinations with the best validation scores; of equal ones the first."""
+    found = [(point.slug, run.result) for point in points for run in runs[point.slug]]
+    scores = {slug: result.validation for slug, result in found if result.validation is not None}
+    is_error = any(result.main_score.lower_is_better for _, result in found)
+    ordered = sorted(scores, key=lambda slug: scores[slug] if is_error else -scores[slug])
+    return set(ordered[:count])
 
 
 def _by_slug(members: Sequence[PlannedRun], failures: Mapping[str, str]) -> dict[str, list[RunRecord]]:

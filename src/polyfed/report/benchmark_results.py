@@ -81,11 +81,13 @@ class Tuning(Record):
     Attributes:
         tried: hyperparameter -> its values; all combinations were tried. seeds: with each of these.
         chosen: hyperparameter -> the value that validation chose.
+        widened: hyperparameter -> the value beyond these that was tried, too, as one at an end was chosen first.
     """
 
     tried: dict[str, list[Any]]
     seeds: list[Count]
     chosen: dict[str, Any]
+    widened: dict[str, Any] = Field({})
 
 
 class SettingResult(Record):
@@ -289,7 +291,7 @@ def join_results(stored: SettingResult, found: SettingResult, order: Sequence[st
         update={
             "data": dict(sorted((stored.data | found.data).items(), key=lambda entry: int(entry[0]))),
             "rows": sorted(rows.values(), key=lambda row: (CONTROLS.index(row.control), _order_in(row, known))),
-            "tuning": {name: tuning[name] for name in known if name in tuning},
+            "tuning": {name: tuning[name] for one in known for name in (one, f"{one}-alone") if name in tuning},
             "epochs_of_local": {name: epochs[name] for name in known if name in epochs},
             "versions": [*stored.versions, *new_versions],
         }

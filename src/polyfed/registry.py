@@ -309,6 +309,7 @@ MODELS = Registry(
         **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-half": f"{_RESNET}:resnet{d}_half" for d in (10, 14, 18, 22, 26)},
+        **{f"resnet{d}-gn": f"{_RESNET}:resnet{d}_gn" for d in (8, 10, 12, 14)},
         "resnet152-preact": f"{_RESNET}:resnet152_preact",
         "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},

@@ -11,8 +11,9 @@ from torch import nn
 
 from polyfed.core.client import PublicData
 from polyfed.core.settings import Training
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.methods import FedMD
+from polyfed.methods import FedMD, fedmd
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, softmax
@@ -97,9 +98,36 @@ def test_the_control_labels_digests_the_labels_of_public_rows():
 
 def test_the_control_labels_is_told_and_needs_labels_of_the_task():
     control = FedMD(public_epochs=0, control="labels")
-    assert [FedMD().is_control, control.is_control] == [False, True]
+    assert [FedMD().is_control, control.is_control, FedMD(control="pseudo-labels").is_control] == [False, True, True]
     with pytest.raises(ConfigError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
         federation(control, clients(MIXED), held=dataclasses.replace(HELD, origin="other"))
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_pseudo_labels_digests_what_the_client_is_sure_of_and_sends_nothing(monkeypatch, bound):
+    """By hand: a step on the sure rows and their classes, if there are any, and one on the client's own."""
+    monkeypatch.setattr(fedmd, "_SURE", bound)
+    members = linear_clients((6, 14, 9))
+    method = FedMD(**NO_TRANSFER, control="pseudo-labels")
+    fed, watch = federation(method, members, LINEAR, held=dataclasses.replace(HELD, origin="other"), batch_size=64)
+    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
+    fed.run()
+    for round in watch.rounds:
+        assert round.record["bytes_up"] == round.record["bytes_down"] == 0
+        for i, client in enumerate(members):
+            scores = scored(w[i], arrays(HELD.samples)[0])
+            sure = softmax(scores).max(1) > bound
+            assert 0 < sure.sum() < 20 or bound == 1
+            guessed = LabeledSamples(HELD.samples.x[sure], torch.tensor(scores.argmax(1))[sure])
+            w[i] = learnt(learnt(w[i], guessed) if sure.any() else w[i], client.data.train)
+            for name, t in round.weights[i].items():
+                np.testing.assert_allclose(t.numpy(), w[i][name], atol=1e-5)
+
+
+def test_pseudo_labels_of_drawn_rows_only(monkeypatch):
+    monkeypatch.setattr(fedmd, "_SURE", 0.0)
+    method = FedMD(**NO_TRANSFER, control="pseudo-labels", public_rows=6)
+    assert [round.record["samples"] for round in played(method)] == [3 * (12 + 6)] * 2
 
 
 # ---- what is public ----

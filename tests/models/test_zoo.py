@@ -29,6 +29,7 @@ from tests.helpers.quick import others_slow
 
 RGB32, DIGIT = (3, 32, 32), (1, 8, 8)
 RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
+SMALL_RESNETS = [f"resnet{depth}-gn" for depth in (8, 10, 12, 14)]
 FEDGH = [f"fedgh-cnn{i}" for i in range(1, 6)]
 DIGITS = [f"digits-cnn{i}" for i in range(1, 6)]
 
@@ -78,12 +79,25 @@ def test_resnet_counts(channels: int, counts: list[int], mean: int) -> None:
     assert round(statistics.mean(found)) == mean
 
 
-@pytest.mark.parametrize("suffix", ["", "-cifar"])
-def test_resnets_are_nested_by_name_and_shape(suffix: str) -> None:
-    shapes = [
-        {key: tensor.shape for key, tensor in on_meta(name + suffix, RGB32, 10).state_dict().items()}
-        for name in RESNETS
-    ]
+def test_small_resnets_have_group_norm_and_the_counts_of_their_formula() -> None:
+    """9 c_in c_out weights a convolution, c_in c_out in a shortcut, 2 c_out in a norm, 65 numbers a class."""
+    first = ((16, 16), (16, 32), (32, 64))  # channels in and out of the blocks that all have
+    base = 9 * 3 * 16 + 32 + 10 * 65  # the stem and the head
+    base += sum(9 * i * o + 9 * o * o + 4 * o + (i * o + 2 * o if i != o else 0) for i, o in first)
+    further = [2 * (9 * o * o + 2 * o) for o in (64, 32, 16)]
+    for number, name in enumerate(SMALL_RESNETS):
+        model = on_meta(name)
+        assert count(model) == base + sum(further[:number])
+        norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+        assert {module.num_groups for module in norms} == {4}
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+        assert len(convolutions) + 1 == int(name[6:-3])  # and the head
+
+
+@pytest.mark.parametrize("names", [RESNETS, [f"{name}-cifar" for name in RESNETS], SMALL_RESNETS])
+def test_resnets_are_nested_by_name_and_shape(names: list[str]) -> None:
+    shapes = [{key: tensor.shape for key, tensor in on_meta(name, RGB32, 10).state_dict().items()} for name in names]
     for smaller, larger in itertools.pairwise(shapes):
         assert len(smaller) < len(larger)
         assert smaller.items() <= larger.items()
@@ -96,6 +110,7 @@ def test_resnets_are_nested_by_name_and_shape(suffix: str) -> None:
     [
         (RESNETS[:1] + RESNETS[-1:], (64, 8, 8), (512,)),
         (["resnet10-cifar"], (64, 32, 32), (512,)),
+        (SMALL_RESNETS, (16, 32, 32), (64,)),
         (FEDGH, (16, 14, 14), (500,)),
         (["fedhenn-h1"], (32, 14, 14), (6272,)),
         (["fedhenn-h5"], (64, 16, 16), (128,)),
@@ -149,7 +164,7 @@ TEXTS = ("fedhenn-lstm", "text-transformer")
 LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", *TEXTS, *SERIES))]
 
 
-@pytest.mark.parametrize("name", [*LIGHT, "resnet10", "resnet18", "resnet10-cifar"])
+@pytest.mark.parametrize("name", [*LIGHT, "resnet10", "resnet18", "resnet10-cifar", "resnet8-gn"])
 def test_parts_make_the_whole(name: str) -> None:
     model, x = build(name, small(name), 7).eval(), torch.rand(3, *small(name))
     with torch.no_grad():

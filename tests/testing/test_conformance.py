@@ -1046,6 +1046,8 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "fednova, proximal": (FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
     "fedgh, whole round": (FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
+    "fedgh, noise": (FedGH(control="noise", header_lr=0.1), {"skip": IN_ORDER}),
+    "fedmd, pseudo-labels": (FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"), {}),
     "fedhenn, kernel uploads": (
         constant(
             {"similarity": "rbf", "precision": "int8"},

@@ -13,6 +13,8 @@ In the authors' code the server's optimizer does not contain the header, which t
 (`header_lr = 0`). It also averages the means of minibatches, augments test images, and does not send an initial
 header. Another public implementation trains the header for 100 epochs in shuffled batches of 10: `header_batch = 10,
 header_epochs = 100`.
+The control "noise" sends normal noise under the same labels, with the mean and the standard deviation of all entries of
+the client's own LARs: the server trains a header that learns nothing of how features tell classes apart.
 """
 
 from __future__ import annotations
@@ -61,6 +63,11 @@ class FedGH(TrainedHeader):
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
+    control: Literal["none", "noise"] = "none"  # "noise": noise of equal mean and spread in place of the LARs
+
+    @property
+    def is_control(self) -> bool:
+        return self.control != "none"
 
     staleness_weighting = "uploads"
 
@@ -103,6 +110,9 @@ class FedGH(TrainedHeader):
         train = client.data.train
         z_ND = representations(client.model, train, client.prepare)
         labels, lars, _ = class_means(z_ND, train.y, client.classes)
+        if self.control == "noise":
+            noise = torch.randn(lars.shape, generator=client.generator("noise")).to(lars.device)
+            lars = lars.mean() + lars.std(correction=0) * noise
         return {"labels": labels, "lars": lars}
 
     @property

@@ -11,8 +11,10 @@ data set, whose classes the networks also learn. (2) Transfer learning takes a f
 trains to convergence. (3) d is all of D_0 unless `public_rows` is set; the paper draws 5000 rows per round. (4) Clients
 are selected as the recipe says; in the paper all participate. Clients absent in round 1 catch up. (5) Weights c_k by
 samples, suggested in the paper for weaker models, are off by default.
-The control "labels" puts CE(f_k(x), y) into step 2, to show what the others' scores are worth beside the labels of the
-same rows, which every client has.
+A control puts CE(f_k(x), t(x)) into step 2, to show what the others' scores are worth: "labels" with t(x) = y, the
+labels of the same rows, which every client has; "pseudo-labels" with t(x) = argmax of f_k(x) as the round begins, on
+those rows of d where softmax f_k(x) exceeds 0.95 (Lee, ICML workshop 2013; the bound of FixMatch, Sohn et al., NeurIPS
+2020): the unlabeled inputs alone, for which nothing is sent.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import l1_loss, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 
+_SURE = 0.95  # largest probability of a row above which its pseudo-label counts
+
 
 @hyperparameters
 class FedMD(Method):
@@ -64,7 +68,8 @@ class FedMD(Method):
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
     public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round; None: all
     weighting: weight_averaging.Weighting = "uniform"  # weights c_k; "samples": by training samples
-    control: Literal["none", "labels"] = "none"  # "labels": digest the public rows' labels in place of the scores
+    # digested in place of the scores: the public rows' labels, or the client's own confident predictions
+    control: Literal["none", "labels", "pseudo-labels"] = "none"
 
     @property
     def is_control(self) -> bool:
@@ -74,7 +79,7 @@ class FedMD(Method):
     def requirements(self) -> Requirements:
         if not (self.public_epochs or self.digest_epochs):
             return Requirements()
-        uses_labels = self.public_epochs or self.is_control
+        uses_labels = self.public_epochs or self.control == "labels"
         origin: Literal["holdout", ""] = "holdout" if uses_labels else ""  # labels of another set mean nothing
         return Requirements(
             public=self.public_rows or 1,
@@ -86,7 +91,7 @@ class FedMD(Method):
     # server ------------------------------------------------------------------------------------------------
     def exchanges(self, round: int) -> Sequence[Exchange]:
         exchanges = [Exchange()]
-        if self.digest_epochs:
+        if self.digest_epochs and self.control != "pseudo-labels":
             exchanges.insert(0, Exchange("scores", trains=False))
         if round == 1 and self._transfer():
             exchanges.insert(0, Exchange("transfer", who="all", phases=self._transfer()))
@@ -126,13 +131,27 @@ class FedMD(Method):
             "own": torch.arange(0 if is_transferred else client.n),
             "rows": rows,
         }
-        if client.exchange != "train":
+        if client.exchange != "train" or not self.digest_epochs:
             return context
+        if self.control == "pseudo-labels":
+            return {**context, **self._pseudo_labels(client)}
         if "consensus" not in message:  # nobody has sent scores
             return {**context, "rows": rows[:0]}
         targets = torch.zeros(held, client.classes)
         targets[rows] = get_tensor(message, "consensus")
         return {**context, "targets": targets.to(next(client.model.parameters()).device)}
+
+    def _pseudo_labels(self, client: Client) -> Context:
+        """Context with "rows", those of d of whose class the client is sure, and "targets", their classes."""
+        assert client.public is not None  # see `requirements`
+        held = len(client.public)
+        d = torch.randperm(held, generator=client.generator("rows"))[: self.public_rows]
+        scores = inference.map_batches(client.model, client.model, client.public.samples.x[d], client.public.prepare)
+        sure, classes = scores[:, : client.classes].softmax(1).max(1)
+        is_sure = (sure > _SURE).cpu()
+        targets = torch.zeros(held, dtype=torch.int64)
+        targets[d] = classes.cpu()
+        return {"rows": d[is_sure], "targets": targets.to(scores.device)}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         phases = [*self._transfer()]
@@ -154,6 +173,8 @@ class FedMD(Method):
         if not context["digests"] or self.control == "labels":
             return task_loss(scores, batch.y, batch.w)
         target = context["targets"][batch.rows]
+        if self.control == "pseudo-labels":
+            return task_loss(scores, target, batch.w)
         return l1_loss(scores[:, : target.shape[1]], target, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:

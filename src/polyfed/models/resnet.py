@@ -1,4 +1,5 @@
-"""FedIN's five ResNets (He et al., arXiv 1512.03385, basic blocks of widths 64-128-256-512), and a ResNet152 to be cut.
+"""FedIN's five ResNets (He et al., arXiv 1512.03385, basic blocks of widths 64-128-256-512), four small ones with
+GroupNorm, and a ResNet152 to be cut.
 
 The five: extractor = stem (conv, BN, ReLU, max pool); intermediate = four stages, average pool, flatten; head =
 Linear(512, C). Every tensor of a smaller model has the name and shape it has in ResNet26, so layers can be averaged by
@@ -8,6 +9,11 @@ With 10 classes they have 12 288 023 parameters on average, the 12.28 M of FedIN
 2, 3 x 3 pool stride 2; with 32 x 32 images s_in is 64 x 8 x 8. `resnetNN_cifar` has a 3 x 3 stride 1 stem without pool
 (s_in 64 x 32 x 32), `resnetNN_half` half as many channels everywhere, for machines that carry no more.
 FedGH's network for CIFAR-100 (11 475 432 parameters) is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
+
+`resnetNN_gn` are for small images and clients with few of them: that stem, three stages of a quarter of the width,
+16-32-64, as He et al. have on CIFAR-10 (8 and 14 layers are their n = 1 and 2), and in place of BatchNorm, whose
+statistics clients would have to agree on, GroupNorm (Wu and He, ECCV 2018) of four groups. s_in is 16 x 32 x 32, D is
+64; with 10 classes they have 78 042, 152 026, 170 586 and 175 258 parameters.
 
 `resnet152_preact` is the large network that HeteroFL and FedRolex cut by width (He et al., arXiv 1603.05027: bottleneck
 blocks 3 8 36 3 with BatchNorm first, 3 x 3 stride 1 stem without pool; s_in 64 x 32 x 32, D = 2048). At the rates 1,
@@ -19,6 +25,7 @@ M: its networks have 1000 rows in the head whatever the number of classes, as `r
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,7 +44,18 @@ from polyfed.models.split import (
 BLOCKS = {10: (1, 1, 1, 1), 14: (1, 1, 2, 2), 18: (2, 2, 2, 2), 22: (2, 2, 3, 3), 26: (3, 3, 3, 3)}
 WIDTHS = (64, 128, 256, 512)
 _HALVES = tuple(width // 2 for width in WIDTHS)
+_SMALL_BLOCKS = {8: (1, 1, 1), 10: (1, 1, 2), 12: (1, 2, 2), 14: (2, 2, 2)}
+_SMALL_WIDTHS = (16, 32, 64)
+_GROUPS = 4
 _LEAST = 8  # pixels a side; below it the last stages would see nothing but padding
+
+
+Norm = Callable[[int], nn.Module]  # of so many channels
+
+
+def group_norm(channels: int) -> nn.Module:
+    """GroupNorm of four groups."""
+    return nn.GroupNorm(_GROUPS, channels)
 
 
 class BasicBlock(nn.Module):
@@ -47,19 +65,19 @@ class BasicBlock(nn.Module):
         c_in: channels in.
         c_out: channels out.
         stride: s, of the first convolution; the shortcut is a strided 1 x 1 convolution where a shape changes.
+        norm: in the place of BatchNorm; its tensors keep the names.
     """
 
-    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+    def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm = nn.BatchNorm2d) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(c_out)
+        self.bn1 = norm(c_out)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(c_out)
+        self.bn2 = norm(c_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or c_in != c_out:
             conv = nn.Conv2d(c_in, c_out, 1, stride, bias=False)
-            bn = nn.BatchNorm2d(c_out)
-            self.shortcut = nn.Sequential(OrderedDict(conv=conv, bn=bn))
+            self.shortcut = nn.Sequential(OrderedDict(conv=conv, bn=norm(c_out)))
 
     def forward(self, x: Tensor) -> Tensor:
         """N x c_in x h x w -> N x c_out x h/s x w/s."""
@@ -130,21 +148,27 @@ def _initialized(model: SplitModel) -> SplitModel:
 
 
 def _resnet(
-    name: str, in_shape: ImageShape, classes: int, depth: int, cifar: bool, widths: tuple[int, ...]
+    name: str,
+    in_shape: ImageShape,
+    classes: int,
+    blocks: tuple[int, ...],
+    cifar: bool,
+    widths: tuple[int, ...],
+    norm: Norm = nn.BatchNorm2d,
 ) -> SplitModel:
     channels = _image_channels(name, in_shape, classes)
     stem: OrderedDict[str, nn.Module] = OrderedDict()
     kernel, stride = (3, 1) if cifar else (7, 2)
     stem["conv1"] = nn.Conv2d(channels, widths[0], kernel, stride, padding=kernel // 2, bias=False)
-    stem["bn1"] = nn.BatchNorm2d(widths[0])
+    stem["bn1"] = norm(widths[0])
     stem["relu"] = nn.ReLU()
     if not cifar:
         stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
     body: OrderedDict[str, nn.Module] = OrderedDict()
     c_in = widths[0]
-    for s, (c_out, blocks) in enumerate(zip(widths, BLOCKS[depth], strict=True), start=1):
-        first = BasicBlock(c_in, c_out, stride=1 if s == 1 else 2)
-        body[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, stride=1) for _ in range(blocks - 1)))
+    for s, (c_out, count) in enumerate(zip(widths, blocks, strict=True), start=1):
+        first = BasicBlock(c_in, c_out, 1 if s == 1 else 2, norm)
+        body[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, 1, norm) for _ in range(count - 1)))
         c_in = c_out
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
@@ -155,7 +179,13 @@ def _resnet(
 def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:
     stem = "3 x 3 stem without pool" if cifar else "7 x 7 stem"
     about = f"Blocks {' '.join(map(str, BLOCKS[depth]))}, {stem}, widths {' '.join(map(str, widths))}."
-    return registered(name, about, _resnet, depth, cifar, widths)
+    return registered(name, about, _resnet, BLOCKS[depth], cifar, widths)
+
+
+def _small_builder(depth: int) -> Builder:
+    blocks = _SMALL_BLOCKS[depth]
+    about = f"Blocks {' '.join(map(str, blocks))} with GroupNorm, 3 x 3 stem without pool, widths 16 32 64."
+    return registered(f"resnet{depth}-gn", about, _resnet, blocks, True, _SMALL_WIDTHS, group_norm)
 
 
 resnet10, resnet14, resnet18, resnet22, resnet26 = (_builder(f"resnet{d}", d) for d in BLOCKS)
@@ -165,6 +195,7 @@ resnet10_cifar, resnet14_cifar, resnet18_cifar, resnet22_cifar, resnet26_cifar =
 resnet10_half, resnet14_half, resnet18_half, resnet22_half, resnet26_half = (
     _builder(f"resnet{d}-half", d, widths=_HALVES) for d in BLOCKS
 )
+resnet8_gn, resnet10_gn, resnet12_gn, resnet14_gn = map(_small_builder, _SMALL_BLOCKS)
 
 _BLOCKS_152 = (3, 8, 36, 3)
 _IMAGENET_CLASSES = 1000

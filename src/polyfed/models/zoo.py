@@ -32,6 +32,7 @@ _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the 
     ("resnet152-preact-1000", ((3, 32, 32), 1000), _PREACT),
     ("resnet152-preact", _CIFAR10, _PREACT),
     ("resnet*-cifar", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images"),
+    ("resnet*-gn", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; with GroupNorm"),
     ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),

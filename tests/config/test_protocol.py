@@ -51,6 +51,13 @@ def test_a_setting_may_have_seeds_and_methods_of_its_own(tmp_path: Path) -> None
     assert protocol.methods_of("more") == ["fedgh"]
 
 
+def test_learning_rates_are_tried_with_each_combination_of_every_row(tmp_path: Path) -> None:
+    protocol = load(tmp_path, PROTOCOL.replace("seeds = [2, 3, 4]", "lr = [0.1, 0.2]\nseeds = [2, 3, 4]"))
+    assert protocol.trials("plain", "fedgh") == 4
+    assert protocol.trials("more", "fedgh") == 8
+    assert protocol.tuning_of("more")["fedproto"]["training.lr"] == [0.1, 0.2]
+
+
 def test_variants_are_laid_over_every_recipe_before_a_settings_own_changes(tmp_path: Path) -> None:
     text = PROTOCOL.replace("[settings.plain]", '[variants.fedgh]\nkernel = { size = 3 }\nname = "a"\n[settings.plain]')
     protocol = load(tmp_path, text + 'overrides = ["methods.fedgh.name=b"]\n')
@@ -102,6 +109,13 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
         ('methods = ["fedgh"]', 'overrides = ["run.seed=3"]', f"{OVERRIDES}'run.seed=3'"),
         ('methods = ["fedgh"]', 'overrides = ["method.name = fd"]', f"{OVERRIDES}'method.name = fd'"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
+        ("tuning_seeds", "race = 2\ntuning_seeds", "race: expected several tuning seeds beside it, got 1"),
+        (
+            "tuning_seeds",
+            "tune_alone = true\ntuning_seeds",
+            "tune_alone: expected 'alone' among the controls, got none",
+        ),
+        ("tuning_seeds", 'primary = [["fedgh"]]\ntuning_seeds', "primary.0: expected at least 2 entries, got "),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],
 )

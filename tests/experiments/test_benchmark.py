@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import tomllib
@@ -125,6 +126,98 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
                 assert [*row.curve.values()][-1] == pytest.approx(
                     sum(row.by_seed.values()) / len(row.accuracy), rel=1e-5
                 )
+
+
+FAIR = """
+title = "Every row tuned for itself"
+methods = ["fedgh"]
+seeds = [0]
+tuning_seeds = [7, 8]
+controls = ["alone"]
+tune_alone = true
+widen = true
+race = 2
+
+[tuning.local]
+"training.weight_decay" = [0.001, 0.01]
+
+[tuning.fedgh]
+header_lr = [0.01, 1.0]
+
+[settings.short]
+recipe = "plain.toml"
+lr = [0.05, 0.2]
+"""
+
+
+@pytest.fixture(scope="module")
+def fair(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
+    folder = tmp_path_factory.mktemp("suites") / "fair"
+    shutil.copytree(suite, folder)
+    (folder / "protocol.toml").write_text(FAIR)
+    return benchmark(folder, tmp_path_factory.mktemp("runs") / "fair")
+
+
+def test_local_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_too(fair: Benchmark) -> None:
+    (setting,) = fair.settings
+    assert list(setting.tuning) == ["local", "fedgh", "fedgh-alone"]
+    for name, tuned in setting.tuning.items():
+        trials = results_of(fair.folder / "tuning" / "short" / name)
+        recipes = {folder: tomllib.loads((folder / "recipe.toml").read_text()) for folder in trials}
+        assert all(recipe["method"].get("alone", False) == (name == "fedgh-alone") for recipe in recipes.values())
+        assert tuned.tried["training.lr"] == [0.05, 0.2]
+        row = setting.row(name)
+        assert row is not None
+        assert tuned.chosen.items() <= row.hyperparameters.items()
+
+
+def test_the_best_of_the_first_tuning_seed_go_on_with_the_others(fair: Benchmark) -> None:
+    for name, tuned in fair.settings[0].tuning.items():
+        trials = {folder: one for folder, one in results_of(fair.folder / "tuning" / "short" / name).items()}
+        first = {folder.parent.name: one["validation"] for folder, one in trials.items() if one["seed"] == 7}
+        others = {folder.parent.name for folder, one in trials.items() if one["seed"] == 8}
+        added = 1 + len(tuned.widened)
+        assert len(first) == 4 if not tuned.widened else len(first) > 4
+        assert 2 <= len(others) <= 2 * added
+        assert max(first, key=lambda slug: first[slug]) in others or max(first.values()) in [first[s] for s in others]
+
+
+def test_a_grid_is_widened_once_where_the_value_at_its_end_is_chosen(fair: Benchmark) -> None:
+    widened = [tuned.widened for tuned in fair.settings[0].tuning.values()]
+    assert any(widened)
+    beyond = {
+        "training.lr": {0.0125, 0.8},
+        "header_lr": {0.0001, 100.0},
+        "training.weight_decay": {0.0001, 0.1},
+    }
+    for name, value in itertools.chain(*(one.items() for one in widened)):
+        assert value in beyond[name]
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen", "beyond"),
+    [
+        ([0.1, 1.0, 10.0], 10.0, 100.0),
+        ([0.1, 1.0, 10.0], 0.1, 0.01),
+        ([0.1, 1.0, 10.0], 1.0, None),
+        ([1, 2, 5], 5, 12),
+        ([1, 2, 5], 1, None),  # zero would be another method
+        ([0.0, 1.0], 1.0, None),  # no ratio
+        (["a", "b"], "b", None),
+        ([True, False], True, None),
+    ],
+)
+def test_one_beyond_continues_the_ratio_of_the_last_two(values: list[Any], chosen: Any, beyond: Any) -> None:
+    assert module.one_beyond(values, chosen) == beyond
+
+
+def test_a_fair_suite_that_is_done_runs_nothing_again(fair: Benchmark, suite: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "fair"
+    shutil.copytree(suite, folder)
+    (folder / "protocol.toml").write_text(FAIR)
+    again = benchmark(folder, tmp_path / "elsewhere", results=fair.folder / "results")
+    assert not results_of(tmp_path / "elsewhere")
+    assert again.settings == fair.settings
 
 
 def test_a_second_start_runs_nothing_and_changes_nothing(done: Benchmark, suite: Path) -> None:

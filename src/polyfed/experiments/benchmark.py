@@ -11,6 +11,7 @@ finished one has its records only, no weights, unless the suite says ``run.keep`
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -595,7 +596,8 @@ def one_beyond(values: Sequence[Any], chosen: Any) -> Any:
     next_to_it = ordered[1] if chosen == ordered[0] else ordered[-2]
     beyond = chosen * chosen / next_to_it
     if all(isinstance(value, int) for value in values):
-        return None if round(beyond) in ordered else round(beyond)
+        whole = math.floor(beyond)
+        return None if whole == 0 or whole in ordered else whole
     return float(f"{beyond:.3g}")
 
 

@@ -201,5 +201,6 @@ def _expected(complaint: Any) -> str:
         word, key = _BOUNDS[kind]
         return f"{word} {context[key]:g}"
     if kind == "too_short":
-        return f"at least {context['min_length']} entry"
+        fewest = context["min_length"]
+        return f"at least {fewest} {'entry' if fewest == 1 else 'entries'}"
     return _KINDS.get(kind.partition("_")[0], str(complaint["msg"]))

@@ -173,7 +173,7 @@ def test_local_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_t
 
 def test_the_best_of_the_first_tuning_seed_go_on_with_the_others(fair: Benchmark) -> None:
     for name, tuned in fair.settings[0].tuning.items():
-        trials = {folder: one for folder, one in results_of(fair.folder / "tuning" / "short" / name).items()}
+        trials = results_of(fair.folder / "tuning" / "short" / name)
         first = {folder.parent.name: one["validation"] for folder, one in trials.items() if one["seed"] == 7}
         others = {folder.parent.name for folder, one in trials.items() if one["seed"] == 8}
         added = 1 + len(tuned.widened)

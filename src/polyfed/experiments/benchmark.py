@@ -301,8 +301,10 @@ class BenchmarkSetting:
 
     def _known_choices(self, method: str) -> dict[bool, dict[str, Any] | None]:
         """What was chosen for a method, under False, and for it alone, under True, where that is tuned for itself."""
-        is_separate = self.request.protocol.tune_alone and method != _LOCAL and runs_alone(self.recipe.choose(method))
-        return {alone: self._known_choice(method, alone) for alone in ((False, True) if is_separate else (False,))}
+        found = {False: self._known_choice(method, alone=False)}
+        if self.request.protocol.tune_alone and method != _LOCAL and runs_alone(self.recipe.choose(method)):
+            found[True] = self._known_choice(method, alone=True)
+        return found
 
     def _known_choice(self, method: str, alone: bool) -> dict[str, Any] | None:
         """The hyperparameters that were chosen for a row; None where it is still to be tuned."""

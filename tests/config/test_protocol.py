@@ -115,6 +115,11 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
             "tune_alone = true\ntuning_seeds",
             "tune_alone: expected 'alone' among the controls, got none",
         ),
+        (
+            "tuning_seeds",
+            'controls = ["alone"]\nalone_of = ["fd"]\ntuning_seeds',
+            "alone_of: expected methods that are compared (fedgh, fedproto), got fd",
+        ),
         ("tuning_seeds", 'primary = [["fedgh"]]\ntuning_seeds', "primary.0: expected at least 2 entries, got "),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],

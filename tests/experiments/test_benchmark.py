@@ -130,10 +130,11 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
 
 FAIR = """
 title = "Every row tuned for itself"
-methods = ["fedgh"]
+methods = ["fedgh", "fd"]
 seeds = [0]
 tuning_seeds = [7, 8]
 controls = ["alone"]
+alone_of = ["fedgh"]
 tune_alone = true
 widen = true
 race = 2
@@ -161,6 +162,7 @@ def fair(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
 def test_local_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_too(fair: Benchmark) -> None:
     (setting,) = fair.settings
     assert list(setting.tuning) == ["local", "fedgh", "fedgh-alone"]
+    assert [row.name for row in setting.rows] == ["local", "fedgh", "fd", "fedgh-alone"]
     for name, tuned in setting.tuning.items():
         trials = results_of(fair.folder / "tuning" / "short" / name)
         recipes = {folder: tomllib.loads((folder / "recipe.toml").read_text()) for folder in trials}

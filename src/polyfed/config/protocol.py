@@ -106,6 +106,7 @@ class Protocol(_Table):
         controls: which controls of `polyfed compare --controls` run, too; "pooled" is also pooled-steps.
         primary: pairs of rows, the upper and the lower one: these differences are tested, all others described.
         local_longer: Local also runs with so many times its epochs a round.
+        alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.
         tune_alone: methods alone are tuned, too, each for itself, over the same values.
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
         race: so many combinations, the best by validation with the first tuning seed, go on with the other ones.
@@ -121,6 +122,7 @@ class Protocol(_Table):
     controls: Annotated[list[ControlKind], Once] = Field(default_factory=list)
     primary: Annotated[list[Pair], Once] = Field(default_factory=list)
     local_longer: Annotated[int, Field(ge=2)] | None = None
+    alone_of: Names | None = None
     tune_alone: bool = False
     widen: bool = False
     race: Annotated[int, Field(ge=1)] | None = None
@@ -177,7 +179,8 @@ class Protocol(_Table):
         """What is wrong between settings, tuning and seeds."""
         compared = set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
         tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
-        for place, methods in (("variants", set(self.variants)), ("tuning", tuned - {"local"})):
+        named = {"variants": set(self.variants), "tuning": tuned - {"local"}, "alone_of": set(self.alone_of or ())}
+        for place, methods in named.items():
             if strange := sorted(methods - compared):
                 known = ", ".join(sorted(compared))
                 yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
@@ -200,8 +203,9 @@ class Protocol(_Table):
         for key in ("tune_alone", "widen", "race"):
             if getattr(self, key) and not is_tuned:
                 yield f"{key}: expected a table [tuning] beside it, got none"
-        if self.tune_alone and "alone" not in self.controls:
-            yield f"tune_alone: expected 'alone' among the controls, got {', '.join(self.controls) or 'none'}"
+        for key in ("tune_alone", "alone_of"):
+            if getattr(self, key) and "alone" not in self.controls:
+                yield f"{key}: expected 'alone' among the controls, got {', '.join(self.controls) or 'none'}"
         if self.race is not None and len(self.tuning_seeds) < 2:
             yield f"race: expected several tuning seeds beside it, got {len(self.tuning_seeds)}"
 

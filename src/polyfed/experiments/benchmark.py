@@ -302,7 +302,7 @@ class BenchmarkSetting:
     def _known_choices(self, method: str) -> dict[bool, dict[str, Any] | None]:
         """What was chosen for a method, under False, and for it alone, under True, where that is tuned for itself."""
         found = {False: self._known_choice(method, alone=False)}
-        if self.request.protocol.tune_alone and method != _LOCAL and runs_alone(self.recipe.choose(method)):
+        if self.request.protocol.tune_alone and self._runs_alone(method, self.recipe.choose(method)):
             found[True] = self._known_choice(method, alone=True)
         return found
 
@@ -507,12 +507,18 @@ class BenchmarkSetting:
             if "pooled" in protocol.controls:
                 yield from (pooled(tuned, kind) for kind in POOLED)
             return
-        if "alone" in protocol.controls and runs_alone(own):
+        if self._runs_alone(method, own):
             separate = self.request.recipe_of(self.name, choices.get(True, choices[False]), method)
             yield separate.choose_alone(method)
         epochs = self._epochs_of_local(own, data)
         if epochs is not None and epochs > own.training.local_epochs:
             yield longer(tuned, epochs, [own.name])
+
+    def _runs_alone(self, method: str, row: Recipe) -> bool:
+        """Whether a method also runs with each client alone."""
+        protocol = self.request.protocol
+        is_asked = "alone" in protocol.controls and (protocol.alone_of is None or method in protocol.alone_of)
+        return is_asked and method != _LOCAL and runs_alone(row)
 
     def _longer_local(self, recipe: Recipe) -> Recipe | None:
         """Local with several times the epochs; None where the suite asks for none."""

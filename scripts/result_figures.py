@@ -4,6 +4,7 @@
     python scripts/result_figures.py asynchrony runs/asynchrony         # of recipes/asynchrony.toml
     python scripts/result_figures.py gains docs/results/tables          # of stored comparisons with controls
     python scripts/result_figures.py unlike-own-data docs/results/tables
+    python scripts/result_figures.py sizes docs/results/benchmark-sizes # of suites/sizes
 
 Reads run folders, or the stored tables; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
 """
@@ -17,7 +18,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyfed.report.benchmark_page import gains_figure
+from polyfed.report.benchmark_page import gain_between, gains_figure
+from polyfed.report.benchmark_results import PROCESSOR_TIME, read_results
 from polyfed.report.figures import series
 from polyfed.report.findings import Gains
 from polyfed.report.grouping import group_runs
@@ -43,6 +45,8 @@ UNLIKE_OWN = {  # stored table -> its column, and what it shows
     "fedin-table1-fashion-small": ("accuracy", "Fashion-MNIST, one test set for all"),
     "naturals-watch-newcomers": ("held out, received", "the watch, newcomers"),
 }
+
+OVER_SIZES = ("fedgh", "fd", "fedavg-tuned", "closed-form", "closed-form-alone", "pooled-tuned")  # rows of suites/sizes
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
@@ -125,6 +129,37 @@ def unlike_own_data(folder: Path) -> None:
     figure.savefig(RESULTS / "unlike-own-data.png", **SHEET)
 
 
+def sizes(folder: Path) -> None:
+    """Every row's gain over Local against the training rows that a client has."""
+    names = sorted(path.stem for path in folder.glob("*.json") if path.name != PROCESSOR_TIME)
+    by_size = {one.recipe["data"]["max_train_per_client"]: one for one in read_results(folder, names)}
+    about = "Mean over seeds; whiskers: 95 % intervals, from three seeds on."
+    figure, axes = empty_figure("When does federation pay? CIFAR-10, ten clients", about)
+    handles = []
+    drawn = []
+    for number, name in enumerate(OVER_SIZES):
+        gains = {rows: gain_between(one, "local", name) for rows, one in sorted(by_size.items())}
+        known = {rows: gain for rows, gain in gains.items() if gain.mean is not None}
+        if not known:
+            continue
+        beside = 1.03 ** (number - len(OVER_SIZES) / 2)  # so that whiskers can be told apart
+        x = [rows * beside for rows in known]
+        means = [100 * gain.mean for gain in known.values() if gain.mean is not None]
+        margins = [100 * (gain.margin or 0.0) for gain in known.values()]
+        handles.append(
+            axes.errorbar(x, means, yerr=margins, elinewidth=1, capsize=2, markersize=4, **line_style(number))
+        )
+        drawn.append(name)
+    if not drawn:
+        raise SystemExit(f"expected the figures of suites/sizes in {folder}, got none")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel="training rows per client", ylabel="over Local [percentage points]")
+    axes.set_xticks(sorted(by_size), [str(rows) for rows in sorted(by_size)])
+    axes.minorticks_off()
+    legend(axes, handles, drawn)
+    figure.savefig(RESULTS / "sizes.png", **SHEET)
+
+
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
     """Lines of shares, in percent."""
     if not lines:
@@ -147,6 +182,7 @@ def main() -> None:
         "asynchrony": asynchrony,
         "gains": gains,
         "unlike-own-data": unlike_own_data,
+        "sizes": sizes,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=drawn)

@@ -23,7 +23,7 @@ FOLDER = DOCS / "results" / "tables"
 BEGIN = "<!-- begin table -->\n"
 END = "<!-- end table -->"
 EXPLAINED_ONCE = ("accuracy in % after", "by ...:", "two seeds:", "beside the paper:", "scaled down:")  # notes
-_CONTROL = re.compile(r"local|local-longer-\d+|pooled|pooled-steps|.+-alone")  # rows that are no method's own
+_CONTROL = re.compile(r"local|local-longer-\d+|pooled(-\w+)?|.+-alone")  # rows that are no method's own
 _OTHER_STAGE = re.compile(r"(\S+): its stage (\w+) is compared with Local's stage (\w+)")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +18,21 @@ from torch import Tensor
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.data.samples import LabeledSamples
+from polyfed.core.message import get_group
+from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import controls_of, epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.pooled import pool
 from polyfed.methods import Local
 from polyfed.models.zoo import build
+from polyfed.report.benchmark_results import RowRuns, setting_result
+from polyfed.report.run_records import load_runs
+from polyfed.testing.fixtures import all_state, difference
+from tests.helpers.interrupt import Interrupt
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
@@ -119,7 +127,7 @@ def of_all(data: Any) -> LabeledSamples:
 
 
 def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
-    asked = pooled(recipe(), "pooled")
+    asked = pooled(recipe())
     done = run(asked)
     data = DataCache().federated(asked)
     # by hand: one client, which has all rows; its number is 0, as that of the first client of its network
@@ -136,38 +144,133 @@ def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
         assert torch.equal(tensor, mine[0][name]), name
     assert all(torch.equal(mine[0][name], mine[2][name]) for name in mine[0]), "clients 0 and 2 share a network"
     assert mine[0].keys() != mine[1].keys() or any(not torch.equal(mine[0][n], mine[1][n]) for n in mine[0])
-    assert done.history[-1]["bytes_up"] == done.history[-1]["bytes_down"] == 0
+    assert all(record["bytes_up"] == record["bytes_down"] == 0 for record in done.history[:-1])
 
 
 def test_pooled_is_scored_on_each_clients_own_rows() -> None:
-    asked = pooled(recipe(), "pooled")
+    asked = pooled(recipe())
     own = [client.data.test for client in build_federation(recipe()).clients]
     for client, test in zip(build_federation(asked).clients, own, strict=True):
         assert torch.equal(client.data.test.x, test.x)
         assert client.n == 120
 
 
-def test_pooled_steps_are_those_of_a_client() -> None:
-    done = run(pooled(recipe(), "pooled-steps"))
-    # 40 rows a client, 2 epochs: 80 rows a round for each of two networks, drawn of 120
-    assert [record["samples"] for record in done.history] == [160, 160]
+def test_no_pooled_run_is_told_that_settings_do_nothing() -> None:
+    assert not [line for line in build_federation(pooled(recipe())).remarks() if "does nothing" in line]
 
 
-def test_no_pooled_run_is_told_that_local_epochs_do_nothing() -> None:
-    for kind in ("pooled", "pooled-steps"):
-        assert not [line for line in build_federation(pooled(recipe(), kind)).remarks() if "does nothing" in line]
+def test_a_client_is_tuned_on_its_own_rows() -> None:
+    done = build_federation(pooled(recipe(data={"max_train_per_client": [40, 25]})))
+    local = build_federation(recipe("local", data={"max_train_per_client": [40, 25]}))
+    for client, own in zip(done.clients, local.clients, strict=True):
+        client.exchange = "tune 1"
+        client.bound = torch.nn.Linear(1, 1)
+        rows = done.method.receive(client, {"is_best": torch.tensor(False)})["rows"]
+        assert torch.equal(client.data.train.x[rows], own.data.train.x)
+        assert torch.equal(client.data.train.y[rows], own.data.train.y)
+
+
+def test_scores_by_shares_by_hand(done: Federation) -> None:
+    for client in done.clients:
+        own = [count / 40 for count in counted(client.data.train.y[40 * client.id : 40 * client.id + 40])]
+        every = [count / 120 for count in counted(client.data.train.y)]
+        shift = [math.log(one / other) if one else -1e4 for one, other in zip(own, every, strict=True)]
+        predict = done.method.alternative_predictors["shares"].predict
+        scores = predict(lambda x: x, torch.ones(2, 10), client.state)
+        assert torch.allclose(scores, 1 + torch.tensor([shift, shift]))
+        assert bool(scores.log_softmax(dim=1).isfinite().all())
+
+
+def counted(y: Tensor) -> list[int]:
+    return [int((y == label).sum()) for label in range(10)]
+
+
+def test_the_epochs_of_tuning_are_those_of_the_best_validation(done: Federation) -> None:
+    found = done.history[-1]["server"]
+    after = [found[f"validation_after_{epochs}"] for epochs in range(1, 6)]
+    assert found["tuned_epochs"] == 1 + after.index(max(after)) > 1, "another setting, if the first one is the best"
+    right = rows = 0
+    for client in done.clients:  # by hand, from the weights that were kept
+        model = done.export(client.id)
+        model.load_state_dict(get_group(client.state, "tuned weights"))
+        samples = client.data.validation
+        right += int((model(client.prepare(samples.x)).argmax(dim=1) == samples.y).sum())
+        rows += len(samples)
+        assert list(client.state) == ["shift", "tuned weights"], "no other weights are kept"
+    assert right / rows == max(after)
+
+
+def test_the_final_round_leaves_the_pooled_network_as_it_was(done: Federation) -> None:
+    *_, last, final = done.history
+    kept = ("accuracy", "accuracy_per_client", "accuracy_per_architecture", "metrics", "validation")
+    assert [final[key] for key in kept] == [last[key] for key in kept]
+    assert (last["final_round"], final["final_round"]) == (False, True)
+    assert last["accuracy_by_predictor"]["personal"]["tuned"] == last["accuracy"]["personal"]
+    assert final["accuracy_by_predictor"]["personal"]["tuned"] != final["accuracy"]["personal"], "it bites"
+    assert final["accuracy_by_predictor"]["personal"]["shares"] != final["accuracy"]["personal"]
+
+
+@pytest.fixture(scope="module")
+def done() -> Federation:
+    """Pooled data on few rows, after which clients still have something to learn."""
+    return run(pooled(recipe(training={"rounds": 2, "batch_size": 10, "lr": 0.1})))
+
+
+def test_without_validation_rows_clients_are_tuned_for_one_epoch() -> None:
+    final = run(pooled(recipe(data={"split": "8:0:2"}, training={"rounds": 1}))).history[-1]
+    assert final["server"] == {"tuned_epochs": 1}
+
+
+@pytest.mark.parametrize("where", [{"within": 3}, pytest.param({"after": 1}, marks=pytest.mark.slow)])
+def test_a_pooled_run_goes_on_also_in_its_final_round(tmp_path: Path, where: dict[str, int], done: Federation) -> None:
+    asked = pooled(recipe(training={"rounds": 2, "batch_size": 10, "lr": 0.1}))
+    with pytest.raises(RunInterrupted):
+        build_federation(asked, out=tmp_path, loggers=[Interrupt(**where)]).run()
+    resumed = build_federation(asked, out=tmp_path)
+    resumed.run(resume=True)
+    same_end(done, resumed)
+
+
+def same_end(one: Federation, other: Federation) -> None:
+    assert difference(all_state(one), all_state(other)) is None
+    assert one.history[-1]["accuracy_by_predictor"] == other.history[-1]["accuracy_by_predictor"]
 
 
 @pytest.mark.slow
-def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
-    asked = pooled(recipe(training={"rounds": 2, "batch_size": 10}), "pooled-steps")
-    serial = weights(run(asked))
-    processes = weights(run(asked.with_run(executor="processes", workers=2)))
-    build_federation(pooled(recipe(training={"rounds": 1, "batch_size": 10}), "pooled-steps"), out=tmp_path).run()
-    resumed = build_federation(asked, out=tmp_path)
-    resumed.run(resume=True)
-    for other in (processes, weights(resumed)):
-        assert all(torch.equal(serial[i][name], other[i][name]) for i in serial for name in serial[i])
+def test_pooled_does_as_well_in_processes(done: Federation) -> None:
+    asked = pooled(recipe(training={"rounds": 2, "batch_size": 10, "lr": 0.1}))
+    same_end(done, run(asked.with_run(executor="processes", workers=2)))
+
+
+def test_a_pooled_run_that_stops_early_is_tuned_after_that() -> None:
+    asked = pooled(recipe(training={"rounds": 9, "lr": 1e-9}, evaluation={"patience": 1}))
+    history = run(asked).history
+    assert [record["final_round"] for record in history] == [False, False, True]
+
+
+def numbers() -> list[ClientData]:
+    none = LabeledSamples(torch.empty(0), torch.empty(0))
+    return [ClientData(LabeledSamples(torch.ones(n, 2), torch.arange(float(n))), none, none) for n in (3, 2)]
+
+
+def test_where_numbers_are_predicted_there_are_no_shares() -> None:
+    method, _, _ = pool(pooled(recipe()), numbers(), classes=0)
+    assert [exchange.name for exchange in method.exchanges(1)] == ["train"]
+    assert list(method.alternative_predictors) == ["tuned"]
+
+
+def test_the_lowest_error_of_numbers_is_the_best() -> None:
+    method, _, _ = pool(pooled(recipe()), numbers(), classes=0)
+    server: Any = SimpleNamespace(state={}, log={}, classes=0, exchange="tune 1")
+    for epochs, squares in ((1, 8.0), (2, 2.0), (3, 2.0)):
+        server.exchange = f"tune {epochs}"
+        method.aggregate(server, {0: {"total": torch.tensor(squares), "n": torch.tensor(2)}})
+    assert server.log == {
+        "validation_after_1": 2.0,
+        "validation_after_2": 1.0,
+        "validation_after_3": 1.0,
+        "tuned_epochs": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -185,9 +288,9 @@ def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], s
         build_federation(asked.with_run(control="pooled"))
 
 
-def test_hostile_clients_have_no_place_in_the_ceiling() -> None:
+def test_hostile_clients_have_no_place_in_pooled_data() -> None:
     with pytest.raises(ConfigError, match=r"expected no \[adversaries\]"):
-        pooled(recipe(adversaries={"label_flip_fraction": 0.4}), "pooled")
+        pooled(recipe(adversaries={"label_flip_fraction": 0.4}))
 
 
 # which are run ----------------------------------------------------------------------------------------------------
@@ -197,7 +300,7 @@ def test_the_controls_of_a_comparison() -> None:
     base = recipe(methods={"own": {"name": "fedproto", "alone": True}})
     chosen = {name: base.choose(name) for name in ("local", "local-mutual", "fedgh", "fedrep", "own")}
     found = controls_of(base, chosen, DataCache())
-    assert list(found) == ["fedgh-alone", "fedrep-alone", "local-longer-12", "pooled", "pooled-steps"]
+    assert list(found) == ["fedgh-alone", "fedrep-alone", "local-longer-12", "pooled"]
 
 
 def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -215,7 +318,8 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
         "fedgh": "",
         "fedgh-alone": "alone",
         "pooled": "pooled",
-        "pooled-steps": "pooled-steps",
+        "pooled-shares": "pooled-shares",
+        "pooled-tuned": "pooled-tuned",
     }
     (fedgh,) = [row for row in rows if row["name"] == "fedgh"]
     parts = float(fedgh["gain_alone"]) + float(fedgh["federated_gain"])
@@ -228,10 +332,20 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert "What federation is worth" in Path("all/report.html").read_text()
     assert Path("all/decomposition.png").exists()
     assert Path("all/decomposition.svg").exists()
-    stored = tomllib.loads(Path("all/pooled-steps/seed-0/recipe.toml").read_text())
-    assert stored["run"]["control"] == "pooled-steps"
+    stored = tomllib.loads(Path("all/pooled/seed-0/recipe.toml").read_text())
+    assert stored["run"]["control"] == "pooled"
+    result = json.loads(Path("all/pooled/seed-0/result.json").read_text())
+    scores = {row["name"]: float(row["accuracy"]) for row in rows}
+    assert scores["pooled"] == result["accuracy"]
+    for kind, summary in result["accuracy_by_predictor"]["personal"].items():
+        assert scores[f"pooled-{kind}"] == summary["mean"]
+    assert any("pooled-tuned: epochs on a client's own rows: " in note for note in table["notes"])
+    figures = setting_result("tiny", [RowRuns("pooled", load_runs("all/pooled"), {})], {}, {}, {})
+    assert {row.name: (row.control, row.accuracy) for row in figures.rows} == {
+        name: (name, {"0": scores[name]}) for name in ("pooled", "pooled-shares", "pooled-tuned")
+    }
     before = Path("all/comparison.csv").read_text()
     assert cli.status(words) == 0
-    assert capsys.readouterr().err.count("already done") == 5
+    assert capsys.readouterr().err.count("already done") == 4
     assert Path("all/comparison.csv").read_text() == before
     assert "--controls" in json.loads(Path("all/compare.json").read_text())["command"]

@@ -63,7 +63,7 @@ def setting(name: str, score: str) -> SettingResult:
             "tuning": {"above": {"tried": {"rate": [0.1, 1.0]}, "seeds": [7], "chosen": {"rate": 0.1}}},
             "epochs_of_local": {},
             "versions": [{"polyfed": "0"}],
-            "rows": [*rows, row("pooled", ABOVE, "pooled", "local")],
+            "rows": [*rows, row("pooled-tuned", ABOVE, "pooled-tuned", "local")],
         },
     )
 

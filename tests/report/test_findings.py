@@ -119,7 +119,9 @@ def made(make: Any) -> Any:
             folder = make(f"alone-{seed}", "fedgh", seed, (ALONE[seed],), alone, label="fedgh-alone")
             stored = json.loads((folder / "result.json").read_text()) | {"hyperparameters": {"header_lr": 0.1}}
             (folder / "result.json").write_text(json.dumps(stored))
-            make(f"pooled-{seed}", "local", seed, (pooled[seed],), run={"control": "pooled"}, label="pooled")
+            make(
+                f"pooled-{seed}", "local", seed, (pooled[seed],), run={"control": "pooled-tuned"}, label="pooled-tuned"
+            )
             control = {"control": "longer", "control_of": ["fedgh"]}
             make(f"longer-{seed}", "local", seed, (longer[seed],), run=control, label="local-longer-4")
         return compare_runs(load_runs(make.root))
@@ -169,7 +171,7 @@ def test_what_tables_show(made: Any) -> None:
     assert cells in to_markdown(table)
     assert "federated gain" in to_latex(table)
     line = {row["name"]: row for row in csv.DictReader(io.StringIO(to_csv(table)))}["fedgh"]
-    found = [float(line[name]) for name in ("gain", "gain_alone", "federated_gain", "way_to_pooled")]
+    found = [float(line[name]) for name in ("gain", "gain_alone", "federated_gain", "way_to_pooled_tuned")]
     assert found == pytest.approx([0.12, 0.06, 0.06, 0.3])
     assert "federated gains whose 95 % interval leaves out zero: fedgh (above zero)" in section.notes
     assert section.finding.startswith("fedgh leads with 64.00 %, 12.00 points above Local (52.00 %)")
@@ -209,7 +211,7 @@ def test_the_figure(made: Any, make: Any) -> None:
     assert (alone.get_facecolor() == (1, 1, 1, 1), federated.get_facecolor() == (1, 1, 1, 1)) == (False, True)
     assert drawing.data["about"].endswith("White: a loss.")
     lines = {line.get_gid(): line.get_xdata()[0] for line in axes.lines if line.get_gid()}
-    assert lines == pytest.approx({"Local": 52.0, "pooled": 92.0})
+    assert lines == pytest.approx({"Local": 52.0, "pooled-tuned": 92.0})
 
 
 @pytest.mark.parametrize("together", [(0.99, 0.60, 0.99), (0.01, 0.40, 0.01)])

@@ -103,7 +103,7 @@ class Protocol(_Table):
         title: what it is about, in a line.
         methods: names of methods, or of variants in the recipes' ``[methods]``.
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
-        controls: which controls of `polyfed compare --controls` run, too; "pooled" is also pooled-steps.
+        controls: which controls of `polyfed compare --controls` run, too.
         primary: pairs of rows, the upper and the lower one: these differences are tested, all others described.
         local_longer: Local also runs with so many times its epochs a round.
         alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.

@@ -23,7 +23,7 @@ from polyfed.validation.error_lines import shown
 
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
-Control = Literal["longer", "pooled", "pooled-steps"]
+Control = Literal["longer", "pooled"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
@@ -404,8 +404,8 @@ class RunSettings(Settings):
     overrides: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
     control: Control | None = Field(
         None,
-        description="pooled: clients of one network share one that learns from all clients' training rows; "
-        "pooled-steps: the same with as many steps as a client takes; longer: kept by `compare --controls`",
+        description="pooled: clients of one network share one that learns from all clients' training rows; longer: "
+        "kept by `compare --controls`",
     )
     control_of: Annotated[list[str], ActsWith("control", ("longer",))] = Field(
         [], description="kept by `compare --controls`: whose steps a longer Local takes"

@@ -45,10 +45,7 @@ def _unread(federation: FederationParts) -> Iterator[tuple[str, Settings, Sequen
     """Sections, their settings, the keys that are not read, and why."""
     method, training = federation.method, federation.training
     other = training.model_copy(update={"local_epochs": training.local_epochs + 1})
-    control = (federation.output.settings or {}).get("run", {}).get("control")
-    if control != "pooled-steps" and method.phases(training) == method.phases(
-        other
-    ):  # they say how many rows are drawn
+    if method.phases(training) == method.phases(other):
         yield "training", training, ["local_epochs"], "whose own hyperparameters say how many epochs clients train"
     if "samples" not in typing.get_args(typing.get_type_hints(type(method)).get("weighting")):
         yield "training", training, ["client_weights"], "which has no `weighting` by samples that they multiply"

@@ -24,7 +24,7 @@ from polyfed.config.resolve import parse_override, to_toml
 from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import POOLED, epochs_of_local, longer, pooled, runs_alone
+from polyfed.experiments.controls import epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import (
     PlannedRun,
@@ -505,7 +505,7 @@ class BenchmarkSetting:
             if further is not None:
                 yield further
             if "pooled" in protocol.controls:
-                yield from (pooled(tuned, kind) for kind in POOLED)
+                yield pooled(tuned)
             return
         if self._runs_alone(method, own):
             separate = self.request.recipe_of(self.name, choices.get(True, choices[False]), method)

@@ -61,7 +61,7 @@ def build_federation(
     method = recipe.chosen_method
     rows: Sequence[ClientData] = federated.clients
     if is_pooled(recipe):
-        method, rows, wrap_executor = pool(recipe, federated.clients)
+        method, rows, wrap_executor = pool(recipe, federated.clients, federated.classes)
     names, builders = _networks(recipe, federated, auxiliary_candidates(method))
     plugins = recipe.build_plugins()
     if recipe.pretraining.epochs:

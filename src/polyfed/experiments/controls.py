@@ -3,8 +3,8 @@
 NAME-alone        the method with every client a federation of its own (`polyfed.alone`), if it sends anything
                   and is no control itself (`Method.is_control`)
 local-longer-E    Local with E epochs a round: the fewest by which it takes as many steps as a method that takes more
-pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`)
-pooled-steps      the same with as many steps as a client takes
+pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`); its run also
+                  gives the rows pooled-shares and pooled-tuned (`polyfed.report.run_records.rows_of_pooled`)
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from polyfed.config.recipe import Recipe
-from polyfed.config.schema import Control
 from polyfed.core.client import Client
 from polyfed.core.method import Exchange, Method
 from polyfed.core.settings import Evaluation, Privacy
@@ -27,9 +26,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
 
-__all__ = ["POOLED", "controls_of", "epochs_of_local", "longer", "pooled", "runs_alone"]
-
-POOLED: tuple[Control, ...] = ("pooled", "pooled-steps")  # training on the rows of all
+__all__ = ["controls_of", "epochs_of_local", "longer", "pooled", "runs_alone"]
 
 
 def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> dict[str, Recipe]:
@@ -51,8 +48,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         if epochs > base.training.local_epochs:
             found = longer(base, epochs, names)
             controls[found.name] = found
-    for kind in POOLED:
-        controls[kind] = pooled(base, kind)
+    controls["pooled"] = pooled(base)
     taken = {one.name for one in chosen.values()}
     return {recipe.name: recipe for recipe in controls.values() if recipe.name not in taken}
 
@@ -71,8 +67,8 @@ def longer(base: Recipe, epochs: int, names: Sequence[str]) -> Recipe:
     return found.with_run(label=f"local-longer-{epochs}", control="longer", control_of=list(names))
 
 
-def pooled(base: Recipe, kind: Control) -> Recipe:
-    """The ceiling: plain training on the rows of all, by all clients, whatever else the recipe says of them.
+def pooled(base: Recipe) -> Recipe:
+    """Plain training on the rows of all, by all clients, whatever else the recipe says of them.
 
     Raises:
         ConfigError: some clients are hostile, who would spoil the rows of all.
@@ -97,7 +93,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         "devices": Devices(),
     }
     executor = "auto" if local.run.executor == "ray" else local.run.executor
-    return local.model_copy(update=plain).with_run(label=kind, control=kind, executor=executor)
+    return local.model_copy(update=plain).with_run(label="pooled", control="pooled", executor=executor)
 
 
 def _without_after_local(evaluation: Evaluation) -> Evaluation:

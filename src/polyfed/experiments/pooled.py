@@ -1,49 +1,73 @@
-"""The ceiling: each network trained on everybody's training rows, scored on each client's own test rows.
+"""Training on the rows of all clients, which takes the data of all in one place: no federated method.
 
-No federated method, as it needs the data of all in one place. All clients of a network share one: the job of the first
-of them trains it, and the others take over its weights. With ``run.control = "pooled"`` a round has the epochs of
-``[training]`` over the rows of all clients; with "pooled-steps" as many steps as a client takes on average, each on
-rows that are drawn of all.
+With ``run.control = "pooled"`` all clients of a network share one, which a round trains with the epochs of
+``[training]`` on the rows of all: the job of the first of them does, and the others take over its weights. It is scored
+on the test rows of each client k, in three ways:
+
+pooled    by the shared network: argmax over all classes of s_c(x), also over those that the client has no rows of
+shares    argmax of s_c(x) + log(pi_kc / pi_c), with the shares pi_k of the classes in the client's training rows, and
+          pi in those of all
+tuned     by the shared network after E more epochs on the client's own training rows. E, of 1 to `MOST_EPOCHS` and the
+          same for all clients, has the best accuracy, or RMSE, over the validation rows of all clients; 1 without any
+
+The first is the network that the run keeps, in every round; the others are further predictors of it
+(`Method.alternative_predictors`). The tuned weights come of a final round, and lie in the client's state; before it,
+"tuned" is as "pooled". Where numbers are predicted there are no shares: each client's numbers are in its own unit.
+
+Class weights of training ("balanced") are those of the rows of all, also where a client trains on its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message
-from polyfed.core.method import Context, Method, Phase, TrainingResult
-from polyfed.core.settings import Training
+from polyfed.core.message import Message, get_group, get_tensor, members
+from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
+from polyfed.core.modules import freeze_copy, load_state
+from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.scoring import ClientScore, evaluate_model
 from polyfed.errors import ConfigError
+from polyfed.functional.class_shares import share_shift
 from polyfed.methods.local import Local
 
-__all__ = ["is_pooled", "pool"]
+__all__ = ["MOST_EPOCHS", "is_pooled", "pool"]
 
+MOST_EPOCHS = 5  # on a client's own rows
 _SECTIONS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
+
+# names of exchanges, and of what is kept
+_SHARES = "class shares"
+_TUNE = "tune "
+_RESTORE = "restore"
+_POOLED = "pooled weights"
+_TUNED = "tuned weights"
 
 
 def is_pooled(recipe: Recipe) -> bool:
     """Whether clients train on the rows of all."""
-    return recipe.run.control in ("pooled", "pooled-steps")
+    return recipe.run.control == "pooled"
 
 
 def pool(
-    recipe: Recipe, clients: Sequence[ClientData]
+    recipe: Recipe, clients: Sequence[ClientData], classes: int
 ) -> tuple[Method, list[ClientData], Callable[[Executor], Executor]]:
-    """What a ceiling trains by, the rows that each client trains on, and what shares a network among its clients.
+    """What trains on the rows of all, the rows that each client then has, and what shares a network among its clients.
 
-    clients: with their own training rows.
+    clients: with their own training rows. classes: their number; 0: numbers are predicted.
 
     Raises:
-        ConfigError: a recipe cannot be that of a ceiling; says what is in the way.
+        ConfigError: a recipe asks for more than plain training; says what is in the way.
     """
     on = [section for section in _SECTIONS if getattr(recipe, section).effective()]
     wrong = ""
@@ -64,7 +88,9 @@ def pool(
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "
             f"clients, nothing else), got {wrong}"
         )
-    return _method(recipe, clients), _with_pooled_rows(clients), SharedByNetwork
+    has_validation = any(len(client.validation) for client in clients)
+    method = Pooled(_own_rows(clients), _shifts(clients, classes), MOST_EPOCHS if has_validation else 1)
+    return method, _with_pooled_rows(clients), SharedByNetwork
 
 
 def _with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
@@ -78,40 +104,129 @@ def _with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
     return [dataclasses.replace(client, train=LabeledSamples(x, y, client.train.scale)) for client in clients]
 
 
-def _method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:
-    """Local; where a round is to have a client's steps, with so many rows that are drawn."""
-    if recipe.run.control == "pooled":
-        return Local()
-    mean = sum(len(client.train) for client in clients) / len(clients)
-    return LocalByRows(rows=max(1, round(recipe.training.local_epochs * mean)))
+def _own_rows(clients: Sequence[ClientData]) -> list[Tensor]:
+    """Which of the rows of all are each client's own: (N_k,) int64."""
+    ends = list(itertools.accumulate(len(client.train) for client in clients))
+    return [torch.arange(end - len(client.train), end) for end, client in zip(ends, clients, strict=True)]
 
 
-class LocalByRows(Local):
-    """Local training on so many rows in every round, drawn anew: without replacement as long as there are others.
+def _shifts(clients: Sequence[ClientData], classes: int) -> list[Tensor]:
+    """log(pi_kc / pi_c) for each client: (C,); none where numbers are predicted."""
+    if not classes:
+        return []
+    counts = [torch.bincount(client.train.y, minlength=classes) for client in clients]
+    every = torch.stack(counts).sum(dim=0)
+    return [share_shift(own, every) for own in counts]
+
+
+class Pooled(Local):
+    """Local training, where a client has the rows of all; at the end for some epochs on its own.
+
+    No argument is a hyperparameter: they follow from the data.
 
     Args:
-        rows: per round, each seen once. No hyperparameter: it follows from the data.
+        rows: which are each client's own. shifts: what is added to its scores by shares; none: there are none.
+        most: epochs that are tried on a client's own rows.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: Sequence[Tensor], shifts: Sequence[Tensor], most: int) -> None:
         super().__init__()
-        vars(self)["rows"] = rows
+        vars(self).update(rows=rows, shifts=shifts, most=most)
 
+    @property
+    def alternative_predictors(self) -> Mapping[str, Method]:
+        by_shares = {"shares": ByShares()} if vars(self)["shifts"] else {}
+        return {**by_shares, "tuned": Tuned()}
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        """Before the first round's training every client notes its shares."""
+        notes = round == 1 and vars(self)["shifts"]
+        return (Exchange(_SHARES, trains=False), Exchange()) if notes else (Exchange(),)
+
+    def final_exchanges(self) -> Sequence[Exchange]:
+        """An epoch on the client's own rows in each exchange; then the pooled weights again."""
+        epoch = (Phase(1, rows="rows"),)
+        tuning = (Exchange(f"{_TUNE}{number}", "all", phases=epoch) for number in range(1, vars(self)["most"] + 1))
+        return (*tuning, Exchange(_RESTORE, "all", trains=False))
+
+    # server ------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """Say whether the epochs of the last exchange are the best so far."""
+        if server.exchange != _RESTORE and not server.exchange.startswith(_TUNE):
+            return {}
+        tuning = members(server.state, "tuning")
+        return {"is_best": torch.tensor(bool(tuning) and bool(tuning["best"] == tuning["epochs"]))}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Keep the number of epochs that is best on the validation rows of all; of equals the fewest."""
+        if not server.exchange.startswith(_TUNE):
+            return
+        epochs = int(server.exchange.removeprefix(_TUNE))
+        rows = sum(int(get_tensor(upload, "n")) for upload in uploads.values())
+        total = sum(float(get_tensor(upload, "total")) for upload in uploads.values())
+        merit = (total if server.classes else -total) / max(rows, 1)
+        best = members(server.state, "tuning")
+        if epochs == 1 or merit > float(best["merit"]):
+            best = {"best": torch.tensor(epochs), "merit": torch.tensor(merit, dtype=torch.float64)}
+        server.state["tuning"] = {**best, "epochs": torch.tensor(epochs)}
+        server.log["tuned_epochs"] = int(best["best"])
+        if rows:
+            server.log[f"validation_after_{epochs}"] = merit if server.classes else (-merit) ** 0.5
+
+    # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        """Draw the round's rows: (M,) int64."""
-        draws = client.generator("pooled rows")
-        wanted: int = vars(self)["rows"]
-        passes = math.ceil(wanted / client.n)
-        every = torch.cat([torch.randperm(client.n, generator=draws) for _ in range(passes)])
-        return {"rows": every[:wanted]}
+        """In the final round: keep the weights if they are the best so far, and name the client's own rows."""
+        if client.exchange == "train":
+            return {}
+        if client.exchange == _SHARES:
+            client.state["shift"] = vars(self)["shifts"][client.id]
+            return {}
+        weights = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
+        client.state.setdefault(_POOLED, weights)
+        if get_tensor(message, "is_best"):
+            client.state[_TUNED] = weights
+        if client.exchange == _RESTORE:
+            load_state(client.model, get_group(client.state, _POOLED))
+            del client.state[_POOLED]
+        return {"rows": vars(self)["rows"][client.id]}
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        """One pass over them."""
-        return (Phase(1, rows="rows"),)
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        """After an epoch on its own rows: on validation rows, how many are right, or the sum of squared errors."""
+        samples = client.data.validation
+        if not client.exchange.startswith(_TUNE):
+            return {}
+        total = 0.0
+        if len(samples):
+            score = evaluate_model(client, self, samples, others=False)
+            right = score.confusion.diagonal().sum() if isinstance(score, ClientScore) else score.rmse**2 * score.total
+            total = float(right)
+        return {"total": torch.tensor(total, dtype=torch.float64), "n": torch.tensor(len(samples))}
+
+
+class ByShares(Local):
+    """Scores of a network that was trained on the rows of all, for the shares of the client's classes."""
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """See `share_shift`."""
+        shift: Tensor = context["shift"].to(x.device)
+        return super().predict(model, x, context) + shift
+
+
+class Tuned(Local):
+    """Scores of the network after training on the client's own rows; before that, of the network as it is."""
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """By the weights that the client keeps."""
+        if _TUNED not in context:
+            return super().predict(model, x, context)
+        weights = {name: tensor.to(x.device) for name, tensor in get_group(context, _TUNED).items()}
+        return super().predict(freeze_copy(model, weights), x, context)
 
 
 class SharedByNetwork:
     """Runs one job per network, whose outcome is that of all clients of that network.
+
+    Only where the rows of all are trained on; on its own rows each client has its own job.
 
     Args:
         inner: carries out the jobs.
@@ -123,12 +238,14 @@ class SharedByNetwork:
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
+        if any(job.exchange.name != "train" for job in jobs):
+            return self._inner.run(jobs, done)
         first = {job.client.architecture: job for job in reversed(jobs)}
         asked = sorted(first.values(), key=lambda job: job.client.id)
         outcomes = self._inner.run(asked, done)
         found = {job.client.architecture: outcome for job, outcome in zip(asked, outcomes, strict=True)}
         done(len(jobs))
-        return [_of_client(found[job.client.architecture], job.client.id) for job in jobs]
+        return [_of_client(found[job.client.architecture], job.client) for job in jobs]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
@@ -139,10 +256,11 @@ class SharedByNetwork:
         self._inner.close()
 
 
-def _of_client(outcome: JobResult, client_id: int) -> JobResult:
-    """The outcome as this client's; work counts where it was done."""
-    if outcome.client_id == client_id:
+def _of_client(outcome: JobResult, client: Client) -> JobResult:
+    """The outcome as this client's, which keeps its own state; work counts where it was done."""
+    if outcome.client_id == client.id:
         return outcome
+    trained = TrainingResult()
     return dataclasses.replace(
-        outcome, client_id=client_id, trained=TrainingResult(), sums={}, score=None, operations=0
+        outcome, client_id=client.id, state=client.state, trained=trained, sums={}, score=None, operations=0
     )

@@ -149,13 +149,13 @@ def gains_of(setting: SettingResult) -> dict[str, Gains]:
     local = setting.row("local")
     if local is None:
         return {}
-    pooled = setting.row("pooled")
-    ceiling = {} if pooled is None else pooled.by_seed
+    row = setting.row("pooled-tuned")
+    pooled = {} if row is None else row.by_seed
     found = {}
     for row in setting.methods:
         alone = setting.row(f"{row.name}-alone")
         if alone is not None and alone.control == "alone":
-            found[row.name] = take_apart(row.by_seed, alone.by_seed, local.by_seed, ceiling, setting.main_score)
+            found[row.name] = take_apart(row.by_seed, alone.by_seed, local.by_seed, pooled, setting.main_score)
     return found
 
 
@@ -209,7 +209,10 @@ def _overview_cells(one: SettingResult, gains: Mapping[str, Gains], longer: str)
         "gain by the others": _count(federated),
         "lose by the others": _count(federated, sign=-1),
         "longer Local over Local": gain_text(gain_between(one, "local", longer), one.main_score),
-        "pooled over Local": gain_text(gain_between(one, "local", "pooled"), one.main_score),
+        **{
+            f"{name} over Local": gain_text(gain_between(one, "local", name), one.main_score)
+            for name in ("pooled", "pooled-shares", "pooled-tuned")
+        },
     }
 
 
@@ -433,7 +436,7 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
         Column(
             "+ federated", [NOT_KNOWN if parts is None else scored(parts.federated.mean, score, "+") for parts in apart]
         ),
-        Column("way to pooled", [NOT_KNOWN if parts is None else way_text(parts.way) for parts in apart]),
+        Column("way to pooled-tuned", [NOT_KNOWN if parts is None else way_text(parts.way) for parts in apart]),
         Column("bytes", list(map(size, sent))),
         Column("processor time", list(map(duration, spent))),
         Column("gain per MiB", [_per(gain, count, 2**20, score) for gain, count in zip(over, sent, strict=True)]),

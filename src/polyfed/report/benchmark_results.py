@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,14 +20,14 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import RunRecord
+from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import finite, sum_of
 from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 from polyfed.results.read import parse_json
 
 PROCESSOR_TIME = "processor-seconds.json"
-CONTROLS = ("", "targets", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
+CONTROLS = ("", "targets", "alone", "longer", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
 
 _DIGITS = 6  # of a curve's points
 
@@ -209,8 +209,18 @@ def setting_result(
         tuning=dict(tuning),
         epochs_of_local=dict(epochs),
         versions=versions,
-        rows=[_row(row) for row in found],
+        rows=[_row(row) for one in found for row in _with_rows_of_pooled(one)],
     )
+
+
+def _with_rows_of_pooled(found: RowRuns) -> list[RowRuns]:
+    """The row; of runs on pooled data, all that come of them, each called as its control."""
+    if found.runs[0].control != "pooled":
+        return [found]
+    by_control: dict[str, list[RunRecord]] = {}
+    for run in rows_of_pooled(found.runs):
+        by_control.setdefault(run.control, []).append(run)
+    return [replace(found, name=control, runs=runs) for control, runs in by_control.items()]
 
 
 def _row(found: RowRuns) -> RowResult:

@@ -14,7 +14,7 @@ from polyfed.report import paper_results
 from polyfed.report.comparison_tables import ComparisonGroup, ComparisonRow, Table
 from polyfed.report.findings import Gains, decompose, leave_one_out_tables, remarks
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.run_records import RunRecord
+from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import (
     SEEDS,
     BySeed,
@@ -49,7 +49,7 @@ def compare_runs(runs: Iterable[RunRecord], stage: str | None = None, target: st
             is none.
     """
     wanted = None if target is None else parse_target(target)
-    groups, notes = group_runs(runs, stage)
+    groups, notes = group_runs(rows_of_pooled(runs), stage)
     return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes, leave_one_out_tables(groups))
 
 
@@ -231,7 +231,7 @@ def _best(run: RunRecord, stage: str) -> float | None:
 
 
 def _is_pooled(runs: Sequence[RunRecord]) -> bool:
-    return runs[0].control in ("pooled", "pooled-steps")
+    return runs[0].control.startswith("pooled")
 
 
 def _over_clients(run: RunRecord, stage: str) -> dict[str, float | None]:

@@ -71,7 +71,8 @@ class ComparisonRow:
     Attributes:
         name: method or label, with the hyperparameters that distinguish variants.
         method: the method's registered name.
-        control: what the row is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method itself.
+        control: what the row is a control for: "alone", "longer", "pooled", "pooled-shares", "pooled-tuned"; "" for a
+            method itself.
             A control leads nowhere, is nobody's rival, and stands beside no paper.
         stage: the stage that the accuracies were scored in.
         seeds: the seeds averaged over.
@@ -311,13 +312,13 @@ def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
         columns.append(Column(of, [interval(one, score) for one in gains]))
     longer = [scored(one.longer.mean, score, "+") for one in found.values()]
     columns.append(Column("minus Local\nof its steps", longer))
-    columns.append(Column("way to\npooled", [way_text(one.way) for one in found.values()]))
+    columns.append(Column("way to\npooled-tuned", [way_text(one.way) for one in found.values()]))
     if found:
         yield score.of_it(_WORTH), columns
 
 
 def way_text(way: float | None) -> str:
-    """The way to pooled data, in percent."""
+    """The way to pooled-tuned, in percent."""
     return NOT_KNOWN if way is None else f"{100 * way:.0f} %"
 
 
@@ -458,7 +459,7 @@ def _plain_row(row: ComparisonRow, section: ComparisonGroup) -> dict[str, Any]:
     if row.gains is not None:
         cells |= _estimate("gain", row.gains.gain) | _estimate("gain_alone", row.gains.alone)
         cells |= _estimate("federated_gain", row.gains.federated) | _estimate("over_longer", row.gains.longer)
-        cells["way_to_pooled"] = row.gains.way
+        cells["way_to_pooled_tuned"] = row.gains.way
     runs = [{**run, "path": shown_place(run["path"])} for run in row.runs]
     return cells | {"published": list(map(asdict, row.published)), "runs": runs}
 

@@ -33,7 +33,7 @@ from polyfed.report.plot_style import (
     shortened,
     style_axes,
 )
-from polyfed.report.run_records import RunRecord
+from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import Estimate, finite, scores_by_seed
 from polyfed.report.text_tables import format_mean_std
 from polyfed.results.main_score import MainScore
@@ -87,7 +87,7 @@ def _of_each_group(
     stage: str | None = None,
 ) -> list[FigureWithData]:
     """The drawings of the groups in which something is found, their files numbered where there are several."""
-    groups, _ = group_runs(runs, stage)
+    groups, _ = group_runs(rows_of_pooled(runs), stage)
     every = [(group, find(group)) for group in groups]
     drawn = [(group, found) for group, found in every if found]
     if not drawn and lacking:
@@ -641,7 +641,10 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: st
                 reach = score.shown(gain.margin)
                 axes.errorbar(right, place + side, xerr=reach, color="black", capsize=3, linewidth=1.1)
             begin = end
-    lines = {"Local": ((0, (1.5, 2)), [one.local for one in every]), "pooled": ("solid", [one.pooled for one in every])}
+    lines = {
+        "Local": ((0, (1.5, 2)), [one.local for one in every]),
+        "pooled-tuned": ("solid", [one.pooled for one in every]),
+    }
     for name, (style, values) in lines.items():
         levels = [score.shown(value) for value in values if value is not None]
         if levels:

@@ -7,8 +7,9 @@ What federation is worth:
 
 "Alone" is the row of the same method with the same hyperparameters in which every client is a federation of its own.
 All three differences are paired by seed, on the seeds that together, alone and Local have, so that the sum is exact.
-The way to pooled is the mean gain over the mean difference of pooled data to Local, on the seeds that all three have;
-it is given where that difference is distinguishable from zero, as a share of what may be chance says nothing.
+The way to pooled-tuned is the mean gain over the mean difference to Local of a network that was trained on the rows of
+all and then on the client's own (`polyfed.experiments.pooled`), on the seeds that all three have; it is given where
+that difference is distinguishable from zero, as a share of what may be chance says nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Gains:
     Attributes:
         local: Local's mean accuracy on the seeds that all three have.
         gain: together minus Local. alone: alone minus Local. federated: together minus alone.
-        pooled: Local's mean accuracy plus the mean difference of pooled data to it.
-        way: the share of the way from Local to pooled; None where pooled data are not distinguishably above Local.
+        pooled: Local's mean accuracy plus the mean difference of pooled-tuned to it.
+        way: the share of the way from Local to that; None where it is not distinguishably above Local.
         longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
     """
 
@@ -59,24 +60,24 @@ def take_apart(
     """The parts of a gain, on the seeds that together, alone and Local have.
 
     Args:
-        together, alone, local, pooled, longer: seed -> accuracy; of pooled data, and of a Local of as many steps, empty
-            where there is none.
+        together, alone, local, pooled, longer: seed -> accuracy; of pooled-tuned, and of a Local of as many steps,
+            empty where there is none.
         score: the main score; what lowers the RMSE is a gain above zero.
     """
     shared = [seed for seed in together if seed in alone and seed in local]
     mine, separate, base = ({seed: scores[seed] for seed in shared} for scores in (together, alone, local))
-    ceiling = Estimate.gain(pooled, base, score)
-    on_the_way = Estimate.gain(mine, {seed: base[seed] for seed in ceiling.seeds}, score).mean
+    most = Estimate.gain(pooled, base, score)
+    on_the_way = Estimate.gain(mine, {seed: base[seed] for seed in most.seeds}, score).mean
     way = None
-    if on_the_way is not None and ceiling.mean is not None and ceiling.is_distinguishable and ceiling.mean > 0:
-        way = on_the_way / ceiling.mean
+    if on_the_way is not None and most.mean is not None and most.is_distinguishable and most.mean > 0:
+        way = on_the_way / most.mean
     level = mean_of(list(base.values()))
     return Gains(
         local=level,
         gain=Estimate.gain(mine, base, score),
         alone=Estimate.gain(separate, base, score),
         federated=Estimate.gain(mine, separate, score),
-        pooled=None if level is None or ceiling.mean is None else score.improved(level, ceiling.mean),
+        pooled=None if level is None or most.mean is None else score.improved(level, most.mean),
         way=way,
         longer=Estimate.difference(mine, longer or {}),
     )
@@ -91,7 +92,7 @@ def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURAC
     local = [runs for runs in rows.values() if runs[0].is_local]
     if len(local) != 1:
         return {}
-    pooled = next((runs for runs in rows.values() if runs[0].control == "pooled"), ())
+    pooled = next((runs for runs in rows.values() if runs[0].control == "pooled-tuned"), ())
     found = {}
     for name, runs in rows.items():
         alone = next((other for other in rows if _is_alone(rows[other][0], runs[0])), None)
@@ -127,7 +128,8 @@ def remarks(found: Mapping[str, Gains]) -> list[str]:
         return []
     lines = [
         "alone: the same method with every client a federation of its own; gain over Local = gain alone + federated "
-        "gain (together minus alone); way to pooled: the gain as a share of what training on all clients' rows gains"
+        "gain (together minus alone); way to pooled-tuned: the gain as a share of what training on all clients' "
+        "rows, and then on one's own, gains"
     ]
     if all(one.federated.is_distinguishable is None for one in found.values()):
         return [*lines, "federated gains: nothing can be claimed of them below three seeds"]

@@ -222,7 +222,9 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
         yield from (f"{name}: {line}" for line in dict.fromkeys(run.result.nothing_learnt for run in runs) if line)
-        if any(run.rounds and run.rounds[-1].final_round for run in runs):
+        if runs[0].control == "pooled-tuned":
+            yield f"{name}: {_about_tuning(runs)}"
+        elif any(run.rounds and run.rounds[-1].final_round for run in runs):
             yield f"{name}: figures after a final round"
         tables = [run.result.clients_table or [] for run in runs]
         last = {row.id: row.last_evaluated for table in tables for row in table if row.last_evaluated is not None}
@@ -231,6 +233,15 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         if left_out:
             numbers = clients_text(left_out, runs[0].result.client_names)
             yield f"{name}: clients {numbers} are left out, as their devices are too small; they count, untrained"
+
+
+def _about_tuning(runs: Sequence[RunRecord]) -> str:
+    """For how many epochs networks of pooled data were trained on clients' own rows."""
+    final = [run.rounds[-1].server for run in runs]
+    epochs = ", ".join(f"{found.get('tuned_epochs')} (seed {run.seed})" for found, run in zip(final, runs, strict=True))
+    has_validation = any(name.startswith("validation_after") for found in final for name in found)
+    why = "as validation chose" if has_validation else "as no client has validation rows"
+    return f"epochs on a client's own rows: {epochs}, {why}"
 
 
 def describe_unevaluated(last: Mapping[int, int]) -> Iterator[str]:

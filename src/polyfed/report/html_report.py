@@ -26,7 +26,7 @@ from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages
 from polyfed.report.heatmaps import heat_maps
 from polyfed.report.results_page import read_command
-from polyfed.report.run_records import RunRecord
+from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import finite
 from polyfed.report.text_tables import Column
 from polyfed.results.main_score import ACCURACY, MainScore
@@ -92,7 +92,7 @@ def _embedded(data: Mapping[str, Any]) -> str:
 
 def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None) -> dict[str, Any]:
     """Everything on the page as plain values; one section for each set of comparable runs."""
-    groups, _ = group_runs(runs, stage)
+    groups, _ = group_runs(rows_of_pooled(runs), stage)
     room = _CELLS // len(groups)
     pairs = zip(groups, table.sections, strict=True)
     scores = [section.score for section in table.sections] or [ACCURACY]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from polyfed.errors import ConfigError
 from polyfed.places import check_name, shown_place, without_places
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import check_links, flat_table, parse_toml, unseal
-from polyfed.results.schema import RoundRecord, RunResult
+from polyfed.results.schema import RoundRecord, RunResult, Summary
 from polyfed.results.stored_files import StoredRecipe
 
 R = TypeVar("R", bound=Record)
@@ -35,6 +35,16 @@ EXPERIMENT = (
     "adversaries",
     "devices",
 )
+
+# what is not recorded of a method's further predictors
+_NOT_BY_PREDICTOR: Mapping[str, Any] = {
+    "accuracy_per_client": [],
+    "accuracy_per_architecture": {},
+    "accuracy_by_classes": {},
+    "metrics": {},
+    "confusion": None,
+    "validation": None,
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class RunRecord:
 
     @property
     def control(self) -> str:
-        """What the run is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method's own run."""
+        """What the run is a control for: "alone", "longer", "pooled" (`rows_of_pooled`); "" for a method's own run."""
         return "alone" if self.recipe.method.get("alone") else self.recipe.run.control or ""
 
     @property
@@ -176,6 +186,70 @@ def load_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> 
     finished = [record for record in records.values() if record.finished]
     unfinished = [replace(record, name=record.method) for record in records.values() if not record.finished]
     return [*_named(finished), *unfinished]
+
+
+def rows_of_pooled(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs, with those that stand for the further rows of a run on pooled data (`polyfed.experiments.pooled`).
+
+    Beside "pooled" these are "pooled-shares" and "pooled-tuned", which have scores only. All that the run took counts
+    at "pooled", and as the data are in one place, nothing is sent.
+    """
+    rows: list[RunRecord] = []
+    for run in runs:
+        rows += _pooled_rows(run) if run.finished and run.control == "pooled" else [run]
+    return rows
+
+
+def _pooled_rows(run: RunRecord) -> Iterator[RunRecord]:
+    """One run on pooled data: its rows, as far as it has scored them."""
+    regular = [record for record in run.rounds if not record.final_round]
+    plain = {"accuracy_by_predictor": {}, "bytes_up": 0, "bytes_down": 0, "final_round": False}
+    yield replace(run, stored=run.result.model_copy(update=plain), rounds=regular)
+    kinds = dict.fromkeys(kind for scores in run.result.accuracy_by_predictor.values() for kind in scores)
+    final = run.rounds[len(regular) :]
+    for kind in kinds:
+        scored = final if kind == "tuned" else regular
+        if not scored:
+            continue
+        name = f"pooled-{kind}"
+        settings = run.recipe.run.model_copy(update={"control": name})
+        yield replace(
+            run,
+            name=run.name.replace("pooled", name, 1),
+            stored=_scored_by(run.result, kind, name),
+            rounds=[_by_predictor(record, kind) for record in scored],
+            recipe=run.recipe.model_copy(update={"run": settings}),
+        )
+
+
+def _by_predictor(record: RoundRecord, kind: str) -> RoundRecord:
+    """A round with the scores by one of the further predictors."""
+    accuracy = {stage: scores[kind] for stage, scores in record.accuracy_by_predictor.items() if kind in scores}
+    update = {"accuracy": accuracy, "accuracy_by_predictor": {}, "bytes_up": 0, "bytes_down": 0}
+    return record.model_copy(update={**update, **_NOT_BY_PREDICTOR})
+
+
+def _scored_by(result: RunResult, kind: str, label: str) -> RunResult:
+    """A result with the scores by one of the further predictors."""
+    by_stage = {stage: scores[kind] for stage, scores in result.accuracy_by_predictor.items() if kind in scores}
+    main = by_stage.get(result.evaluation.stage, Summary())
+    clients = [row.model_copy(update={"accuracy": None}) for row in result.clients_table or ()]
+    update = {
+        "label": label,
+        "accuracy": main.mean,
+        "accuracy_std": main.std,
+        "accuracy_bottom_decile": main.bottom_decile,
+        "accuracy_before_final_round": None,
+        "accuracy_best_by_validation": None,
+        "accuracy_by_stage": by_stage,
+        "accuracy_by_predictor": {},
+        "clients_table": clients,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "seconds": None,
+        "processor_seconds": None,
+    }
+    return result.model_copy(update={**update, **_NOT_BY_PREDICTOR})
 
 
 def _run_folders(path: Path) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from polyfed.report.benchmark_results import SettingResult, read_results
 ROOT = Path(__file__).parents[2]
 STORED = [
     pytest.param(suite, one, id=f"{suite.name}-{one.setting}")
-    for suite in sorted((ROOT / "suites").iterdir())
+    for suite in sorted(path.parent for path in (ROOT / "suites").glob("*/protocol.toml"))
     for one in read_results(ROOT / "docs" / "results" / f"benchmark-{suite.name}", list(Protocol.load(suite).settings))
 ]
 

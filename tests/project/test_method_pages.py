@@ -92,13 +92,6 @@ def beside() -> dict[str, Any]:
     return {**script, "measured": script["ours"]()}
 
 
-@pytest.fixture(scope="module")
-def suite() -> dict[str, Any]:
-    """The script that writes the pages' section "Gains in the suites", and the figures that it writes."""
-    script = runpy.run_path(str(ROOT / "scripts" / "suite_gains.py"))
-    return {**script, "measured": script["settings"]()}
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_the_privacy_section_is_true(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
@@ -116,12 +109,6 @@ def test_the_privacy_section_is_true(name: str) -> None:
 def test_what_stands_beside_the_papers_is_published_and_measured(name: str, beside: dict[str, Any]) -> None:
     expected = beside["with_section"](page(name), name, beside["measured"])
     assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_gains_in_the_suite_are_those_of_its_results(name: str, suite: dict[str, Any]) -> None:
-    expected = suite["with_section"](page(name), name, suite["measured"])
-    assert page(name) == expected, "write it anew: python scripts/suite_gains.py"
 
 
 def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) -> None:

@@ -243,6 +243,7 @@ METHODS = Registry(
         "local": "polyfed.methods.local:Local",
         "local-mutual": "polyfed.methods.local_mutual:LocalMutual",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
+        "closed-form": "polyfed.methods.closed_form:ClosedForm",
         "depthfl": "polyfed.methods.depthfl:DepthFL",
         "fd": "polyfed.methods.fd:FD",
         "feddf": "polyfed.methods.feddf:FedDF",

@@ -19,6 +19,7 @@ from polyfed.methods import (
     FML,
     MOON,
     SCAFFOLD,
+    ClosedForm,
     DepthFL,
     FedAvg,
     FedDF,
@@ -901,6 +902,29 @@ test_protonorm = testing.conformance(
         Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local()),
         Reduction({"spread_steps": 0}, FedProto(prototype_weight=0.7, weighting="uniform")),
     ],
+)
+
+
+def closed_form_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """In the second round W, b, counts and their round, and that the sums have come; their round comes back."""
+    return 8 * (3 * 12 + 3 + 3 + 1) + 1, 8
+
+
+NOBODY_TRAINS = "nobody trains a network"
+test_closed_form = testing.conformance(
+    ClosedForm(features=12),
+    expected_bytes=closed_form_bytes,
+    counted="statistics",
+    skip={
+        "data_are_shuffled": NOBODY_TRAINS,
+        "learns": NOBODY_TRAINS,
+        "loss_is_pure": NOBODY_TRAINS,
+        "missing_upload_is_not_zero": "the less the rows vary, the larger the weights",
+        "nan_is_rejected": NOBODY_TRAINS,
+        "other_seed_other_result": NOBODY_TRAINS,
+        "row_weights_count": NOBODY_TRAINS,
+        "unselected_are_left_alone": NOBODY_TRAINS,
+    },
 )
 
 test_lgfedavg = testing.conformance(

@@ -88,6 +88,8 @@ class Client:
         training, privacy: settings.
         plugins: transform uploads before they are sent, in order.
         public: public data, if any.
+        words: of texts, how many ids there are; 0: not known. categories: of a table, per feature how many numbers
+            stand for categories; () where none has any.
         weights: the client's own weights by name; None before it has any.
         secret: 32 private bytes, from which noise on uploads, and noise and batches of DP-SGD, are drawn; None: the
             seed is used.
@@ -133,6 +135,8 @@ class Client:
         self.privacy = Privacy()
         self.secret: bytes | None = None
         self.public: PublicData | None = None
+        self.words = 0
+        self.categories: tuple[int, ...] = ()
         self.plugins: Sequence[Encoder] = ()
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None

@@ -119,6 +119,11 @@ class Vocabulary:
     most: int | None = None
     tokens: str = "words"
 
+    @property
+    def size(self) -> int:
+        """V, how many ids there are."""
+        return FIRST_WORD + len(self.words)
+
     def ids(self, texts: Iterable[str]) -> Tensor:
         """(N, L) int64.
 

@@ -139,6 +139,8 @@ class NodeTask:
         client.seed = recipe.run.seed
         client.training = recipe.training
         client.public = data.public(recipe)
+        client.words = 0 if source.vocabulary is None else source.vocabulary.size
+        client.categories = source.columns.counts
         client.privacy = recipe.privacy
         client.plugins = plugins_of(recipe.build_plugins())
         if place.has_secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):

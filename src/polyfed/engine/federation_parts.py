@@ -155,6 +155,8 @@ class FederationParts:
             client.seed = self.seed
             client.training = self.training
             client.public = self.task.public
+            client.words = 0 if self.task.vocabulary is None else self.task.vocabulary.size
+            client.categories = self.task.columns.counts
             client.plugins = self.plugins
 
     def _make_networks(self, builders: dict[str, Builder]) -> ModelFactory:

@@ -8,6 +8,7 @@ from polyfed.errors import suggest
 from polyfed.registry import METHODS
 
 if TYPE_CHECKING:
+    from polyfed.methods.closed_form import ClosedForm as ClosedForm
     from polyfed.methods.depthfl import DepthFL as DepthFL
     from polyfed.methods.fd import FD as FD
     from polyfed.methods.fedavg import FedAvg as FedAvg

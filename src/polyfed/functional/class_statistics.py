@@ -1,0 +1,163 @@
+"""Sums of rows by class, which add up over clients in any order, and the linear models that they give in closed form.
+
+    n[c] = rows of class c,  M[c] = sum of phi(x) over them,  S = sum of phi(x) phi(x)' over all rows
+
+Where numbers are predicted there is one class, and phi(x) has the number behind it as one more feature. All is float64.
+S is symmetric: its upper triangle is kept, row by row, as D (D + 1) / 2 numbers.
+
+Shapes: N rows, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_ROWS = 4096  # rows that are float64 at the same time
+
+
+def sum_rows(phi_ND: Tensor, y_N: Tensor, classes: int, products: bool = True) -> dict[str, Tensor]:
+    """The sums of rows: counts (C,) int64, sums (C, D), and products, the upper triangle of S.
+
+    Args:
+        y_N: classes in [0, C); or, with C = 0, floats, numbers to predict.
+        products: whether S is wanted.
+    """
+    if not classes:
+        phi_ND = torch.cat([phi_ND, y_N.unsqueeze(1)], dim=1)
+        y_N = torch.zeros(len(y_N), dtype=torch.int64)
+    counts = torch.bincount(y_N, minlength=classes or 1)
+    width = phi_ND.shape[1]
+    sums = torch.zeros(len(counts), width, dtype=torch.float64)
+    square = torch.zeros(width, width, dtype=torch.float64)
+    for rows, labels in zip(phi_ND.split(_ROWS), y_N.split(_ROWS), strict=True):
+        wide = rows.double()
+        sums.index_add_(0, labels, wide)
+        if products:
+            square += wide.T @ wide
+    found = {"counts": counts, "sums": sums}
+    return found | {"products": _pack(square)} if products else found
+
+
+def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of the rows of both."""
+    return {name: one[name] + other[name] for name in one}
+
+
+def subtract(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums without the rows of `part`: a deletion."""
+    return {name: whole[name] - part[name] for name in whole}
+
+
+def _pack(square_DD: Tensor) -> Tensor:
+    rows, columns = torch.triu_indices(*square_DD.shape)
+    return square_DD[rows, columns]
+
+
+def _unpack(triangle: Tensor, width: int) -> Tensor:
+    rows, columns = torch.triu_indices(width, width)
+    square_DD = triangle.new_zeros(width, width)
+    square_DD[rows, columns] = triangle
+    square_DD[columns, rows] = triangle
+    return square_DD
+
+
+# closed forms --------------------------------------------------------------------------------------------------------
+
+
+def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis with one shrunk covariance for all classes, without the classes' shares.
+
+    mu_c = M_c / n_c,  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I;
+    W = A^-1 mu',  b_c = - mu_c' W_c / 2;  the mean over classes is taken from both, which changes no difference of
+    scores. Classes without rows are left out: they get zeros.
+
+    Args:
+        sums: of `sum_rows`, of one row at least. shrinkage: s in (0, 1].
+
+    Returns:
+        W (D, C) and b (C,).
+
+    Source: Friedman, "Regularized discriminant analysis", JASA 1989, with lambda = 1 and gamma = s.
+    """
+    counts = sums["counts"]
+    known = counts > 0
+    n_C = counts[known].double()
+    mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
+    width = mu_CD.shape[1]
+    within_DD = _unpack(sums["products"], width) - (mu_CD.T * n_C) @ mu_CD
+    w_DC = _solve(within_DD / n_C.sum(), mu_CD.T, shrinkage)
+    b_C = -(mu_CD.T * w_DC).sum(dim=0) / 2
+    weight_DC = torch.zeros(width, len(counts), dtype=torch.float64)
+    bias_C = torch.zeros(len(counts), dtype=torch.float64)
+    weight_DC[:, known] = w_DC - w_DC.mean(dim=1, keepdim=True)
+    bias_C[known] = b_C - b_C.mean()
+    return weight_DC, bias_C
+
+
+def ridge(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Ridge regression on centered rows: W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W.
+
+    Args:
+        sums: of `sum_rows` of numbers to predict. shrinkage: s in (0, 1); at 1 W is 0.
+
+    Returns:
+        W (D, 1) and b (1,).
+    """
+    rows = sums["counts"].sum().double()
+    mean = sums["sums"][0] / rows
+    width = len(mean) - 1
+    second = _unpack(sums["products"], len(mean)) / rows - torch.outer(mean, mean)
+    weight_D1 = (1 - shrinkage) * _solve(second[:width, :width], second[:width, -1:], shrinkage)
+    return weight_D1, mean[-1:] - mean[:width] @ weight_D1
+
+
+def naive_bayes(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Multinomial naive Bayes of counts, without the classes' shares: W_vc = log p(v | c), b = 0.
+
+    p(v | c) = (M_cv + a) / (sum_v M_cv + a D), a = s / (1 - s): at s = 1/2 every count is one more (Laplace).
+
+    Args:
+        sums: of `sum_rows`. shrinkage: s in (0, 1).
+
+    Returns:
+        W (D, C) and b (C,); zeros for classes without rows.
+    """
+    known = sums["counts"] > 0
+    added = shrinkage / (1 - shrinkage)
+    raised_CD = sums["sums"] + added
+    weight_DC = (raised_CD / raised_CD.sum(dim=1, keepdim=True)).log().T * known
+    return weight_DC, torch.zeros(len(known), dtype=torch.float64)
+
+
+def _solve(sigma_DD: Tensor, right: Tensor, shrinkage: float) -> Tensor:
+    """A^-1 right; where no feature varies, by A = I."""
+    width = len(sigma_DD)
+    scale = sigma_DD.trace().clamp(min=0) / width
+    if scale <= 0:
+        return right
+    shrunk_DD = (1 - shrinkage) * sigma_DD + shrinkage * scale * torch.eye(width, dtype=torch.float64)
+    solved: Tensor = torch.linalg.solve(shrunk_DD, right)
+    return solved
+
+
+def log_posterior(scores_NC: Tensor, counts_C: Tensor, prior_C: Tensor) -> Tensor:
+    """Log probabilities of classes by linear scores and the classes' shares.
+
+    Args:
+        scores_NC: without shares. counts_C: rows of each class that the scores were made of. prior_C: rows of each
+            class whose shares count.
+
+    Returns:
+        (N, C); -inf for classes that one of both has no rows of. Where that is all of them, the shares are those of
+        `counts_C`.
+
+    >>> log_posterior(torch.zeros(1, 2), torch.tensor([5, 5]), torch.tensor([3, 1])).exp()
+    tensor([[0.7500, 0.2500]])
+    """
+    usable_C = prior_C * (counts_C > 0)
+    if not bool(usable_C.any()):
+        usable_C = counts_C
+    return torch.log_softmax(scores_NC + usable_C.to(scores_NC.dtype).log(), dim=1)

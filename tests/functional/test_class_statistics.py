@@ -1,0 +1,98 @@
+"""Sums of rows: what they add up to, and the closed forms against scikit-learn and PyTorch by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+from sklearn.naive_bayes import MultinomialNB
+from torch import Tensor
+
+from polyfed.functional import class_statistics
+from polyfed.functional.class_statistics import add, discriminant, log_posterior, naive_bayes, ridge, subtract, sum_rows
+
+CLASSES = 4
+
+
+def rows(count: int = 90, width: int = 6) -> tuple[Tensor, Tensor]:
+    """Features of a mean by class, and classes 0, 1 and 3: nobody has a row of class 2."""
+    draws = torch.Generator().manual_seed(0)
+    y = torch.tensor([0, 1, 3, 3])[torch.randint(4, (count,), generator=draws)]
+    means = torch.randn(CLASSES, width, generator=draws)
+    return means[y] + torch.randn(count, width, generator=draws), y
+
+
+def near(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-9)
+
+
+PHI, Y = rows()
+
+
+@pytest.mark.parametrize("cuts", [(10, 20, 60), (1, 89), (60, 10, 20)])
+def test_any_grouping_and_order_give_one_solution(cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_statistics, "_ROWS", 7)
+    whole = sum_rows(PHI, Y, CLASSES)
+    order = torch.randperm(len(Y), generator=torch.Generator().manual_seed(1))
+    parts = [sum_rows(PHI[some], Y[some], CLASSES) for some in order.split(cuts)]
+    total = parts[-1]
+    for part in parts[:-1]:
+        total = add(total, part)
+    near(total, whole)
+    torch.testing.assert_close(discriminant(total, 0.1), discriminant(whole, 0.1), rtol=1e-9, atol=1e-9)
+    near(subtract(total, parts[0]), sum_rows(PHI[order[cuts[0] :]], Y[order[cuts[0] :]], CLASSES))
+
+
+@pytest.mark.parametrize("shrinkage", [0.01, 0.3])
+def test_the_discriminant_is_scikit_learns(shrinkage: float) -> None:
+    """Its covariance is shrunk towards tr / D I class by class, which with the rows' own shares is the same."""
+    weight, bias = discriminant(sum_rows(PHI, Y, CLASSES), shrinkage)
+    assert not weight[:, 2].any()
+    assert not bias[2]
+    counts = Y.bincount(minlength=CLASSES)
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(PHI.double().numpy(), Y.numpy())
+    found = log_posterior(PHI.double() @ weight + bias, counts, counts)
+    assert found[:, [0, 1, 3]].numpy() == pytest.approx(theirs.predict_log_proba(PHI.double().numpy()), abs=1e-8)
+    assert bool((found[:, 2] == -torch.inf).all())
+
+
+def test_few_rows_and_rows_that_do_not_vary() -> None:
+    """Fewer rows than features; one row for each class, where means are all that is known."""
+    weight, bias = discriminant(sum_rows(PHI[:3], torch.tensor([0, 1, 3]), CLASSES), 0.1)
+    scores = PHI[:3].double() @ weight + bias
+    assert scores[:, [0, 1, 3]].argmax(dim=1).tolist() == [0, 1, 2]
+    assert bool(torch.isfinite(discriminant(sum_rows(PHI[:1], Y[:1], CLASSES), 0.1)[0]).all())
+
+
+@pytest.mark.parametrize("shrinkage", [0.01, 0.3])
+def test_numbers_are_fitted_by_ridge_regression(shrinkage: float) -> None:
+    y = PHI[:, 0] * 2 - PHI[:, 1] + 3
+    centered = (PHI.double() - PHI.double().mean(0)).numpy()
+    alpha = shrinkage / (1 - shrinkage) * float(np.square(centered).sum()) / PHI.shape[1]
+    theirs = Ridge(alpha=alpha).fit(PHI.double().numpy(), y.double().numpy())
+    weight, bias = ridge(add(sum_rows(PHI[:20], y[:20], 0), sum_rows(PHI[20:], y[20:], 0)), shrinkage)
+    assert weight[:, 0].numpy() == pytest.approx(theirs.coef_, abs=1e-8)
+    assert float(bias) == pytest.approx(theirs.intercept_, abs=1e-8)
+
+
+@pytest.mark.parametrize("shrinkage", [0.2, 0.5])
+def test_counts_of_words_are_scikit_learns_naive_bayes(shrinkage: float) -> None:
+    counts = torch.randint(5, PHI.shape, generator=torch.Generator().manual_seed(2)).float()
+    sums = sum_rows(counts, Y, CLASSES, products=False)
+    assert "products" not in sums
+    weight, bias = naive_bayes(sums, shrinkage)
+    theirs = MultinomialNB(alpha=shrinkage / (1 - shrinkage)).fit(counts.numpy(), Y.numpy())
+    found = log_posterior(counts.double() @ weight + bias, sums["counts"], sums["counts"])
+    assert found[:, [0, 1, 3]].numpy() == pytest.approx(theirs.predict_log_proba(counts.numpy()), abs=1e-8)
+
+
+def test_shares_of_classes_that_nobody_has_sent_do_not_count() -> None:
+    scores = torch.zeros(1, 3)
+    sent = torch.tensor([4, 4, 0])
+    assert log_posterior(scores, sent, torch.tensor([3, 1, 9])).exp()[0].tolist() == pytest.approx([0.75, 0.25, 0])
+    assert log_posterior(scores, sent, torch.tensor([0, 0, 9])).exp()[0].tolist() == pytest.approx([0.5, 0.5, 0])

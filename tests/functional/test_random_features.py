@@ -1,0 +1,73 @@
+"""Fixed random maps: their form by the inputs, and each against a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.functional.random_features import apply_map, draw_map
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+IMAGES = torch.randn(3, 2, 12, 10, generator=stream(1))
+SERIES = torch.randn(3, 4, 30, generator=stream(2))
+TABLE = torch.tensor([[0.5, 2.0, 0.0], [-1.0, 0.0, 1.0]])  # a number and columns of 3 and 2 categories
+TEXTS = torch.tensor([[5, 1, 5, 0, 0], [2, 3, 4, 2, 2]])
+
+
+@pytest.mark.parametrize(
+    ("x", "width"),
+    [(IMAGES, 594), (torch.randn(2, 1, 8, 8), 600), (SERIES, 600), (TABLE, 601), (TEXTS, 601)],
+    ids=["images", "small images", "series", "table", "texts"],
+)
+def test_the_width_and_the_stream(x: Tensor, width: int) -> None:
+    drawn = draw_map(x, 601, stream())
+    found = apply_map(drawn, x)
+    assert found.shape == (len(x), width)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(torch.cat([apply_map(drawn, row.unsqueeze(0)) for row in x]), found)
+    assert torch.equal(apply_map(draw_map(x[:1] * 0, 601, stream()), x), found)  # the form of inputs counts alone
+    assert x is TEXTS or not torch.equal(apply_map(draw_map(x, 601, stream(1)), x), found)
+
+
+def test_filters_have_norm_one_and_no_mean() -> None:
+    drawn = draw_map(IMAGES, 90, stream())
+    assert drawn["filters"].shape == (10, 2, 5, 5)
+    torch.testing.assert_close(drawn["filters"].flatten(1).norm(dim=1), torch.ones(10))
+    torch.testing.assert_close(drawn["filters"].sum(dim=(1, 2, 3)), torch.zeros(10), atol=1e-5, rtol=0)
+    maps = torch.relu(torch.nn.functional.conv2d(IMAGES, drawn["filters"], drawn["bias"], padding=2))
+    torch.testing.assert_close(apply_map(drawn, IMAGES)[:, 0], maps[:, 0, :4, :4].mean(dim=(1, 2)))
+
+
+def test_kernels_against_a_loop() -> None:
+    drawn = draw_map(SERIES, 80, stream())
+    kernels = drawn["kernels"].double().numpy()
+    assert {int((k != 0).any(0).sum()) for k in kernels} == {7, 9, 11}
+    assert len({int((k != 0).any(1).sum()) for k in kernels}) > 1, "kernels see some of the channels"
+    assert drawn["dilations"].max() > 1
+    found = apply_map(drawn, SERIES)
+    for place in (0, 7, 39):
+        dilation = int(drawn["dilations"][place])
+        padded = np.pad(SERIES[1].double().numpy(), ((0, 0), (5 * dilation, 5 * dilation)))
+        values = [
+            (kernels[place] * padded[:, step : step + 10 * dilation + 1 : dilation]).sum() + float(drawn["bias"][place])
+            for step in range(30)
+        ]
+        assert float(found[1, place]) == pytest.approx(max(values), abs=1e-5)
+        assert float(found[1, 40 + place]) == pytest.approx(np.mean(np.array(values) > 0), abs=1e-5)
+
+
+def test_categories_are_one_hot() -> None:
+    drawn = draw_map(TABLE, 16, stream(), categories=(0, 3, 2))
+    hot = torch.tensor([[0.5, 0, 0, 1, 1, 0], [-1.0, 1, 0, 0, 0, 1]])
+    torch.testing.assert_close(apply_map(drawn, TABLE), torch.relu(hot @ drawn["projection"] + drawn["bias"]))
+
+
+def test_words_are_counted_without_padding() -> None:
+    drawn = draw_map(TEXTS, 16, stream(), words=6)
+    assert apply_map(drawn, TEXTS).tolist() == [[0, 1, 0, 0, 0, 2], [0, 0, 3, 1, 1, 0]]

@@ -1,0 +1,171 @@
+"""ClosedForm: sums sent once, one solution for all, and whose class shares count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.data.samples import LabeledSamples, TableColumns
+from polyfed.data.text import Vocabulary
+from polyfed.engine.method_wrappers import alone
+from polyfed.engine.task import Task
+from polyfed.experiments.build import build_federation
+from polyfed.functional.class_statistics import discriminant, sum_rows
+from polyfed.functional.random_features import apply_map
+from polyfed.methods import ClosedForm
+from tests.helpers import regression
+from tests.helpers.toys import CLASSES, Round, federation, rounds, samples
+
+SMALL = ClosedForm(features=20, shrinkage=0.3)
+OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
+MIXED = ["bn", "broad", "wide", "shallow"]
+UPLOAD = 8 * (CLASSES + CLASSES * 20 + 20 * 21 // 2 + 1)
+SOLUTION = 8 * (CLASSES * 20 + 2 * CLASSES + 1)
+
+
+def rows() -> list[LabeledSamples]:
+    return [samples(9 + i, i, own) for i, own in enumerate(OWNED)]
+
+
+def members(train: Sequence[LabeledSamples] | None = None) -> list[Client]:
+    return [Client(MIXED[i % 4], one, samples(30, 50 + i)) for i, one in enumerate(train or rows())]
+
+
+def solved(round: Round) -> tuple[Tensor, Tensor]:
+    return round.after["solution"]["weight"], round.after["solution"]["bias"]
+
+
+def by_hand(round: Round, parts: Sequence[LabeledSamples]) -> tuple[Tensor, Tensor]:
+    """W and b of all rows in one place."""
+    x, y = (torch.cat([getattr(part, name) for part in parts]) for name in "xy")
+    return discriminant(sum_rows(apply_map(round.states[0]["map"], x), y, CLASSES), SMALL.shrinkage)
+
+
+def close(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_sums_go_up_once_and_the_solution_comes_down_when_it_changes() -> None:
+    first, second, third = rounds(SMALL, members(), rounds=3)
+    for i in range(4):
+        assert [nbytes(round.down[i]) for round in (first, second, third)] == [0, 1 + SOLUTION, 1]
+        assert [nbytes(round.up[i]) for round in (first, second, third)] == [UPLOAD, 8, 8]
+    close(solved(first), by_hand(first, rows()))
+    close(solved(third), solved(first))
+    drawn = first.states[0]["map"]
+    assert all(torch.equal(state["map"][name], drawn[name]) for state in first.states.values() for name in drawn)
+
+
+def test_who_was_not_heard_sends_again_and_everybody_gets_the_new_solution() -> None:
+    history = rounds(SMALL, members(), rounds=4, lose=lambda round, i: i == 3 and round < 3)
+    close(solved(history[0]), by_hand(history[2], rows()[:3]))
+    assert [nbytes(round.up[3]) for round in history] == [UPLOAD, UPLOAD, UPLOAD, 8]
+    close(solved(history[2]), by_hand(history[2], rows()))
+    assert [nbytes(round.down[0]) for round in history] == [0, 1 + SOLUTION, 1, 1 + SOLUTION]
+    assert [nbytes(round.down[3]) for round in history] == [0, SOLUTION, SOLUTION, 1 + SOLUTION]
+
+
+def test_each_client_counts_once_however_it_is_drawn() -> None:
+    history = rounds(SMALL, members(), rounds=6, client_fraction=0.5)
+    heard = {i for round in history for i in round.up}
+    assert heard != set(history[0].up)
+    close(solved(history[-1]), by_hand(history[-1], [part for i, part in enumerate(rows()) if i in heard]))
+
+
+def test_rows_at_other_clients_give_the_same_solution() -> None:
+    x, y = (torch.cat([getattr(part, name) for part in rows()]) for name in "xy")
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(5))
+    moved = [LabeledSamples(x[some], y[some]) for some in order.split((20, 1, 21))]
+    one, other = (solved(rounds(SMALL, members(parts), rounds=1)[0]) for parts in (moved, rows()))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # features are float32, and may round by the batch
+
+
+def test_alone_it_is_the_solution_of_a_clients_own_rows() -> None:
+    (round,) = rounds(alone(SMALL), members(), rounds=1)
+    for i, own in enumerate(rows()):
+        found = round.after[f"client {i}: solution"]
+        close((found["weight"], found["bias"]), by_hand(round, [own]))
+
+
+def predicted(method: ClosedForm) -> list[set[int]]:
+    """The classes that each client predicts on rows of all classes."""
+    fed, _ = federation(method, members(), rounds=2)
+    fed.run()
+    found = []
+    for client in fed.clients:
+        assert client.state["own counts"].tolist() == client.data.train.y.bincount(minlength=CLASSES).tolist()
+        found.append({*method.predict(None, client.data.test.x, client.state).argmax(dim=1).tolist()})
+    return found
+
+
+def test_classes_that_a_client_lacks_are_predicted_by_the_federations_shares_alone() -> None:
+    assert all(found <= {*own} for found, own in zip(predicted(SMALL), OWNED, strict=True))
+    other = SMALL.alternative_predictors["federation"]
+    assert isinstance(other, ClosedForm)
+    assert predicted(other) == [{0, 1, 2}] * 4
+    assert other.alternative_predictors == {"own": SMALL}
+
+
+def test_before_anybody_has_sent_anything_the_network_predicts() -> None:
+    assert torch.equal(SMALL.predict(lambda x: 2 * x, torch.ones(1, 3), {}), torch.full((1, 3), 2.0))
+
+
+def test_numbers_are_predicted_by_ridge_regression() -> None:
+    run = pf.Federation(regression.clients(), ClosedForm(shrinkage=0.01), pf.Training(rounds=1)).run()
+    assert run.result["rmse"] < 0.5  # their spread is 2.3
+
+
+TEXTS = torch.randint(6, (12, 5), generator=torch.Generator().manual_seed(0))
+TABLE = torch.stack([torch.randn(12), torch.randint(3, (12,)).float()], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "about", "name", "width"),
+    [
+        (TEXTS, {"vocabulary": Vocabulary(tuple("abcd"), 5)}, "sums", 6),
+        (TABLE, {"columns": TableColumns(((), ("a", "b")))}, "projection", 4),
+    ],
+    ids=["words", "categories"],
+)
+def test_maps_know_the_tasks_words_and_categories(x: Tensor, about: dict[str, Any], name: str, width: int) -> None:
+    y = torch.arange(12) % 2
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(x.shape[1], 2))
+    fed = pf.Federation([Client(_Floats(network), (x, y), (x, y))], SMALL, pf.Training(rounds=1), task=Task(2, **about))
+    fed.run()
+    if name == "sums":
+        assert fed.server.state["sums"][name].shape == (2, width)
+        assert "products" not in fed.server.state["sums"]
+        return
+    worker = fed.clients[0]
+    assert worker.state["map"][name].shape == (width, 20)
+
+
+class _Floats(torch.nn.Module):
+    """A network that takes whole numbers, too."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.inner(x.float())
+        return scores
+
+
+def test_on_digits_the_others_rows_are_worth_points() -> None:
+    path = Path(__file__).parents[2] / "suites" / "small" / "digits.toml"
+    found = {}
+    for control in ("true", "false"):
+        settings = ["training.rounds=1", f"method.alone={control}"]
+        found[control] = build_federation(Recipe.load(path, settings, method="closed-form")).run().result["accuracy"]
+    assert found["false"] > 0.975
+    assert found["false"] > found["true"] + 0.015

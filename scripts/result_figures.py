@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyfed.report.benchmark_page import gain_between, gains_figure
+from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_results import PROCESSOR_TIME, read_results
+from polyfed.report.benchmark_worth import gain_between
 from polyfed.report.figures import series
 from polyfed.report.findings import Gains
 from polyfed.report.grouping import group_runs

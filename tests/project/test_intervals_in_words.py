@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.config.protocol import Protocol
-from polyfed.report.benchmark_page import gains_of
 from polyfed.report.benchmark_results import read_processor_time, read_results
+from polyfed.report.benchmark_worth import gains_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SUITES = DOCS.parent / "suites"

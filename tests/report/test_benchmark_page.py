@@ -1,4 +1,4 @@
-"""The page of a benchmark and its stored figures, made by hand; ranks against a published example."""
+"""The page of a benchmark and its stored figures, made by hand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import chi2
 
 from polyfed.errors import ConfigError
-from polyfed.report.benchmark_page import Wanted, gains_figure, gains_of, rank, ranking, to_markdown, write_page
+from polyfed.report.benchmark_figures import gains_figure
+from polyfed.report.benchmark_page import Wanted, to_markdown, write_page
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     RowResult,
@@ -23,6 +23,7 @@ from polyfed.report.benchmark_results import (
     read_results,
     write_result,
 )
+from polyfed.report.benchmark_worth import gains_of
 from polyfed.results.fields import validated
 
 LOCAL = (0.50, 0.52, 0.54)
@@ -74,14 +75,12 @@ def lines(page: str, begin: str) -> list[str]:
 
 def test_a_table_by_hand() -> None:
     page = to_markdown("Two", [setting("one", "accuracy")], {"one": SPENT})
-    assert lines(page, "above")[-1] == (
-        "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | +3.00 | +9.00 | 100 % | 1.0 KiB | "
-        "2 min 00 s | +12288.00 | +6.00 |"
-    )
-    assert lines(page, "below")[-1].endswith(" | - | - |"), "a loss has no price"
-    assert "| above | **+9.00 [+6.52, +11.48]** |" in page, "an interval that leaves out zero is bold"
+    assert lines(page, "above")[-2] == (
+        "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | 6.19 | +3.00 | +9.00 | 1.0 KiB | "
+        "2 min 00 s |"
+    ), "smallest shown: (4.3027 + 1.0607) * 2 / sqrt(3)"
+    assert "| above | +9.00 [+6.52, +11.48] |" in page
     assert "| below | +0.00 [+0.00, +0.00] |" in page
-    assert "Chosen by validation: above: rate = 0.1." in page
     assert "Processor time: 6 min 00 s of all scored runs, 1 min 30 s of all trials." in page
     assert (
         "By hand, seeds 0, 1, 2. Accuracy: stage personal, on one global test set, plain mean over clients. "
@@ -90,13 +89,35 @@ def test_a_table_by_hand() -> None:
 
 
 def test_the_lowest_error_is_the_best() -> None:
-    assert list(ranking([setting("one", "accuracy")]).ranks) == ["above", "local", "below"]
-    ranked = ranking([setting("one", "rmse")])
-    assert ranked.ranks == {"below": (1.0,), "local": (2.0,), "above": (3.0,)}
     page = to_markdown("Errors", [setting("one", "rmse")], {})
     assert "| method | RMSE |" in page
     assert lines(page, "below")[-1].startswith("| below | 0.4200 ± 0.02000 |")
     assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
+
+
+def test_what_was_tried_is_told_and_what_lies_at_an_end() -> None:
+    """After widening, 1 is in the middle; words have no ends."""
+    grid = {"tried": {"rate": [0.1, 1.0], "how": ["a", "b"], "steps": [1, 2]}, "seeds": [7], "widened": {"rate": 10.0}}
+    tuning = {"above": grid | {"chosen": {"rate": 1.0, "how": "a", "steps": 1}}}
+    found = validated(SettingResult, setting("one", "accuracy").model_dump() | {"tuning": tuning})
+    page = to_markdown("Tuned", [found], {})
+    assert "| above | rate 0.1, 1, 10; how a, b; steps 1, 2 | rate 1; how a; steps 1 | steps |" in page
+    assert "may lie beyond; 1 of 2." in page
+
+
+def test_rounds_that_were_run_and_curves_are_shown(tmp_path: Path) -> None:
+    known = setting("one", "accuracy")
+    curved = row("above", ABOVE) | {"rounds": {"0": 10, "1": 20, "2": 15}, "curve": {"5": 0.5, "20": 0.64}}
+    for one in (join_results(known, part(curved), []), known.model_copy(update={"setting": "two"})):
+        write_result(one, SPENT, tmp_path)
+    _, files = write_page(tmp_path, "Curves", {"one": NOTHING, "two": NOTHING})
+    page = (tmp_path / "benchmark.md").read_text(encoding="utf-8")
+    first, second = page.split("## one")[1].split("## two")
+    assert " | +9.00 | 15 | 1.0 KiB | " in lines(first, "above")[0]
+    assert "| rounds |" not in second
+    assert [path.name for path in files if path.stem.startswith("curves")] == ["curves-one.png", "curves-one.svg"]
+    assert page.count("](curves-one.png)") == 1
+    assert "curves-two" not in page
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -128,8 +149,7 @@ def test_a_method_stands_beside_its_variants_with_other_targets() -> None:
     found = plain.model_copy(update={"rows": [*plain.rows, own]})
     page = to_markdown("Two", [found, setting("two", "accuracy")], {})
     assert "## Gains over other targets" in page
-    assert "| above - above-own | **+9.00 [+6.52, +11.48]** | - |" in page
-    assert "above-own" not in ranking([found]).ranks
+    assert "| above - above-own | +9.00 [+6.52, +11.48] | - |" in page
     assert "other targets" not in to_markdown("None", [plain], {})
 
 
@@ -142,21 +162,6 @@ def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     (tmp_path / "two.json").unlink()
     _, files = write_page(tmp_path, "Errors", {"one": NOTHING})
     assert [path.name for path in files] == ["benchmark.md"]
-
-
-def test_a_method_that_a_setting_lacks_has_no_rank_and_is_drawn(tmp_path: Path) -> None:
-    whole = setting("one", "accuracy")
-    fewer = whole.model_copy(update={"setting": "two", "rows": [one for one in whole.rows if one.name != "above"]})
-    for one in (whole, fewer):
-        write_result(one, ProcessorTime(tuning={}, runs={}), tmp_path)
-    _, (page, *_) = write_page(tmp_path, "Both", {"one": NOTHING, "two": NOTHING})
-    assert "Without a rank, as a setting lacks them: above (two)." in page.read_text(encoding="utf-8")
-    drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
-    assert [(row["setting"], row["method"]) for row in drawn if row["part"] == "gain"] == [
-        ("one", "below"),
-        ("one", "above"),
-        ("two", "below"),
-    ]
 
 
 def test_what_is_lacking_is_told() -> None:
@@ -176,9 +181,25 @@ def test_an_overview_counts_who_gains_and_by_whom() -> None:
     asked = {"one": Wanted([], [], "local-longer-3"), "two": NOTHING}
     page = to_markdown("Both", [join_results(stored, longer, []), errors], {}, asked)
     (_, part_) = page.split("## Overview")
-    part_ = part_.split("## Mean ranks")[0]
-    assert "| one | 2 | 1 | 1 | 1 | 0 | +5.00 [+5.00, +5.00] | +12.00 [+7.03, +16.97] |" in part_
-    assert "| two | 2 | 1 | - | 0 | 1 | - | -0.1200 [-0.1697, -0.07032] |" in part_, "of errors, less is better"
+    part_ = part_.split("## Federated gains")[0]
+    assert "| one | 2 | 1 | 1 | 1 | 0 | +5.00 [+5.00, +5.00] | 1 of 1 |" in part_
+    assert "| two | 2 | 1 | - | 0 | 1 | - | 1 of 1 |" in part_, "of errors, less is better"
+
+
+def test_what_lies_below_local_has_gained_nothing() -> None:
+    """Together 10 points above alone, and 10 below Local."""
+    stored = setting("one", "accuracy")
+    alone = part(row("below-alone", (0.30, 0.32, 0.34), "alone", "below"))
+    found = join_results(stored, alone, [])
+    page = to_markdown("Below", [found], {})
+    (_, counted) = page.split("## Overview")
+    assert "| one | 2 | 1 | 1 | 0 |" in counted, "above alone gains by the others"
+    assert "| below | *+10.00 [+10.00, +10.00]* |" in page
+    assert "| -20.00 | *+10.00* |" in lines(page, "below")[-1]
+    figure = gains_figure({"one": gains_of(found)}, ["above", "below"])
+    assert figure is not None
+    opacity = [image.get_alpha().ravel().tolist() for axes in figure.figure.axes for image in axes.images]
+    assert opacity == [[1, 1], [1, 0.25]]
 
 
 def test_gains_over_a_longer_local() -> None:
@@ -186,8 +207,8 @@ def test_gains_over_a_longer_local() -> None:
     longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))
     page = to_markdown("Longer", [join_results(stored, longer, [])], {}, {"one": Wanted([], [], "local-longer-3")})
     (_, part_) = page.split("## Gains over a longer Local")
-    assert "| above | **+7.00 [+2.03, +11.97]** |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
-    assert "| below | **-15.00 [-15.00, -15.00]** |" in part_
+    assert "| above | +7.00 [+2.03, +11.97] |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
+    assert "| below | -15.00 [-15.00, -15.00] |" in part_
     assert "(one local-longer-3)" in part_
     assert "longer Local" not in to_markdown("Without", [stored], {}, {"one": Wanted([], [], "local-longer-3")})
 
@@ -197,9 +218,8 @@ def test_gains_over_a_tuned_local() -> None:
     tuned = part(row("local-tuned", (0.55, 0.57, 0.59), method="local"))
     page = to_markdown("Tuned", [join_results(stored, tuned, [])], {})
     (_, part_) = page.split("## Gains over local-tuned")
-    assert "| above | **+7.00 [+2.03, +11.97]** |" in part_, "as over a longer one"
+    assert "| above | +7.00 [+2.03, +11.97] |" in part_, "as over a longer one"
     assert "| local" not in part_.split("As far as")[0]
-    assert "| local-tuned |" in page.split("## Federated gains")[0], "it has a rank"
 
 
 # rows from several places -------------------------------------------------------------------------------------------
@@ -249,59 +269,6 @@ def test_a_row_of_other_hyperparameters_or_run_again_replaces(change: dict[str, 
         join_processor_time(SPENT, ProcessorTime(tuning={}, runs={}), [above]).runs["above"].keys()
         == above.accuracy.keys()
     )
-
-
-# ranks ----------------------------------------------------------------------------------------------------------------
-
-# Table 6 of Demsar (JMLR 2006): AUC of four classifiers on 14 data sets
-NAMES = ("C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf")
-SCORES = [
-    (0.763, 0.768, 0.771, 0.798),
-    (0.599, 0.591, 0.590, 0.569),
-    (0.954, 0.971, 0.968, 0.967),
-    (0.628, 0.661, 0.654, 0.657),
-    (0.882, 0.888, 0.886, 0.898),
-    (0.936, 0.931, 0.916, 0.931),
-    (0.661, 0.668, 0.609, 0.685),
-    (0.583, 0.583, 0.563, 0.625),
-    (0.775, 0.838, 0.866, 0.875),
-    (1.000, 1.000, 1.000, 1.000),
-    (0.940, 0.962, 0.965, 0.962),
-    (0.619, 0.666, 0.614, 0.669),
-    (0.972, 0.981, 0.9751, 0.975),
-    (0.957, 0.978, 0.946, 0.970),
-]
-
-
-def test_the_published_example_comes_out() -> None:
-    ranking = rank({str(at): dict(zip(NAMES, row, strict=True)) for at, row in enumerate(SCORES)})
-    assert [round(ranking.mean(name), 3) for name in NAMES] == [3.143, 2.0, 2.893, 1.964]
-    assert list(ranking.ranks) == ["C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5"]
-    assert ranking.critical_difference == pytest.approx(1.25, abs=0.01)  # as printed there
-    # its chi square, 9.28, is not corrected for ties: some pairs, and a row of four equals
-    pairs = sum(len(set(row)) == 3 for row in SCORES)
-    ties = 1 - (pairs * (2**3 - 2) + (4**3 - 4)) / (14 * (4**3 - 4))
-    assert ranking.p_value == pytest.approx(chi2.sf(9.28 / ties, 3), abs=2e-4)
-
-
-def test_a_method_that_a_setting_lacks_is_left_out_and_equals_have_equal_ranks() -> None:
-    ranking = rank({"one": {"a": 0.1, "b": 0.2, "c": 0.3}, "two": {"a": 0.5, "b": 0.4}})
-    assert ranking.ranks == {"a": (2.0, 1.0), "b": (1.0, 2.0)}
-    assert ranking.unranked == {"c": ("two",)}
-    assert (ranking.p_value, ranking.critical_difference) == (None, None)
-    ranking = rank({name: {"a": 0.5, "b": 0.5, "c": 0.5} for name in ("one", "two")})
-    assert set(ranking.ranks.values()) == {(2.0, 2.0)}
-    assert ranking.p_value is None
-    assert ranking.critical_difference is not None
-
-
-def test_a_setting_with_less_than_half_of_the_methods_is_left_out() -> None:
-    full = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
-    ranking = rank({"one": full, "begun": {"a": 0.5}, "two": {"a": 0.4, "b": 0.2}})
-    assert ranking.settings == ("one", "two")
-    assert ranking.left_out == ("begun",)
-    assert ranking.ranks == {"b": (1.0, 2.0), "a": (2.0, 1.0)}
-    assert ranking.unranked == {"c": ("two",), "d": ("two",)}
 
 
 # the figure -----------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def benchmark(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a suite: tune, compare over seeds, rank.
+    """Run a suite: tune, compare over seeds, say what the others' data are worth.
 
     Each method is tuned by validation with as many trials, on seeds that are not scored; then all are compared, in
     every setting. Writes a small JSON file per setting and a page of all. What is done already, here or by

@@ -38,7 +38,7 @@ from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
-from polyfed.report.benchmark_page import Ranking, Wanted, ranking, to_text, write_page
+from polyfed.report.benchmark_page import Wanted, to_text, write_page
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     RowResult,
@@ -53,6 +53,7 @@ from polyfed.report.benchmark_results import (
     setting_result,
     write_result,
 )
+from polyfed.report.benchmark_worth import Worth, worth_of
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.read import flat_table
 from polyfed.units import human_count
@@ -68,13 +69,13 @@ class Benchmark:
     """What `benchmark` leaves behind.
 
     Attributes:
-        folder: of its runs. table: methods ranked over settings; None where no run was finished.
+        folder: of its runs. table: what the others' data are worth in each setting; None where no run was finished.
         settings: the figures of each setting. files: these and the page.
         failures: ``"digits: fedgh, seed 0"`` -> why. unlearnt: likewise, the line on a run that learnt nothing.
     """
 
     folder: Path
-    table: Ranking | None
+    table: tuple[Worth, ...] | None
     settings: tuple[SettingResult, ...] = ()
     files: tuple[Path, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -135,9 +136,10 @@ def benchmark(
     for number, setting in enumerate(asked, start=1):
         is_new = setting.run(f"{number} of {len(asked)}")
         if is_new and number < len(asked):  # the next setting may be interrupted
-            write_page(figures, protocol.title, wanted)
-    found, files = write_page(figures, protocol.title, wanted)
-    return Benchmark(place, ranking(found) if found else None, found, files, request.failures, request.unlearnt)
+            write_page(figures, protocol.title, wanted, protocol.primary)
+    found, files = write_page(figures, protocol.title, wanted, protocol.primary)
+    table = tuple(map(worth_of, found)) or None
+    return Benchmark(place, table, found, files, request.failures, request.unlearnt)
 
 
 def key_of(method: str, name: str) -> str:

@@ -1,11 +1,10 @@
-"""The page of a benchmark, in Markdown: an overview, ranks over settings, gains over several rivals, a table a setting.
-
-Ranks: mean ranks, Friedman's test, Nemenyi's critical difference (Demsar, JMLR 2006).
+"""The page of a benchmark, in Markdown: what the others' data are worth and the primary comparisons, both of
+`polyfed.report.benchmark_worth`; then what is only described: an overview, gains over several rivals, a table for each
+setting.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,17 @@ from typing import Any
 
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
+from polyfed.report.benchmark_figures import curves_figure, gains_figure, main_rows
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     SettingResult,
+    Tuning,
     read_processor_time,
     read_results,
 )
-from polyfed.report.comparison_tables import way_text
-from polyfed.report.findings import Gains, take_apart
-from polyfed.report.plot_style import WIDTH, FigureWithData, add_colorbar, canvas, inches
+from polyfed.report.benchmark_worth import Comparison, Side, Worth, comparisons, gain_between, gains_of, worth_of
+from polyfed.report.findings import Gains
+from polyfed.report.plot_style import save
 from polyfed.report.run_records import format_setting
 from polyfed.report.statistics import LEVEL, Estimate, mean_of
 from polyfed.report.text_tables import (
@@ -42,14 +43,8 @@ from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.units import human_seconds
 
 PAGE = "benchmark.md"
+Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
 _NO_TIME = ProcessorTime(tuning={}, runs={})
-_METHODS = 3  # fewer have no Friedman test
-_SETTINGS = 2
-_PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `Gains` -> panel of the figure
-_MOST = 10.0  # percentage points from which on the figure's color is full
-_DARK = 6.5  # percentage points from which on its text is white
-_SIZE = 8  # points of it
-_ROW, _COLUMN = 0.25, 0.5  # inches of a cell
 
 
 @dataclass(frozen=True)
@@ -62,12 +57,12 @@ class Wanted:
 
 
 def write_page(
-    folder: Path, title: str, wanted: Mapping[str, Wanted]
+    folder: Path, title: str, wanted: Mapping[str, Wanted], primary: Pairs = ()
 ) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
     """Make the page of the figures that a folder has; none where it has none.
 
     Args:
-        wanted: setting -> what it is to have; the page names what it lacks.
+        wanted: setting -> what it is to have; the page names what it lacks. primary: pairs of rows that are tested.
 
     Returns:
         The figures, and the files that were written.
@@ -75,13 +70,22 @@ def write_page(
     found = read_results(folder, list(wanted))
     if not found:
         return (), ()
-    ranked = ranking(found)
     by_setting = {one.setting: gains_of(one) for one in found if one.main_score == ACCURACY}  # an RMSE has another unit
     known = {setting: gains for setting, gains in by_setting.items() if gains}
-    figure = gains_figure(known, [*ranked.ranks, *ranked.unranked])
+    methods = dict.fromkeys(name for gains in known.values() for name in gains)
+    figure = gains_figure(known, list(methods))
     drawn = [] if figure is None else figure.write(folder)
-    page = to_markdown(title, found, read_processor_time(folder), wanted, has_figure=figure is not None)
+    for one in found:
+        curves = curves_figure(one, main_rows(one, _named_first(worth_of(one), primary)))
+        drawn += [] if curves is None else save(curves, folder, f"curves-{one.setting}")
+    page = to_markdown(title, found, read_processor_time(folder), wanted, primary, has_figure=figure is not None)
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
+
+
+def _named_first(worth: Worth, primary: Pairs) -> list[str]:
+    """The rows of most interest: those that are compared first of all."""
+    picked = [side.best.name for side in (worth.federated, worth.without, worth.pooled) if side.best is not None]
+    return [*picked, *(name for pair in primary for name in pair)]
 
 
 def to_markdown(
@@ -89,17 +93,20 @@ def to_markdown(
     found: Sequence[SettingResult],
     spent: Mapping[str, ProcessorTime],
     wanted: Mapping[str, Wanted] = MappingProxyType({}),
+    primary: Pairs = (),
     has_figure: bool = False,
 ) -> str:
-    """The page. spent: by setting. wanted: see `write_page`."""
+    """The page. spent: by setting. wanted, primary: see `write_page`."""
     parts = [f"# {markdown_text(title)}"]
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
     longer = {name: asked.longer for name, asked in wanted.items() if asked.longer}
     gains = {one.setting: gains_of(one) for one in found}
-    ranked = ranking(found)
+    worth = [worth_of(one) for one in found]
+    parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]
+    parts += map(markdown_text, _about_worth(worth))
+    parts += _primary(comparisons(found, primary))
     parts += _overview(found, gains, longer)
-    parts += ["## Mean ranks", markdown_table(_rank_columns(ranked)), *map(markdown_text, _about_ranks(ranked))]
     if has_figure:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _federated_gains(found, gains)
@@ -141,31 +148,86 @@ def _seeds_text(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-# gains of a setting -------------------------------------------------------------------------------------------------
+# what the others' data are worth -----------------------------------------------------------------------------------
 
 
-def gains_of(setting: SettingResult) -> dict[str, Gains]:
-    """Method -> its gains, of the methods that also ran alone, in the order of the rows; none without Local."""
-    local = setting.row("local")
-    if local is None:
-        return {}
-    row = setting.row("pooled-tuned")
-    pooled = {} if row is None else row.by_seed
-    found = {}
-    for row in setting.methods:
-        alone = setting.row(f"{row.name}-alone")
-        if alone is not None and alone.control == "alone":
-            found[row.name] = take_apart(row.by_seed, alone.by_seed, local.by_seed, pooled, setting.main_score)
-    return found
+def _worth_columns(worth: Sequence[Worth]) -> list[Column]:
+    columns = [
+        Column("setting", [one.setting for one in worth], words=True),
+        Column("best federated", [_picked(one.federated, one.score) for one in worth], words=True),
+        Column("best without the others", [_picked(one.without, one.score) for one in worth], words=True),
+        Column("difference", [gain_text(one.gain, one.score) for one in worth]),
+        Column("best pooled", [_picked(one.pooled, one.score) for one in worth], words=True),
+        Column("pooled minus without", [gain_text(one.gain_of_pooled, one.score) for one in worth]),
+        Column("closed form", [scored(one.closed_form, one.score) for one in worth]),
+        Column("closed form alone", [scored(one.closed_form_alone, one.score) for one in worth]),
+    ]
+    return [column for column in columns if not column.is_empty]
 
 
-def gain_between(setting: SettingResult, lower: str, upper: str) -> Estimate:
-    """How far the row `upper` lies above the row `lower`, paired by seed; not known where either is lacking."""
-    below = setting.row(lower)
-    above = setting.row(upper)
-    if below is None or above is None:
-        return Estimate()
-    return Estimate.gain(above.by_seed, below.by_seed, setting.main_score)
+def _picked(side: Side, score: MainScore) -> str:
+    """``"fedgh 52.16"``; why there is none where no row has a validation score."""
+    if side.best is not None:
+        return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)}"
+    return "not picked: no validation scores" if side.passed_over else NOT_KNOWN
+
+
+def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
+    """How the rows were picked, a paragraph each."""
+    if any(one.closed_form is not None for one in worth):
+        closed = " The closed form, a linear model on common random features, stands apart."
+    else:
+        closed = ""
+    yield (
+        "The best row of each kind is picked by its mean validation score over the scored seeds, never by test; the "
+        "figure beside its name is its mean test score. Federated: methods that send. Without the others: Local, also "
+        "for longer or tuned, methods with every client a federation of its own, and controls that make no use of what "
+        "is sent. Pooled: networks trained on the rows of all clients. Differences are paired by seed, with 95 % "
+        f"intervals.{closed}"
+    )
+    partly = [
+        f"{one.setting} {', '.join(side.passed_over)}"
+        for one in worth
+        for side in (one.federated, one.without, one.pooled)
+        if side.best is not None and side.passed_over
+    ]
+    if partly:
+        yield f"Not picked from, without validation scores of all seeds: {'; '.join(partly)}."
+
+
+def to_text(worth: Sequence[Worth], width: int = 120) -> str:
+    """What the others' data are worth, for a terminal. width: its columns."""
+    lines = [wrapped(text, width) for text in _about_worth(worth)]
+    return "\n\n".join([text_blocks(_worth_columns(worth), width), *lines])
+
+
+def _primary(found: Sequence[Comparison]) -> Iterator[str]:
+    """The comparisons that are tested; nothing where none was named."""
+    if not found:
+        return
+    adjusted = [one.adjusted for one in found]
+    shown = frozenset(at for at, p in enumerate(adjusted) if p is not None and p < 1 - LEVEL)
+    yield "## Primary comparisons"
+    yield markdown_table(
+        [
+            Column("comparison", [f"{one.upper} - {one.lower}" for one in found], words=True),
+            Column("setting", [one.setting for one in found], words=True),
+            Column("difference", [gain_text(one.gain, one.score) for one in found], bold=shown),
+            Column("p", [_p_text(one.p_value) for one in found]),
+            Column("adjusted p", list(map(_p_text, adjusted)), bold=shown),
+        ]
+    )
+    tested = sum(p is not None for p in adjusted)
+    yield (
+        f"These were named before the runs. p: paired t-test over seeds; adjusted by Holm for all {tested} tests of "
+        "this table; bold below 0.05. All that follows is described, not tested."
+    )
+
+
+def _p_text(value: float | None) -> str:
+    if value is None:
+        return NOT_KNOWN
+    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
 
 
 def gain_text(gain: Estimate, score: MainScore) -> str:
@@ -191,28 +253,30 @@ def _overview(
     yield markdown_table([names, *(column for column in columns if not column.is_empty)])
     has_longer = any(one.row(longer.get(one.setting, "")) is not None for one in counted)
     also = ", and above a Local that trains for longer" if has_longer else ""
+    ends = (
+        "; how many of the tuned values are the first or last of those tried"
+        if any(one.tuning for one in counted)
+        else ""
+    )
     yield (
         f"Of the methods that also ran with each client alone, how many lie distinguishably above Local{also}, and how "
-        "many gain or lose by the other clients (together minus alone), by their 95 % intervals. If nothing made a "
-        "difference, one in forty would on either side."
+        "many gain or lose by the other clients (together minus alone), by their 95 % intervals. What lies below Local "
+        f"has gained nothing. If nothing made a difference, one in forty would on either side{ends}."
     )
 
 
 def _overview_cells(one: SettingResult, gains: Mapping[str, Gains], longer: str) -> dict[str, str]:
     """A setting's cells by column. longer: its row of a Local for longer."""
     above_longer = [gain_between(one, longer, name) for name in gains]
-    federated = [parts.federated for parts in gains.values()]
+    gained = (parts.federated for parts in gains.values() if not parts.rises_below_local)
     return {
         "methods": str(len(gains)),
         "above Local": _count(parts.gain for parts in gains.values()),
         "above a longer Local": NOT_KNOWN if one.row(longer) is None else _count(above_longer),
-        "gain by the others": _count(federated),
-        "lose by the others": _count(federated, sign=-1),
+        "gain by the others": _count(gained),
+        "lose by the others": _count((parts.federated for parts in gains.values()), sign=-1),
         "longer Local over Local": gain_text(gain_between(one, "local", longer), one.main_score),
-        **{
-            f"{name} over Local": gain_text(gain_between(one, "local", name), one.main_score)
-            for name in ("pooled", "pooled-shares", "pooled-tuned")
-        },
+        "tuned to an end": _tuned_to_an_end(one),
     }
 
 
@@ -228,18 +292,19 @@ def _gains_section(
     gain: Callable[[SettingResult, str], Estimate],
     about: str,
     heading: str = "method",
+    is_vain: Callable[[SettingResult, str], bool] = lambda *_: False,
 ) -> Iterator[str]:
-    """A section with a gain per row and setting; bold where its interval leaves out zero. Nothing without rows.
+    """A section with a gain per row and setting. Nothing without rows.
 
-    rows: what a row is called -> what `gain` takes for it.
+    rows: what a row is called -> what `gain` and `is_vain` take for it. is_vain: whether a gain does not count.
     """
     if not rows:
         return
     columns = [Column(heading, list(rows), words=True)]
     for one in found:
         gains = [gain(one, name) for name in rows.values()]
-        bold = frozenset(at for at, each in enumerate(gains) if each.is_distinguishable)
-        columns.append(Column(one.setting, [gain_text(each, one.main_score) for each in gains], bold=bold))
+        vain = frozenset(at for at, name in enumerate(rows.values()) if is_vain(one, name))
+        columns.append(Column(one.setting, [gain_text(each, one.main_score) for each in gains], italic=vain))
     yield from (f"## {markdown_text(title)}", markdown_table(columns), markdown_text(about))
 
 
@@ -250,13 +315,18 @@ def _federated_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping
         parts = gains[one.setting].get(name)
         return Estimate() if parts is None else parts.federated
 
+    def is_vain(one: SettingResult, name: str) -> bool:
+        return name in gains[one.setting] and gains[one.setting][name].rises_below_local
+
     yield from _gains_section(
         "Federated gains",
         {name: name for name in names},
         found,
         federated,
         "How much better together is than alone (every client a federation of its own): accuracy in percentage points, "
-        "RMSE in the target's unit; paired by seed, with the 95 % interval; bold where that leaves out zero.",
+        "RMSE in the target's unit; paired by seed, with the 95 % interval. In italics: together is better than alone, "
+        "but worse than Local, and so no gain by the others.",
+        is_vain=is_vain,
     )
 
 
@@ -313,108 +383,6 @@ def _over_another_local(
     )
 
 
-# ranks --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Methods by mean rank, best first.
-
-    Attributes:
-        settings: those ranked over, in which every method has a score.
-        left_out: settings that have less than half as many methods as the one with most, such as one just begun: they
-            would leave few methods to be ranked.
-        ranks: method -> its rank in each setting, 1 the best; ties share the mean of theirs.
-        p_value: of Friedman's test, corrected for ties, that all methods are equal; None with fewer than three methods
-            or two settings, and where all are equal throughout.
-        critical_difference: mean ranks that differ by less cannot be told apart (95 %, Nemenyi); None with so few.
-        unranked: method -> the settings that lack it, of methods without a rank.
-    """
-
-    settings: tuple[str, ...]
-    left_out: tuple[str, ...]
-    ranks: Mapping[str, tuple[float, ...]]
-    p_value: float | None
-    critical_difference: float | None
-    unranked: Mapping[str, tuple[str, ...]]
-
-    def mean(self, method: str) -> float:
-        """A method's mean rank."""
-        found = self.ranks[method]
-        return sum(found) / len(found)
-
-
-def ranking(found: Sequence[SettingResult]) -> Ranking:
-    """The methods, ranked over settings by their mean score."""
-    merits: dict[str, dict[str, float]] = {}
-    for one in found:
-        sign = -1 if one.main_score.lower_is_better else 1
-        means = {row.name: mean_of(list(row.accuracy.values())) for row in one.methods}
-        merits[one.setting] = {name: sign * mean for name, mean in means.items() if mean is not None}
-    return rank(merits)
-
-
-def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking:
-    """Rank methods in each setting, and over all.
-
-    Args:
-        scores: setting -> method -> mean score, the higher the better. Methods that a setting lacks have no rank.
-    """
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range  # comes with scikit-learn
-
-    most = max(map(len, scores.values()), default=0)
-    settings = [name for name, found in scores.items() if found and 2 * len(found) >= most]
-    left_out = tuple(name for name, found in scores.items() if found and name not in settings)
-    methods = dict.fromkeys(method for found in scores.values() for method in found)
-    lacking = {method: tuple(name for name in settings if method not in scores[name]) for method in methods}
-    everywhere = [method for method, without in lacking.items() if not without]
-    unranked = {method: without for method, without in lacking.items() if without}
-    columns = {name: rankdata([-scores[name][method] for method in everywhere]) for name in settings}
-    ranks = {m: tuple(float(columns[name][at]) for name in settings) for at, m in enumerate(everywhere)}
-    ordered = dict(sorted(ranks.items(), key=lambda item: sum(item[1])))
-    if len(everywhere) < _METHODS or len(settings) < _SETTINGS:
-        return Ranking(tuple(settings), left_out, ordered, None, None, unranked)
-    p_value = None  # where all are equal in every setting
-    if any(len(set(column)) > 1 for column in columns.values()):
-        by_method = ([scores[name][method] for name in settings] for method in everywhere)
-        p_value = float(friedmanchisquare(*by_method).pvalue)
-    count = len(everywhere)
-    quantile = float(studentized_range.ppf(LEVEL, count, math.inf)) / math.sqrt(2)
-    critical = quantile * math.sqrt(count * (count + 1) / (6 * len(settings)))
-    return Ranking(tuple(settings), left_out, ordered, p_value, critical, unranked)
-
-
-def _rank_columns(ranked: Ranking) -> list[Column]:
-    names = list(ranked.ranks)
-    columns = [Column("method", names, words=True), Column("mean rank", [f"{ranked.mean(m):.2f}" for m in names])]
-    return columns + [
-        Column(setting, [f"{ranked.ranks[m][at]:g}" for m in names]) for at, setting in enumerate(ranked.settings)
-    ]
-
-
-def to_text(ranked: Ranking, width: int = 120) -> str:
-    """The ranks for a terminal. width: its columns."""
-    lines = [wrapped(text, width) for text in _about_ranks(ranked)]
-    return "\n\n".join([text_blocks(_rank_columns(ranked), width), *lines])
-
-
-def _about_ranks(ranked: Ranking) -> Iterator[str]:
-    """What the ranks show, a paragraph each."""
-    start = "Rank 1 is the best mean score of a setting, each method in its own evaluation stage."
-    if ranked.p_value is None or ranked.critical_difference is None:
-        yield f"{start} Too few methods or settings for a test."
-    else:
-        yield (
-            f"{start} Friedman's test: p = {ranked.p_value:.2g}. Mean ranks that differ by less than "
-            f"{ranked.critical_difference:.2f} cannot be told apart (Nemenyi, 95 %)."
-        )
-    if ranked.left_out:
-        yield f"Not ranked over, with less than half of the methods: {', '.join(ranked.left_out)}."
-    if ranked.unranked:
-        missing = (f"{method} ({', '.join(settings)})" for method, settings in ranked.unranked.items())
-        yield f"Without a rank, as a setting lacks them: {', '.join(missing)}."
-
-
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
@@ -427,30 +395,37 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
     spent = [mean_of(list(time.runs.get(row.name, {}).values())) for row in one.rows]
     sent = [row.bytes_of_run for row in one.rows]
     apart = [gains.get(row.name) for row in one.rows]
+    vain = frozenset(at for at, parts in enumerate(apart) if parts is not None and parts.rises_below_local)
+    rounds = [mean_of(list(row.rounds.values())) for row in one.rows]
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
         Column(score.title, format_mean_std(scores, score=score)),
         Column("95 % interval", [interval_of_score(found, score) for found in scores]),
         Column("gain over Local", [gain_text(gain, score) for gain in over]),
+        Column("smallest shown", [scored(gain.smallest_shown, score) for gain in over]),
         Column("= alone", [NOT_KNOWN if parts is None else scored(parts.alone.mean, score, "+") for parts in apart]),
         Column(
-            "+ federated", [NOT_KNOWN if parts is None else scored(parts.federated.mean, score, "+") for parts in apart]
+            "+ federated",
+            [NOT_KNOWN if parts is None else scored(parts.federated.mean, score, "+") for parts in apart],
+            italic=vain,
         ),
-        Column("way to pooled-tuned", [NOT_KNOWN if parts is None else way_text(parts.way) for parts in apart]),
+        Column("rounds", [NOT_KNOWN if number is None else f"{number:.4g}" for number in rounds]),
         Column("bytes", list(map(size, sent))),
         Column("processor time", list(map(duration, spent))),
-        Column("gain per MiB", [_per(gain, count, 2**20, score) for gain, count in zip(over, sent, strict=True)]),
-        Column("per processor minute", [_per(gain, cost, 60, score) for gain, cost in zip(over, spent, strict=True)]),
     ]
-    yield markdown_table(columns)
-    yield "The last two columns: the gain over Local per MiB sent and per processor minute, if its interval is above 0."
+    yield markdown_table([column for column in columns if not column.is_empty])
+    yield (
+        "Smallest shown: the smallest gain over Local that as many seeds of this spread would tell from zero four "
+        "times in five; a smaller one cannot be excluded."
+    )
+    if main_rows(one, ()):
+        yield f"![Curves of {markdown_text(one.setting)}](curves-{one.setting}.png)"
     if one.tuning:
-        chosen = {
-            method: ", ".join(f"{name} = {format_setting(value)}" for name, value in tuned.chosen.items())
-            for method, tuned in one.tuning.items()
-        }
-        listed = "; ".join(f"{method}: {values}" for method, values in chosen.items())
-        yield f"Chosen by validation: {markdown_text(listed)}."
+        yield markdown_table(_tuning_columns(one.tuning))
+        yield (
+            "Chosen by validation of all that was tried. At an end: the lowest or highest number tried was chosen, so "
+            f"that a better one may lie beyond; {_tuned_to_an_end(one)}."
+        )
 
 
 def _caption(one: SettingResult) -> str:
@@ -464,69 +439,49 @@ def _caption(one: SettingResult) -> str:
     return " ".join(parts)
 
 
-def _per(gain: Estimate, cost: float | None, unit: float, score: MainScore) -> str:
-    """A gain by each unit of its cost, where it lies distinguishably above zero and costs anything."""
-    if gain.mean is None or gain.mean <= 0 or not gain.is_distinguishable or not cost:
-        return NOT_KNOWN
-    return scored(gain.mean * unit / cost, score, "+")
+# tuning -------------------------------------------------------------------------------------------------------------
 
 
-# the figure ---------------------------------------------------------------------------------------------------------
+def _tuning_columns(tuning: Mapping[str, Tuning]) -> list[Column]:
+    """What was tried and chosen for each row, and which of it lies at an end."""
+    tried = []
+    chosen = []
+    for one in tuning.values():
+        values = {name: ", ".join(map(format_setting, _values_tried(one, name))) for name in one.tried}
+        tried.append("; ".join(f"{name} {listed}" for name, listed in values.items()))
+        chosen.append("; ".join(f"{name} {format_setting(value)}" for name, value in one.chosen.items()))
+    ends = [", ".join(_at_an_end(one)) or NOT_KNOWN for one in tuning.values()]
+    return [
+        Column("row", list(tuning), words=True),
+        Column("tried", tried, words=True),
+        Column("chosen", chosen, words=True),
+        Column("at an end", ends, words=True),
+    ]
 
 
-def gains_figure(
-    by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str], stem: str = "gains"
-) -> FigureWithData | None:
-    """Every method's gain over Local and its federated gain: a map each, with a row per method, a column per setting.
-
-    Args:
-        by_setting: setting -> method -> its gains in accuracy. methods: the rows, from the top; those without a gain
-            anywhere are left out.
-
-    Returns:
-        The figure with its data; None where there are no gains.
-    """
-    names = [method for method in methods if any(method in gains for gains in by_setting.values())]
-    if not names:
-        return None
-    about = (
-        "Percentage points, paired by seed: together minus Local, and together minus alone (every client a federation "
-        "of its own). Bold: the 95 % interval excludes zero."
-    )
-    width = 1.6 + inches(names, _SIZE) + len(_PARTS) * len(by_setting) * _COLUMN
-    height = _ROW * len(names) + 0.5 + 0.71 * inches(by_setting, _SIZE)
-    figure, (panels,) = canvas("Gains by setting", about, height, columns=2, width=max(WIDTH, width), sharey=True)
-    rows = []
-    for axes, (part, title) in zip(panels, _PARTS.items(), strict=True):
-        cells = {
-            (x, y): getattr(gains[method], part)
-            for x, gains in enumerate(by_setting.values())
-            for y, method in enumerate(names)
-            if method in gains
-        }
-        shown = _map(axes, cells, len(by_setting), len(names))
-        axes.set_title(title, size=_SIZE + 1)
-        axes.set_xticks(range(len(by_setting)), list(by_setting), size=_SIZE, rotation=45, ha="right")
-        axes.set_yticks(range(len(names)), names, size=_SIZE)
-        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            label.set_parse_math(False)
-        settings = list(by_setting)
-        rows += [
-            {"setting": settings[x], "method": names[y], "part": part, "mean": gain.mean, "margin": gain.margin}
-            for (x, y), gain in cells.items()
-        ]
-    add_colorbar(figure, shown, panels, "percentage points")
-    return FigureWithData(stem, figure, {"gains": rows}, rows)
+def _values_tried(tuned: Tuning, name: str) -> list[Any]:
+    """All values of a hyperparameter, numbers in order."""
+    values = [*tuned.tried[name], *([tuned.widened[name]] if name in tuned.widened else [])]
+    return sorted(values) if _are_numbers(values) else values
 
 
-def _map(axes: Any, cells: Mapping[tuple[int, int], Estimate], columns: int, rows: int) -> Any:
-    """The cells as colors (red: a loss), with their figures; a cell without one stays white."""
-    points = [[math.nan] * columns for _ in range(rows)]
-    for (x, y), gain in cells.items():
-        if gain.mean is None:
-            continue
-        points[y][x] = 100 * gain.mean
-        color = "white" if abs(points[y][x]) > _DARK else "black"
-        weight = "bold" if gain.is_distinguishable else "normal"
-        axes.text(x, y, f"{points[y][x]:+.1f}", ha="center", va="center", size=_SIZE, color=color, weight=weight)
-    return axes.imshow(points, cmap="RdBu", vmin=-_MOST, vmax=_MOST, aspect="auto", interpolation="nearest")
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _numbers_tried(tuned: Tuning) -> dict[str, list[Any]]:
+    """Hyperparameter -> its values, in order, of those that have several numbers, and so ends."""
+    every = {name: _values_tried(tuned, name) for name in tuned.tried}
+    return {name: values for name, values in every.items() if len(values) > 1 and _are_numbers(values)}
+
+
+def _at_an_end(tuned: Tuning) -> list[str]:
+    """The hyperparameters of which the lowest or the highest number was chosen."""
+    return [name for name, (low, *_, high) in _numbers_tried(tuned).items() if tuned.chosen[name] in (low, high)]
+
+
+def _tuned_to_an_end(one: SettingResult) -> str:
+    """``"4 of 9"``: of all numbers that were tuned; "-" where none was."""
+    numbers = sum(len(_numbers_tried(tuned)) for tuned in one.tuning.values())
+    at_an_end = sum(len(_at_an_end(tuned)) for tuned in one.tuning.values())
+    return f"{at_an_end} of {numbers}" if numbers else NOT_KNOWN

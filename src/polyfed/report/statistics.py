@@ -28,6 +28,7 @@ from polyfed.results.main_score import MainScore
 from polyfed.results.schema import RoundRecord
 
 LEVEL = 0.95
+POWER = 0.8
 SEEDS = 3  # fewer say nothing of chance
 BySeed = Mapping[int, float | None]  # seed -> main score
 _TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)")
@@ -88,9 +89,7 @@ class Estimate:
         if count == len(values) and count > 1:
             std = statistics.stdev(known)
         if std is not None and count >= SEEDS:
-            from scipy.special import stdtrit  # comes with scikit-learn
-
-            margin = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * std / math.sqrt(count)
+            margin = _quantile(count, (1 + LEVEL) / 2) * std / math.sqrt(count)
         return cls(mean_of(list(values.values())), std, margin, tuple(values))
 
     @classmethod
@@ -109,6 +108,53 @@ class Estimate:
         if self.mean is None or self.margin is None:
             return None
         return abs(self.mean) > self.margin
+
+    @property
+    def p_value(self) -> float | None:
+        """Of Student's two-sided test that this is zero; None where there are too few seeds to say.
+
+        >>> round(Estimate.of({0: 1.0, 1: 2.0, 2: 3.0}).p_value, 4)  # t = 2 sqrt(3), two degrees of freedom
+        0.0742
+        """
+        if self.mean is None or self.std is None or self.margin is None:
+            return None
+        if not self.std:
+            return 0.0 if self.mean else 1.0
+        from scipy.special import stdtr  # comes with scikit-learn
+
+        t = abs(self.mean) / (self.std / math.sqrt(len(self.seeds)))
+        return 2 * float(stdtr(len(self.seeds) - 1, -t))
+
+    @property
+    def smallest_shown(self) -> float | None:
+        """The smallest difference that as many seeds of this spread tell from zero four times in five:
+        (t(0.975, n - 1) + t(0.8, n - 1)) s / sqrt(n); None where there are too few seeds to say.
+        """
+        if self.std is None or self.margin is None:
+            return None
+        count = len(self.seeds)
+        return self.margin + _quantile(count, POWER) * self.std / math.sqrt(count)
+
+
+def _quantile(seeds: int, share: float) -> float:
+    """Student's t below which this share lies, for so many seeds."""
+    from scipy.special import stdtrit  # comes with scikit-learn
+
+    return float(stdtrit(seeds - 1, share))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for their number: the k-th smallest of m times m - k + 1, no smaller than those before it.
+
+    >>> holm([0.01, 0.04, 0.03, 0.005])
+    [0.03, 0.06, 0.06, 0.02]
+    """
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for tested, at in enumerate(sorted(range(len(p_values)), key=lambda at: p_values[at])):
+        highest = max(highest, min(1.0, (len(p_values) - tested) * p_values[at]))
+        adjusted[at] = highest
+    return adjusted
 
 
 def _minus(a: float | None, b: float | None) -> float | None:

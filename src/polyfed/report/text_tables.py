@@ -19,13 +19,14 @@ _NAME = 16  # least width of the column of names in plain text
 class Column:
     """A column to show: its heading (lines), its cells; words are aligned left, numbers right.
 
-    bold: the places of the cells to be emphasized, where a format can.
+    bold: the places of the cells to be emphasized, where a format can. italic: likewise of those that do not count.
     """
 
     heading: str
     cells: list[str]
     words: bool = False
     bold: frozenset[int] = frozenset()
+    italic: frozenset[int] = frozenset()
 
     @property
     def width(self) -> int:
@@ -110,6 +111,8 @@ def markdown_table(columns: Sequence[Column]) -> str:
 
 def _markdown_cell(column: Column, row: int) -> str:
     text = markdown_text(column.cells[row])
+    if row in column.italic:
+        return f"*{text}*"
     return f"**{text}**" if row in column.bold else text
 
 

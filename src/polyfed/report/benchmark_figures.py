@@ -1,0 +1,147 @@
+"""The figures of a benchmark: gains of every method in every setting, and curves of a setting's main rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyfed.report.benchmark_results import RowResult, SettingResult
+from polyfed.report.findings import Gains
+from polyfed.report.plot_style import (
+    GRAY,
+    WIDTH,
+    FigureWithData,
+    add_colorbar,
+    canvas,
+    empty_figure,
+    inches,
+    legend,
+    line_style,
+)
+from polyfed.report.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `Gains` -> panel of the figure
+_MOST = 10.0  # percentage points from which on the figure's color is full
+_DARK = 6.5  # percentage points from which on its text is white
+_PALE = 0.25  # opacity of a cell that is no gain by the others
+_SIZE = 8  # points of it
+_ROW, _COLUMN = 0.25, 0.5  # inches of a cell
+_LINES = 10  # of a figure of curves
+_MARKERS = 12  # of a line
+
+# gains --------------------------------------------------------------------------------------------------------------
+
+
+def gains_figure(
+    by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str], stem: str = "gains"
+) -> FigureWithData | None:
+    """Every method's gain over Local and its federated gain: a map each, with a row per method, a column per setting.
+
+    Args:
+        by_setting: setting -> method -> its gains in accuracy. methods: the rows, from the top; those without a gain
+            anywhere are left out.
+
+    Returns:
+        The figure with its data; None where there are no gains.
+    """
+    names = [method for method in methods if any(method in gains for gains in by_setting.values())]
+    if not names:
+        return None
+    about = (
+        "Percentage points, paired by seed: together minus Local, and together minus alone (every client a federation "
+        "of its own). Bold: the 95 % interval excludes zero. Pale: of a method below Local, so no gain by the others."
+    )
+    width = 1.6 + inches(names, _SIZE) + len(_PARTS) * len(by_setting) * _COLUMN
+    height = _ROW * len(names) + 0.5 + 0.71 * inches(by_setting, _SIZE)
+    figure, (panels,) = canvas("Gains by setting", about, height, columns=2, width=max(WIDTH, width), sharey=True)
+    rows = []
+    for axes, (part, title) in zip(panels, _PARTS.items(), strict=True):
+        cells = {
+            (x, y): getattr(gains[method], part)
+            for x, gains in enumerate(by_setting.values())
+            for y, method in enumerate(names)
+            if method in gains
+        }
+        pale = {
+            (x, y)
+            for x, gains in enumerate(by_setting.values())
+            for y, method in enumerate(names)
+            if part == "federated" and method in gains and gains[method].rises_below_local
+        }
+        shown = _map(axes, cells, pale, len(by_setting), len(names))
+        axes.set_title(title, size=_SIZE + 1)
+        axes.set_xticks(range(len(by_setting)), list(by_setting), size=_SIZE, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names, size=_SIZE)
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            label.set_parse_math(False)
+        settings = list(by_setting)
+        rows += [
+            {"setting": settings[x], "method": names[y], "part": part, "mean": gain.mean, "margin": gain.margin}
+            for (x, y), gain in cells.items()
+        ]
+    add_colorbar(figure, shown, panels, "percentage points")
+    return FigureWithData(stem, figure, {"gains": rows}, rows)
+
+
+def _map(
+    axes: Any, cells: Mapping[tuple[int, int], Estimate], pale: Container[tuple[int, int]], columns: int, rows: int
+) -> Any:
+    """The cells as colors (red: a loss), with their figures; a cell without one stays white."""
+    import numpy as np
+
+    points = np.full((rows, columns), math.nan)
+    opacity = np.ones((rows, columns))
+    for (x, y), gain in cells.items():
+        if gain.mean is None:
+            continue
+        points[y, x] = 100 * gain.mean
+        color = "white" if abs(points[y, x]) > _DARK else "black"
+        weight = "bold" if gain.is_distinguishable else "normal"
+        if (x, y) in pale:
+            color = GRAY
+            weight = "normal"
+            opacity[y, x] = _PALE
+        axes.text(x, y, f"{points[y, x]:+.1f}", ha="center", va="center", size=_SIZE, color=color, weight=weight)
+    return axes.imshow(
+        points, alpha=opacity, cmap="RdBu", vmin=-_MOST, vmax=_MOST, aspect="auto", interpolation="nearest"
+    )
+
+
+# curves -------------------------------------------------------------------------------------------------------------
+
+
+def main_rows(setting: SettingResult, first: Sequence[str]) -> list[RowResult]:
+    """The rows that a figure has room for, of those with curves: Local, those of the names `first`, then methods."""
+    names = dict.fromkeys(["local", *first, *(row.name for row in setting.methods)])
+    rows = [row for row in map(setting.row, names) if row is not None and row.curve]
+    return rows[:_LINES]
+
+
+def curves_figure(setting: SettingResult, rows: Sequence[RowResult]) -> Figure | None:
+    """Score against rounds, so that one sees whether rows have converged; None where no curve is known."""
+    from matplotlib.ticker import MaxNLocator
+
+    if not rows:
+        return None
+    score = setting.main_score
+    about = (
+        f"{setting.about}. {score.title[0].upper()}{score.title[1:]} on test data, mean over seeds; a seed that has "
+        "stopped early counts with its last one."
+    )
+    figure, axes = empty_figure(f"Curves: {setting.setting}", about)
+    handles = []
+    for number, row in enumerate(rows):
+        look = line_style(number - 1 if rows[0].name == "local" else number)
+        rounds = list(map(int, row.curve))
+        values = [score.shown(value) for value in row.curve.values()]
+        every = max(1, math.ceil(len(rounds) / _MARKERS))
+        handles += axes.plot(rounds, values, **look, markersize=5, markevery=every, gid=f"curve {row.name}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.set_ylabel(score.axis)
+    legend(axes, handles, [row.name for row in rows])
+    return figure

@@ -1,0 +1,137 @@
+"""What the others' data are worth: picks by validation, primary comparisons; figures made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+from polyfed.report.benchmark_page import to_markdown, to_text
+from polyfed.report.benchmark_results import SettingResult
+from polyfed.report.benchmark_worth import comparisons, worth_of
+from polyfed.report.statistics import Estimate, holm
+from polyfed.results.fields import validated
+
+LOCAL = (0.50, 0.54, 0.52)
+
+
+def row(
+    name: str, validation: float | None, test: tuple[float, ...], kind: str = "", sent: int = 9, **settings: str
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "method": name.split("-alone")[0],
+        "control": kind,
+        "hyperparameters": settings,
+        "stage": "personal",
+        "accuracy": {str(seed): value for seed, value in enumerate(test)},
+        "validation": {str(seed): validation for seed in range(len(test))},
+        "bytes_up": sent,
+        "bytes_down": sent,
+    }
+
+
+def setting(rows: list[dict[str, Any]], score: str = "accuracy", name: str = "one") -> SettingResult:
+    told = {"setting": name, "score": score, "about": "By hand", "scored_on": "on test data", "changes": ""}
+    made = {"rounds": 2, "clients": 3, "recipe": {}, "tuning": {}, "epochs_of_local": {}, "versions": []}
+    return validated(SettingResult, {**told, **made, "rows": rows})
+
+
+ROWS = [
+    row("local", 0.5, LOCAL, sent=0),
+    row("lucky", 0.6, (0.90, 0.92, 0.94)),  # the best by test
+    row("sure", 0.7, (0.60, 0.66, 0.63)),  # the best by validation
+    row("smooth", 0.6, (0.55, 0.57, 0.59), "targets", control="uniform"),  # its method sends, and nobody needs it
+    row("flat", 0.9, (0.80, 0.80, 0.80), "targets", control="flat"),  # needs the others, and is a control
+    row("sure-alone", 0.55, (0.70, 0.71, 0.72), "alone", sent=0),
+    row("pooled", 0.4, (0.80, 0.80, 0.80), "pooled", sent=0),
+    row("pooled-tuned", 0.8, (0.65, 0.69, 0.67), "pooled-tuned", sent=0),
+    row("closed-form", 0.95, (0.60, 0.62, 0.61)),
+    row("closed-form-alone", 0.95, (0.50, 0.52, 0.51), "alone", sent=0),
+]
+
+
+def test_rows_are_picked_by_validation_never_by_test() -> None:
+    worth = worth_of(setting(ROWS))
+    picked = [side.best and side.best.name for side in (worth.federated, worth.without, worth.pooled)]
+    assert picked == ["sure", "smooth", "pooled-tuned"]
+    assert worth.gain.mean == pytest.approx((0.05 + 0.09 + 0.04) / 3)
+    assert worth.gain_of_pooled.mean == pytest.approx(0.10)
+    page = to_markdown("Worth", [setting(ROWS)], {})
+    assert page.split("\n\n")[1] == "## What the others' data are worth", "the first section"
+    assert (
+        "| one | sure 63.00 | smooth 57.00 | +6.00 [-0.57, +12.57] | pooled-tuned 67.00 | +10.00 [+5.03, +14.97] | "
+        "61.00 | 51.00 |"
+    ) in page, "margins: 4.3027 / sqrt(3) times 2.646 and 2"
+    assert "sure 63.00" in to_text([worth])
+
+
+def test_of_errors_the_lowest_is_picked() -> None:
+    worth = worth_of(setting(ROWS, "rmse"))
+    assert worth.federated.best is not None
+    assert worth.federated.best.name == "lucky"
+    assert worth.gain.mean == pytest.approx(0.52 - 0.92), "local has the lowest of the others"
+
+
+def test_without_validation_scores_nothing_is_picked() -> None:
+    unknown = [one | {"validation": {}} for one in ROWS]
+    worth = worth_of(setting(unknown))
+    assert worth.federated.best is worth.without.best is worth.pooled.best is None
+    assert worth.gain == Estimate()
+    cell = "not picked: no validation scores"
+    assert f"| one | {cell} | {cell} | {cell} | 61.00 | 51.00 |" in to_markdown("None", [setting(unknown)], {})
+
+
+def test_a_row_without_a_seeds_validation_score_is_passed_over_and_told() -> None:
+    partly = [one | ({"validation": {"0": 0.99}} if one["name"] == "lucky" else {}) for one in ROWS]
+    found = setting(partly)
+    assert worth_of(found).federated.best == found.row("sure")
+    assert "Not picked from, without validation scores of all seeds: one lucky." in to_markdown("Part", [found], {})
+
+
+# primary comparisons --------------------------------------------------------------------------------------------------
+
+
+def test_holm_as_r_adjusts() -> None:
+    assert holm([0.02, 0.05, 0.03, 0.01, 0.04]) == pytest.approx([0.08, 0.09, 0.09, 0.05, 0.09])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_p_values_are_those_of_scipy() -> None:
+    found = comparisons([setting(ROWS)], [["sure", "local"], ["local", "lucky"]])
+    for one, (upper, lower) in zip(found, [(ROWS[2], ROWS[0]), (ROWS[0], ROWS[1])], strict=True):
+        expected = ttest_rel([*upper["accuracy"].values()], [*lower["accuracy"].values()]).pvalue
+        assert one.p_value == pytest.approx(float(expected))
+    assert [one.adjusted for one in found] == pytest.approx(holm([one.p_value or 0.0 for one in found]))
+    assert Estimate.of({0: 0.1, 1: 0.1, 2: 0.1}).p_value == 0.0
+    assert Estimate.of({0: 0.0, 1: 0.0, 2: 0.0}).p_value == 1.0
+    assert Estimate.of({0: 0.1, 1: 0.2}).p_value is None, "too few seeds to say"
+
+
+def test_primary_comparisons_are_those_of_all_settings_that_have_both_rows() -> None:
+    one, two = setting(ROWS), setting(ROWS[:2], name="two")
+    page = to_markdown("Primary", [one, two], {}, primary=[["sure", "local"], ["lucky", "local"]])
+    (_, section) = page.split("## Primary comparisons")
+    table = section.split("\n\n")[1].splitlines()[2:]
+    assert [line.split(" | ")[:2] for line in table] == [
+        ["| sure - local", "one"],
+        ["| lucky - local", "one"],
+        ["| lucky - local", "two"],
+    ]
+    assert "all 3 tests of this table" in section
+    assert all("**" in line for line in table)
+    assert "Primary" not in to_markdown("None", [one], {})
+
+
+# gains that could have been shown -------------------------------------------------------------------------------------
+
+
+def test_the_smallest_gain_that_seeds_show_falls_with_their_number() -> None:
+    """By hand, with t(0.975) and t(0.8) of two and four degrees of freedom."""
+    three = Estimate.of({0: 0.01, 1: 0.02, 2: 0.03})
+    five = Estimate.of({0: 1.0, 1: -1.0, 2: 1.0, 3: -1.0, 4: 0.0})
+    assert three.smallest_shown == pytest.approx((4.3027 + 1.0607) * 0.01 / 3**0.5, rel=1e-4)
+    assert five.smallest_shown == pytest.approx((2.7764 + 0.9410) * 1.0 / 5**0.5, rel=1e-4)
+    assert Estimate.of({0: 0.1, 1: 0.2}).smallest_shown is None

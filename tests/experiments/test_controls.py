@@ -18,7 +18,7 @@ from torch import Tensor
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import get_group
+from polyfed.core.message import get_group, get_tensor
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
@@ -189,15 +189,20 @@ def test_the_epochs_of_tuning_are_those_of_the_best_validation(done: Federation)
     found = done.history[-1]["server"]
     after = [found[f"validation_after_{epochs}"] for epochs in range(1, 6)]
     assert found["tuned_epochs"] == 1 + after.index(max(after)) > 1, "another setting, if the first one is the best"
-    right = rows = 0
+    right = {"validation": 0, "validation_by_shares": 0, "tuned": 0}
     for client in done.clients:  # by hand, from the weights that were kept
         model = done.export(client.id)
-        model.load_state_dict(get_group(client.state, "tuned weights"))
         samples = client.data.validation
-        right += int((model(client.prepare(samples.x)).argmax(dim=1) == samples.y).sum())
-        rows += len(samples)
+        scores = model(client.prepare(samples.x))
+        model.load_state_dict(get_group(client.state, "tuned weights"))
+        tuned = model(client.prepare(samples.x))
+        for name, given in zip(right, (scores, scores + get_tensor(client.state, "shift"), tuned), strict=True):
+            right[name] += int((given.argmax(dim=1) == samples.y).sum())
         assert list(client.state) == ["shift", "tuned weights"], "no other weights are kept"
-    assert right / rows == max(after)
+    rows = sum(len(client.data.validation) for client in done.clients)
+    assert right["tuned"] / rows == max(after)
+    for name in ("validation", "validation_by_shares"):
+        assert found[name] == right[name] / rows
 
 
 def test_the_final_round_leaves_the_pooled_network_as_it_was(done: Federation) -> None:
@@ -344,6 +349,9 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert {row.name: (row.control, row.accuracy) for row in figures.rows} == {
         name: (name, {"0": scores[name]}) for name in ("pooled", "pooled-shares", "pooled-tuned")
     }
+    server = json.loads(Path("all/pooled/seed-0/rounds.jsonl").read_text().splitlines()[-1])["server"]
+    names = ("validation", "validation_by_shares", f"validation_after_{server['tuned_epochs']}")
+    assert [row.validation["0"] for row in figures.rows] == [server[name] for name in names], "each may be picked"
     before = Path("all/comparison.csv").read_text()
     assert cli.status(words) == 0
     assert capsys.readouterr().err.count("already done") == 4

@@ -159,19 +159,23 @@ class Pooled(Local):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Keep the number of epochs that is best on the validation rows of all; of equals the fewest."""
+        rows = sum(int(get_tensor(upload, "n")) for upload in uploads.values() if "n" in upload)
+        found = {name: _merit(uploads, name, rows, server.classes) for name in ("total", "by_shares")}
+        if server.exchange == _RESTORE and rows:
+            server.log["validation"] = _as_score(found["total"], server.classes)
+            if vars(self)["shifts"]:
+                server.log["validation_by_shares"] = _as_score(found["by_shares"], server.classes)
         if not server.exchange.startswith(_TUNE):
             return
         epochs = int(server.exchange.removeprefix(_TUNE))
-        rows = sum(int(get_tensor(upload, "n")) for upload in uploads.values())
-        total = sum(float(get_tensor(upload, "total")) for upload in uploads.values())
-        merit = (total if server.classes else -total) / max(rows, 1)
+        merit = found["total"]
         best = members(server.state, "tuning")
         if epochs == 1 or merit > float(best["merit"]):
             best = {"best": torch.tensor(epochs), "merit": torch.tensor(merit, dtype=torch.float64)}
         server.state["tuning"] = {**best, "epochs": torch.tensor(epochs)}
         server.log["tuned_epochs"] = int(best["best"])
         if rows:
-            server.log[f"validation_after_{epochs}"] = merit if server.classes else (-merit) ** 0.5
+            server.log[f"validation_after_{epochs}"] = _as_score(merit, server.classes)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -191,16 +195,33 @@ class Pooled(Local):
         return {"rows": vars(self)["rows"][client.id]}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """After an epoch on its own rows: on validation rows, how many are right, or the sum of squared errors."""
-        samples = client.data.validation
-        if not client.exchange.startswith(_TUNE):
+        """In the final round: on validation rows, how many are right, or the sum of squared errors."""
+        if client.exchange != _RESTORE and not client.exchange.startswith(_TUNE):
             return {}
-        total = 0.0
-        if len(samples):
-            score = evaluate_model(client, self, samples, others=False)
-            right = score.confusion.diagonal().sum() if isinstance(score, ClientScore) else score.rmse**2 * score.total
-            total = float(right)
-        return {"total": torch.tensor(total, dtype=torch.float64), "n": torch.tensor(len(samples))}
+        found = {"total": _on_validation(client, self), "n": torch.tensor(len(client.data.validation))}
+        if client.exchange == _RESTORE and vars(self)["shifts"]:
+            found["by_shares"] = _on_validation(client, ByShares())
+        return found
+
+
+def _on_validation(client: Client, method: Method) -> Tensor:
+    samples = client.data.validation
+    total = 0.0
+    if len(samples):
+        score = evaluate_model(client, method, samples, others=False)
+        right = score.confusion.diagonal().sum() if isinstance(score, ClientScore) else score.rmse**2 * score.total
+        total = float(right)
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def _merit(uploads: Mapping[int, Message], name: str, rows: int, classes: int) -> float:
+    """Of all clients' validation rows together: the share that is right, or minus the mean squared error."""
+    total = sum(float(get_tensor(upload, name)) for upload in uploads.values() if name in upload)
+    return (total if classes else -total) / max(rows, 1)
+
+
+def _as_score(merit: float, classes: int) -> float:
+    return merit if classes else (-merit) ** 0.5
 
 
 class ByShares(Local):

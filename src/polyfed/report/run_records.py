@@ -43,7 +43,6 @@ _NOT_BY_PREDICTOR: Mapping[str, Any] = {
     "accuracy_by_classes": {},
     "metrics": {},
     "confusion": None,
-    "validation": None,
 }
 
 
@@ -204,6 +203,7 @@ def _pooled_rows(run: RunRecord) -> Iterator[RunRecord]:
     """One run on pooled data: its rows, as far as it has scored them."""
     regular = [record for record in run.rounds if not record.final_round]
     plain = {"accuracy_by_predictor": {}, "bytes_up": 0, "bytes_down": 0, "final_round": False}
+    plain["validation"] = _pooled_validation(run, "")
     yield replace(run, stored=run.result.model_copy(update=plain), rounds=regular)
     kinds = dict.fromkeys(kind for scores in run.result.accuracy_by_predictor.values() for kind in scores)
     final = run.rounds[len(regular) :]
@@ -216,20 +216,28 @@ def _pooled_rows(run: RunRecord) -> Iterator[RunRecord]:
         yield replace(
             run,
             name=run.name.replace("pooled", name, 1),
-            stored=_scored_by(run.result, kind, name),
+            stored=_scored_by(run.result, kind, name, _pooled_validation(run, kind)),
             rounds=[_by_predictor(record, kind) for record in scored],
             recipe=run.recipe.model_copy(update={"run": settings}),
         )
 
 
+def _pooled_validation(run: RunRecord, kind: str) -> float | None:
+    """The score of a row of pooled data on the validation rows of all clients together; None where it is not known."""
+    found = run.rounds[-1].server if run.rounds else {}
+    tuned = f"validation_after_{found.get('tuned_epochs')}"
+    value: float | None = found.get({"": "validation", "shares": "validation_by_shares", "tuned": tuned}[kind])
+    return run.result.validation if value is None and not kind else value
+
+
 def _by_predictor(record: RoundRecord, kind: str) -> RoundRecord:
     """A round with the scores by one of the further predictors."""
     accuracy = {stage: scores[kind] for stage, scores in record.accuracy_by_predictor.items() if kind in scores}
-    update = {"accuracy": accuracy, "accuracy_by_predictor": {}, "bytes_up": 0, "bytes_down": 0}
-    return record.model_copy(update={**update, **_NOT_BY_PREDICTOR})
+    nothing: dict[str, Any] = {"accuracy_by_predictor": {}, "validation": None, "bytes_up": 0, "bytes_down": 0}
+    return record.model_copy(update={"accuracy": accuracy, **nothing, **_NOT_BY_PREDICTOR})
 
 
-def _scored_by(result: RunResult, kind: str, label: str) -> RunResult:
+def _scored_by(result: RunResult, kind: str, label: str, validation: float | None) -> RunResult:
     """A result with the scores by one of the further predictors."""
     by_stage = {stage: scores[kind] for stage, scores in result.accuracy_by_predictor.items() if kind in scores}
     main = by_stage.get(result.evaluation.stage, Summary())
@@ -241,6 +249,7 @@ def _scored_by(result: RunResult, kind: str, label: str) -> RunResult:
         "accuracy_bottom_decile": main.bottom_decile,
         "accuracy_before_final_round": None,
         "accuracy_best_by_validation": None,
+        "validation": validation,
         "accuracy_by_stage": by_stage,
         "accuracy_by_predictor": {},
         "clients_table": clients,

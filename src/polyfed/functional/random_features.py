@@ -27,6 +27,7 @@ _SMALL_SIDE = 8  # pixels
 _BIAS = 0.25  # standard deviation of a bias
 _KERNEL_LENGTHS = (7, 9, 11)
 _PADDING = 0  # the id of no word
+_IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
 
 
 def draw_map(
@@ -82,8 +83,12 @@ def _draw_filters(shape: Sequence[int], features: int, generator: torch.Generato
 
 def _pool_patches(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     filters = drawn["filters"]
-    maps = F.conv2d(x, filters, drawn["bias"], padding=filters.shape[-1] // 2)
-    return F.adaptive_avg_pool2d(maps.relu_(), int(drawn["cells"])).flatten(1)
+    cells = int(drawn["cells"])
+    found = []
+    for images in x.split(_IMAGES):
+        maps = F.conv2d(images, filters, drawn["bias"], padding=filters.shape[-1] // 2)
+        found.append(F.adaptive_avg_pool2d(maps.relu_(), cells).flatten(1))
+    return torch.cat(found)
 
 
 # series --------------------------------------------------------------------------------------------------------------

@@ -158,11 +158,12 @@ class ClosedForm(Method):
             return scores
         solution: Group = context["solution"]
         phi_ND = apply_map(context["map"], x).cpu().double()  # not every device has float64
-        scores_NC = phi_ND @ solution["weight"] + solution["bias"]
+        scores_NC = phi_ND @ solution["weight"].cpu() + solution["bias"].cpu()
         if "counts" not in solution:
             return scores_NC
-        prior_C = solution["counts"] if self.prior == "federation" else context["own counts"]
-        return class_statistics.log_posterior(scores_NC, solution["counts"], prior_C)
+        counts_C = solution["counts"].cpu()
+        prior_C = counts_C if self.prior == "federation" else context["own counts"].cpu()
+        return class_statistics.log_posterior(scores_NC, counts_C, prior_C)
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:

@@ -225,9 +225,7 @@ def _primary(found: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _p_text(value: float | None) -> str:
-    if value is None:
-        return NOT_KNOWN
-    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
+    return NOT_KNOWN if value is None else f"{value:.2g}"
 
 
 def gain_text(gain: Estimate, score: MainScore) -> str:

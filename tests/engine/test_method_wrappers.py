@@ -1,10 +1,11 @@
-"""A method with every client alone, or with adapters in frozen networks, which files of peft hold."""
+"""A method with every client alone, personalized, or with adapters in frozen networks, which files of peft hold."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from polyfed import testing
 from polyfed.config.recipe import Recipe
 from polyfed.core.adapters import adapted_layers, add_adapters, merge_adapters
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import AdapterSettings
+from polyfed.core.settings import AdapterSettings, Evaluation, Personalization, Privacy, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.method_wrappers import adapted, alone
+from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.engine.peft_adapters import load_peft, save_peft
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
@@ -143,6 +146,118 @@ def test_a_server_that_hears_of_another_client_is_caught(monkeypatch: pytest.Mon
     found = testing.violations(FedProto(), only=["alone_knows_nobody"])
     assert "client 1 depends on the others' data" in found["alone_knows_nobody"]
 
+
+# personalized ---------------------------------------------------------------------------------------------------------
+
+AVERAGED = FedAvg(aggregation="same-shape")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["tuned", "shares"])
+def test_a_personalized_method_conforms(how: Personalization) -> None:
+    assert testing.violations(personalized(AVERAGED, how)) == {}
+
+
+def test_what_is_tuned_is_scored_after_local_training() -> None:
+    tuned = personalized(AVERAGED, "tuned")
+    assert (tuned.evaluation_stage, tuned.card.personalize, repr(tuned)[:12]) == ("personal", "tuned", "personalized")
+    kit = ConformanceKit(method=AVERAGED)
+    one, other = (kit.run(method, evaluation=Evaluation(extra_stages=["personal"])) for method in (tuned, AVERAGED))
+    assert worlds.difference(worlds.state(one), worlds.state(other)) is None
+    assert one.history[-1]["accuracy"]["personal"] == other.history[-1]["accuracy"]["personal"]
+
+
+def labeled(*labels: int) -> Client:
+    """A client with these training labels, and rows of all classes to be tested on."""
+    draws = torch.Generator().manual_seed(len(labels))
+    x = torch.randn(len(labels), 4, generator=draws)
+    torch.manual_seed(0)
+    return Client(net(), (x, torch.tensor(labels)), (torch.randn(9, 4, generator=draws), torch.arange(9) % 3))
+
+
+def averaged(method: Method, *clients: Client, rounds: int = 2) -> Federation:
+    found = Federation(clients, method, Training(rounds=rounds, batch_size=2, lr=0.1))
+    found.run()
+    return found
+
+
+def test_shares_by_hand() -> None:
+    """Client 0 has 3, 1 and 0 rows of three classes; all have 4, 2 and 2."""
+    both = [lambda: labeled(0, 0, 0, 1), lambda: labeled(0, 1, 2, 2)]
+    shared = averaged(personalized(AVERAGED, "shares"), *(make() for make in both))
+    plain = averaged(AVERAGED, *(make() for make in both))
+    mine, theirs = worlds.predictions(shared), worlds.predictions(plain)
+    shift = torch.tensor([math.log((3 / 4) / (4 / 8)), math.log((1 / 4) / (2 / 8)), -1e4])
+    assert torch.allclose(mine["client 0: scores"], theirs["client 0: scores"] + shift)
+    assert worlds.difference(worlds.weights(shared), worlds.weights(plain)) is None
+    assert all(not client.state for client in shared.clients), "what has trained has no shift"
+    # three counts of four bytes: up with each upload, down as soon as there are any
+    assert [record["bytes_up"] for record in shared.history] == [r["bytes_up"] + 2 * 12 for r in plain.history]
+    assert [record["bytes_down"] for record in shared.history] == [
+        plain.history[0]["bytes_down"],
+        plain.history[1]["bytes_down"] + 24,
+    ]
+
+
+def test_where_all_have_the_same_shares_it_is_the_method() -> None:
+    both = [lambda: labeled(0, 0, 1, 2), lambda: labeled(0, 0, 1, 2, 0, 1, 2, 0)]
+    shared = averaged(personalized(AVERAGED, "shares"), *(make() for make in both))
+    plain = averaged(AVERAGED, *(make() for make in both))
+    assert worlds.difference(worlds.predictions(shared), worlds.predictions(plain)) is None
+
+
+def test_the_server_keeps_the_newest_counts_of_each() -> None:
+    shared = averaged(personalized(AVERAGED, "shares"), labeled(0, 0, 1), labeled(2, 2), rounds=1)
+    upload: Message = {"n": torch.tensor(2), "model": {}, "class counts": torch.tensor([0, 2, 0], dtype=torch.int32)}
+    shared.method.aggregate(shared.server, {})
+    assert get_tensor(shared.server.state, "class counts").tolist() == [2, 1, 2]
+    shared.method.aggregate(shared.server, {1: upload})
+    assert get_tensor(shared.server.state, "class counts").tolist() == [2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "said"),
+    [
+        (FedGH(), "tuned", "expected a method that scores what clients receive.* got 'fedgh', which scores"),
+        (
+            FedSA(predictor="prototype"),
+            "shares",
+            "expected a method that predicts by the network's output.* got 'fedsa'",
+        ),
+    ],
+)
+def test_what_cannot_be_personalized_is_refused(method: Method, how: Personalization, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^personalize: {said}"):
+        personalized(method, how)
+
+
+@pytest.mark.parametrize("privacy", [Privacy(max_grad_norm=1.0), Privacy(upload_clip_norm=1.0)])
+def test_counts_are_not_sent_where_noise_hides_rows(privacy: Privacy) -> None:
+    with pytest.raises(ConfigError, match="fedavg"):
+        ConformanceKit(method=AVERAGED).usual.federation(personalized(AVERAGED, "shares"), privacy=privacy)
+
+
+def test_a_recipe_personalizes_a_method_and_tells_it_by_the_name() -> None:
+    settings: dict[str, Any] = {
+        "data": {"dataset": "digits", "num_clients": 3},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "fedavg", "personalize": "tuned"},
+        "methods": {"mine": {"name": "fedprox", "personalize": "shares"}},
+    }
+    recipe = Recipe.from_dict(settings)
+    assert (recipe.name, recipe.chosen_method.evaluation_stage) == ("fedavg-tuned", "personal")
+    assert recipe.choose_alone("fedavg").name == "fedavg-tuned-alone"
+    again = Recipe.from_dict(recipe.to_dict())
+    assert (again.name, again.chosen_method.card.personalize) == ("fedavg-tuned", "tuned")
+    assert recipe.choose("mine").name == "mine"
+    assert recipe.choose("mine").to_dict()["method"]["personalize"] == "shares"
+    with pytest.raises(ConfigError, match=r"personalize: expected no evaluation\.stage, .* got 'received'"):
+        Recipe.from_dict({**settings, "evaluation": {"stage": "received"}})
+    with pytest.raises(ConfigError, match=r"methods\.mine\.personalize: expected .* got 'fedgh'"):
+        Recipe.from_dict({**settings, "methods": {"mine": {"name": "fedgh", "personalize": "shares"}}})
+
+
+# adapters -------------------------------------------------------------------------------------------------------------
 
 TWO = AdapterSettings(ranks="1 2", alpha=4.0)
 

@@ -99,6 +99,9 @@ KEYS: dict[str, str | Refused] = {
     "method.name": "there always is a method",
     "method.alone": refused("method.alone does nothing with method 'local'", alone=True),
     "method.adapters": "clients train adapters and heads",
+    "method.personalize": refused(
+        "method.personalize: expected a method that scores what clients", personalize="tuned"
+    ),
     "pretraining.epochs": refused("expected hold-out rows to train on, got none", epochs=2),
     "pretraining.batch_size": refused("set epochs above 0", batch_size=3),
     "pretraining.optimizer": refused("set epochs above 0", optimizer="sgd"),

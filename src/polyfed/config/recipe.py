@@ -17,6 +17,10 @@ is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so tha
     name = "fedgh"
     alone = true
 
+    [methods.fedavg-tuned]           # scored by what a client makes of what it receives (`method_wrappers`)
+    name = "fedavg"
+    personalize = "tuned"            # by local training; "shares": by the client's shares of the classes
+
 The hyperparameters of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same
 name. What ``[presets.NAME]`` and ``--set`` lay over all of this: `polyfed.config.resolve`.
 
@@ -49,9 +53,9 @@ from polyfed.config.resolve import (
     without_run,
 )
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
-from polyfed.core.settings import Evaluation, Privacy, Settings, Training
+from polyfed.core.settings import Evaluation, Personalization, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
-from polyfed.engine.method_wrappers import adapted, alone
+from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
@@ -212,8 +216,13 @@ class Recipe(Settings):
         own = self._own or self.method
         if own.name == name:
             hyperparameters = join(table.hyperparameters, own.hyperparameters)
-            adapters = own.adapters or table.adapters
-            table = MethodChoice(name=table.name, alone=table.alone or own.alone, adapters=adapters, **hyperparameters)
+            table = MethodChoice(
+                name=table.name,
+                alone=table.alone or own.alone,
+                adapters=own.adapters or table.adapters,
+                personalize=own.personalize or table.personalize,
+                **hyperparameters,
+            )
         return self._with_method(table, name)
 
     def choose_alone(self, name: str) -> Recipe:
@@ -222,9 +231,9 @@ class Recipe(Settings):
         Raises:
             ConfigError: as `choose`.
         """
-        method = self.choose(name).method
-        chosen = self._with_method(method.model_copy(update={"alone": True}), name)
-        return chosen.with_run(label=f"{label_of(name)}-alone")
+        together = self.choose(name)
+        alone = together.method.model_copy(update={"alone": True})
+        return self._with_method(alone, name).with_run(label=f"{together.name}-alone")
 
     def _with_method(self, method: MethodChoice, name: str) -> Recipe:
         """The same experiment with this method, called so."""
@@ -233,10 +242,10 @@ class Recipe(Settings):
         hyperparameters = dataclasses.asdict(chosen._method)
         chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
-        if method.adapters is not None and label == method.name:
-            label = f"{label}-adapters"
-        if method.alone and label == method.name:
-            label = f"{label}-alone"
+        if name == method.name:
+            label += "-adapters" if method.adapters is not None else ""
+            label += f"-{method.personalize}" if method.personalize is not None else ""
+            label += "-alone" if method.alone else ""
         return chosen.with_run(label=None if label == method.name else label)
 
     def with_run(self, **changes: Any) -> Recipe:
@@ -314,17 +323,32 @@ class Recipe(Settings):
         try:
             method = kind(**choice.hyperparameters)
         except WrongSettings as problem:
-            spelled = ["name", "alone", "adapters", *known]
+            spelled = ["name", "alone", "adapters", "personalize", *known]
             line = one_line(problem.complaints, kind, (*place.split("."),), spelled, SECTIONS)
             raise ConfigError(line) from None
-        if choice.adapters is not None:
-            try:
+        try:
+            if choice.adapters is not None:
                 method = adapted(method, choice.adapters)
-            except ConfigError as problem:
-                raise ConfigError(f"{place}.{problem}") from None
+            if choice.personalize is not None:
+                method = self._personalized(method, choice.personalize)
+        except ConfigError as problem:
+            raise ConfigError(f"{place}.{problem}") from None
         if choice.alone and not has_upload(method):
             raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
         return alone(method) if choice.alone else method
+
+    def _personalized(self, method: Any, how: Personalization) -> Any:
+        """The method, scored by what a client makes of what it receives.
+
+        Raises:
+            ConfigError: what is scored is said already; or as for `personalized`.
+        """
+        if self.evaluation.stage is not None:
+            raise ConfigError(
+                f"personalize: expected no evaluation.stage, as '{how}' says what is scored, got "
+                f"'{self.evaluation.stage}'"
+            )
+        return personalized(method, how)
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved settings as TOML has them: every hyperparameter, no None, no ``[methods]``, no key without
@@ -334,6 +358,8 @@ class Recipe(Settings):
         settings["method"] = {"name": self.method.name, **copy.deepcopy(self._hyperparameters)}
         if self.method.alone:
             settings["method"]["alone"] = True
+        if self.method.personalize is not None:
+            settings["method"]["personalize"] = self.method.personalize
         if self.method.adapters is not None:
             settings["method"]["adapters"] = self.method.adapters.model_dump()
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")

@@ -10,7 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import AdapterSettings, Evaluation, Keep, Positive, Privacy, Settings, Training
+from polyfed.core.settings import (
+    AdapterSettings,
+    Evaluation,
+    Keep,
+    Personalization,
+    Positive,
+    Privacy,
+    Settings,
+    Training,
+)
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
@@ -344,6 +353,11 @@ class MethodChoice(BaseModel):
     alone: bool = Field(False, description="every client is a federation of its own")
     adapters: AdapterSettings | None = Field(
         None, description="a table with ranks, alpha and layers: clients train adapters and heads of frozen networks"
+    )
+    personalize: Personalization | None = Field(
+        None,
+        description="for methods that score what clients receive: what is scored in its place; tuned: the network "
+        "after local training on it; shares: its scores, plus the log of the client's class shares over those of all",
     )
 
     @property

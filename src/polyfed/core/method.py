@@ -211,6 +211,8 @@ class MethodCard:
         alone: every client is a federation of its own, without communication; set by `polyfed.alone`.
         adapters: clients train adapters and heads only, of frozen networks; set by a recipe's
             `method.adapters`.
+        personalize: how what a client receives becomes its own before it is scored, "" as it is; set by a recipe's
+            `method.personalize` (`engine.method_wrappers.personalized`).
     """
 
     name: str = ""
@@ -227,6 +229,7 @@ class MethodCard:
     common_start: Literal["nothing", "head", "all"] = "nothing"
     alone: bool = False
     adapters: AdapterSettings | None = None
+    personalize: Literal["", "tuned", "shares"] = ""
 
 
 class Method:

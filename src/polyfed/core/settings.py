@@ -14,6 +14,7 @@ from polyfed.validation.effect import ActsWith, idle, without_effect
 from polyfed.validation.error_lines import in_one_line, one_line
 
 Stage = Literal["received", "after_training", "personal"]
+Personalization = Literal["tuned", "shares"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "r2"]
 Accountant = Literal["rdp", "pld"]
 Keep = Literal["last", "best", "nothing"]

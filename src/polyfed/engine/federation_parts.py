@@ -272,6 +272,8 @@ class FederationParts:
         hyperparameters = {k: v for k, v in self.facts["hyperparameters"].items() if v is not None}
         if self.method.card.alone:
             hyperparameters["alone"] = True
+        if self.method.card.personalize:
+            hyperparameters["personalize"] = self.method.card.personalize
         if self.method.card.adapters is not None:
             hyperparameters["adapters"] = self.method.card.adapters.model_dump()
         run: dict[str, Any] = {"seed": self.seed, "precision": self.facts["precision"]}

@@ -1,4 +1,4 @@
-"""A method in another setting: every client alone, networks with adapters, or asked what it would do in round 1.
+"""A method in another setting: every client alone, networks with adapters, personalized, or asked what it would do.
 
 `alone` is the control that says what the other clients are worth: every client is a federation of its own. Networks,
 initial weights, batches, random streams and the method stay as they are, and every client has a server of its own,
@@ -8,6 +8,9 @@ bit for bit. Where there are more, `Server.state` holds the state of client 3's 
 the whole federation.
 
 `adapted`: clients train adapters and heads of frozen networks, which may differ. What the method sends stays as it is.
+
+`personalized`: a method whose paper scores what clients receive, such as FedAvg, is scored by what a client makes of
+that. Training stays as it is.
 """
 
 from __future__ import annotations
@@ -18,14 +21,24 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from polyfed.core.adapters import add_adapters, any_parameter
-from polyfed.core.message import Message
-from polyfed.core.method import Method, Phase
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_tensor, members
+from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult
 from polyfed.core.server import Server
-from polyfed.core.settings import AdapterSettings, Training, in_turn
+from polyfed.core.settings import AdapterSettings, Personalization, Stage, Training, in_turn
+from polyfed.core.upload_forms import BY_CLASS
+from polyfed.engine.scoring import uses_default_predict
 from polyfed.errors import ConfigError
+from polyfed.functional.class_shares import share_shift
+
+# entries of messages and states
+_COUNTS = "class counts"
+_COUNTS_BY_CLIENT = "class counts by client"
+_SHIFT = "class shift"
 
 
 def alone(method: Method) -> Method:
@@ -158,6 +171,115 @@ class Adapted(Method):
             phase if phase.trains is not None else dataclasses.replace(phase, trains=any_parameter)
             for phase in super().phases(training)
         ]
+
+
+def personalized(method: Method, how: Personalization) -> Method:
+    """The same method, with the same hyperparameters, where what a client receives becomes its own before it is scored.
+
+    Its class extends the method's.
+
+    Args:
+        how: "tuned", by local training: the stage is "personal"; or "shares", by the client's shares of the classes.
+
+    Raises:
+        ConfigError: the method's paper scores something else; or scores are no network's, to which shares can be added.
+    """
+    if method.evaluation_stage != "received":
+        raise ConfigError(
+            f"personalize: expected a method that scores what clients receive, such as fedavg, got '{method.name}', "
+            f"which scores the stage '{method.evaluation_stage}'"
+        )
+    if how == "tuned":
+        return _extend(method, ScoredTuned, personalize=how)
+    if not uses_default_predict(method):
+        raise ConfigError(
+            f"personalize: expected a method that predicts by the network's output for 'shares', got '{method.name}'"
+        )
+    card = method.card
+    form = None if card.form is None else {**card.form, _COUNTS: BY_CLASS}
+    sizes = {"down": f"{card.down} + C", "up": f"{card.up} + C", "states": f"{card.states}; server: counts of classes"}
+    return _extend(method, ScoredByShares, personalize=how, form=form, **sizes)
+
+
+class ScoredTuned(Method):
+    """Scores the client's network after local training on what it received; stands before the method's own class."""
+
+    def __repr__(self) -> str:
+        return f"personalized({super().__repr__()}, 'tuned')"
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "personal"
+
+
+class ScoredByShares(Method):
+    """Adds log(pi_kc / pi_c) to the score of class c of what client k receives; stands before the method's own class.
+
+    pi_k: shares of the classes in the client's training rows; pi: in those of all that have sent an upload, and at
+    least its own. Sent beside the method's own messages: up the client's counts, C ints; down their sum, C ints. The
+    server keeps the newest counts of each client. What a client has trained itself is scored as it is, but for the
+    stage "after_training".
+    """
+
+    def __repr__(self) -> str:
+        return f"personalized({super().__repr__()}, 'shares')"
+
+    @property
+    def requirements(self) -> Requirements:
+        own = super().requirements
+        why = "it adds shares of classes to scores"
+        return dataclasses.replace(own, classes=own.classes or why, shared_outputs=own.shared_outputs or why)
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {**super().fixed_entries, _COUNTS: "how many rows of each class a client has"}
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        """No, as counts of rows are sent as they are."""
+        return False
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """What the method sends, and the counts of all clients."""
+        message = super().broadcast(server, client_id)
+        every = server.state.get(_COUNTS)
+        return {**message, _COUNTS: every} if message and every is not None else message
+
+    def receive(self, client: Client, message: Message) -> Context:
+        """Keep the shift until the client has trained."""
+        if _COUNTS in message:
+            own = _class_counts(client)
+            client.state[_SHIFT] = share_shift(own, get_tensor(message, _COUNTS).cpu().maximum(own))
+        return super().receive(client, _without_counts(message))
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """The scores with the shift, if there is one."""
+        scores = super().predict(model, x, context)
+        return scores + context[_SHIFT].to(scores.device) if _SHIFT in context else scores
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        """What the method sends, and the client's counts."""
+        client.state.pop(_SHIFT, None)
+        message = super().upload(client, trained)
+        return {**message, _COUNTS: _class_counts(client)} if message else message
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Sum the counts, beside what the method does."""
+        super().aggregate(server, {number: _without_counts(message) for number, message in uploads.items()})
+        new = {str(number): get_tensor(message, _COUNTS) for number, message in uploads.items() if message}
+        if new:
+            known = {**members(server.state, _COUNTS_BY_CLIENT), **new}
+            server.state[_COUNTS_BY_CLIENT] = known
+            server.state[_COUNTS] = torch.stack(list(known.values())).sum(dim=0, dtype=torch.int32)
+
+
+def _class_counts(client: Client) -> Tensor:
+    """Training rows of each class: (C,) int32."""
+    return torch.bincount(client.data.train.y, minlength=client.classes).int()
+
+
+def _without_counts(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != _COUNTS}
 
 
 def preview(method: Method, server: Server, present: Iterable[int] | None = None) -> Server:

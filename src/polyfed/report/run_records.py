@@ -147,6 +147,8 @@ class RunRecord:
                     found.setdefault(key, value)
         if self.control == "alone":
             found["alone"] = True
+        if "personalize" in self.recipe.method:
+            found["personalize"] = self.recipe.method["personalize"]
         return found
 
 

@@ -44,6 +44,7 @@ class _Method(Record):
     name: IfPresent[Text] = None
     alone: IfPresent[Flag] = None
     adapters: IfPresent[dict[str, Any]] = None
+    personalize: IfPresent[Text] = None
 
 
 _TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "models": _Models, "method": _Method}

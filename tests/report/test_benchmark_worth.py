@@ -61,8 +61,8 @@ def test_rows_are_picked_by_validation_never_by_test() -> None:
     page = to_markdown("Worth", [setting(ROWS)], {})
     assert page.split("\n\n")[1] == "## What the others' data are worth", "the first section"
     assert (
-        "| one | sure 63.00 | smooth 57.00 | +6.00 [-0.57, +12.57] | pooled-tuned 67.00 | +10.00 [+5.03, +14.97] | "
-        "61.00 | 51.00 |"
+        "| one | sure 63.00 (of 2) | smooth 57.00 (of 3) | +6.00 [-0.57, +12.57] | pooled-tuned 67.00 (of 2) | "
+        "+10.00 [+5.03, +14.97] | 61.00 | 51.00 |"
     ) in page, "margins: 4.3027 / sqrt(3) times 2.646 and 2"
     assert "sure 63.00" in to_text([worth])
 

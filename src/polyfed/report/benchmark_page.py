@@ -166,9 +166,9 @@ def _worth_columns(worth: Sequence[Worth]) -> list[Column]:
 
 
 def _picked(side: Side, score: MainScore) -> str:
-    """``"fedgh 52.16"``; why there is none where no row has a validation score."""
+    """``"fedgh 52.16 (of 9)"``; why there is none where no row has a validation score."""
     if side.best is not None:
-        return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)}"
+        return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)} (of {side.of})"
     return "not picked: no validation scores" if side.passed_over else NOT_KNOWN
 
 
@@ -180,7 +180,7 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
         closed = ""
     yield (
         "The best row of each kind is picked by its mean validation score over the scored seeds, never by test; the "
-        "figure beside its name is its mean test score. Federated: methods that send. Without the others: Local, also "
+        "figure beside its name is its mean test score, in brackets of how many rows it was picked. Federated: methods that send. Without the others: Local, also "
         "for longer or tuned, methods with every client a federation of its own, and controls that make no use of what "
         "is sent. Pooled: networks trained on the rows of all clients. Differences are paired by seed, with 95 % "
         f"intervals.{closed}"

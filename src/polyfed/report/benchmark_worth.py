@@ -56,11 +56,12 @@ class Side:
     """The rows of a kind in a setting.
 
     Attributes:
-        best: the row with the best validation score; None where no row has one.
+        best: the row with the best validation score; None where no row has one. of: how many rows it was picked of.
         passed_over: names of the rows that could not be picked: without validation scores of all seeds.
     """
 
     best: RowResult | None
+    of: int
     passed_over: tuple[str, ...]
 
 
@@ -127,7 +128,7 @@ def _pick(setting: SettingResult, side: str) -> Side:
     if known:
         highest = setting.main_score.best(known.values())
         best = next(row for row in rows if known.get(row.name) == highest)
-    return Side(best, tuple(name for name in scores if name not in known))
+    return Side(best, len(known), tuple(name for name in scores if name not in known))
 
 
 def _gain(setting: SettingResult, lower: RowResult | None, upper: RowResult | None) -> Estimate:

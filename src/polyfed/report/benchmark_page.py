@@ -180,7 +180,7 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
         closed = ""
     yield (
         "The best row of each kind is picked by its mean validation score over the scored seeds, never by test; beside "
-        "its name stands its mean test score, in brackets of how many rows it was picked. Federated: methods that send. "
+        "its name its mean test score, in brackets of how many rows it was picked. Federated: methods that send. "
         "Without the others: Local, also for longer or tuned, methods with every client a federation of its own, and "
         "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
         f"are paired by seed, with 95 % intervals.{closed}"

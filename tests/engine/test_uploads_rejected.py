@@ -92,6 +92,10 @@ def test_all_dropped_out() -> None:
     assert run.result["nothing_learnt"] == line
 
 
+def test_who_stays_may_have_sent_something_where_nobody_trains() -> None:
+    assert said({**record(1, {2: NAN}), "dropped": [4]}) is None
+
+
 # the command line -----------------------------------------------------------------------------------------------------
 
 RECIPE = """

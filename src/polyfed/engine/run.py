@@ -270,9 +270,10 @@ def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _is_lost(record: Mapping[str, Any]) -> bool:
     """Whether nobody has learnt anything in a round: no training counted, or that of few, which had diverged."""
-    if not record["samples"]:
-        return True
-    few = 2 * len({entry["client"] for entry in record["refused"]}) > len(record["clients"])
+    refused = {entry["client"] for entry in record["refused"]}
+    if not record["samples"]:  # nobody trained; where none was to, sums may have been sent
+        return refused >= set(record["clients"])
+    few = 2 * len(refused) > len(record["clients"])
     return few and record["train_loss"] > _LOST_LOSS
 
 

@@ -112,7 +112,7 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
         ("tuning_seeds", "race = 2\ntuning_seeds", "race: expected several tuning seeds beside it, got 1"),
         (
             "tuning_seeds",
-            "tune_alone = true\ntuning_seeds",
+            'tune_alone = ["fedgh"]\ntuning_seeds',
             "tune_alone: expected 'alone' among the controls, got none",
         ),
         (

@@ -135,7 +135,7 @@ seeds = [0]
 tuning_seeds = [7, 8]
 controls = ["alone"]
 alone_of = ["fedgh"]
-tune_alone = true
+tune_alone = ["fedgh"]
 widen = true
 race = 2
 

@@ -107,7 +107,7 @@ class Protocol(_Table):
         primary: pairs of rows, the upper and the lower one: these differences are tested, all others described.
         local_longer: Local also runs with so many times its epochs a round.
         alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.
-        tune_alone: methods alone are tuned, too, each for itself, over the same values.
+        tune_alone: methods that are tuned alone, too, over the same values; others have alone what was chosen together.
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
         race: so many combinations, the best by validation with the first tuning seed, go on with the other ones.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
@@ -123,7 +123,7 @@ class Protocol(_Table):
     primary: Annotated[list[Pair], Once] = Field(default_factory=list)
     local_longer: Annotated[int, Field(ge=2)] | None = None
     alone_of: Names | None = None
-    tune_alone: bool = False
+    tune_alone: Names | None = None
     widen: bool = False
     race: Annotated[int, Field(ge=1)] | None = None
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -180,6 +180,7 @@ class Protocol(_Table):
         compared = set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
         tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
         named = {"variants": set(self.variants), "tuning": tuned - {"local"}, "alone_of": set(self.alone_of or ())}
+        named["tune_alone"] = set(self.tune_alone or ())
         for place, methods in named.items():
             if strange := sorted(methods - compared):
                 known = ", ".join(sorted(compared))

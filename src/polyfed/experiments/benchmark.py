@@ -304,7 +304,8 @@ class BenchmarkSetting:
     def _known_choices(self, method: str) -> dict[bool, dict[str, Any] | None]:
         """What was chosen for a method, under False, and for it alone, under True, where that is tuned for itself."""
         found = {False: self._known_choice(method, alone=False)}
-        if self.request.protocol.tune_alone and self._runs_alone(method, self.recipe.choose(method)):
+        is_separate = method in (self.request.protocol.tune_alone or ())
+        if is_separate and self._runs_alone(method, self.recipe.choose(method)):
             found[True] = self._known_choice(method, alone=True)
         return found
 

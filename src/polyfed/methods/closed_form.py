@@ -65,8 +65,8 @@ class ClosedForm(Method):
     card = MethodCard(
         name="closed-form",
         paper="after Fed3R, ICML 2024, and AFL, CVPR 2025",
-        down="2 (C D + 2 C), whenever it changes",
-        up="once D (D + 1) + 2 (C D + C) (texts: 2 (C D + C))",
+        down="2 (C D + 2 C), D features, whenever it changes",
+        up="once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D + C))",
         states="client: phi, W, b, n_k; server: n, M, S, W, b",
         form={
             "counts": Entry((_classes,), (torch.int64,), 0, "N"),
@@ -76,7 +76,7 @@ class ClosedForm(Method):
         },
     )
 
-    features: Annotated[int, Field(ge=4)] = 576  # D, numbers that an input becomes; of texts the words are counted
+    features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts the words are counted
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, the covariance's towards a multiple of I
     prior: Literal["own", "federation"] = "own"  # pi: class shares of the client's own rows, or of all that were sent
 

@@ -161,6 +161,9 @@ def sweep(
     ] = None,
     method: MethodName = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every combination for each.")] = "0",
+    race: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the N best with the first seed go on with the others.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for all of it [runs/RECIPE-sweep].")] = None,
     overwrite: RunAgain = False,
     workers: Workers = None,
@@ -194,6 +197,7 @@ def sweep(
         workers=workers,
         executor=executor,
         preset=preset,
+        race=race,
     )
     print_table(to_text, done)
 

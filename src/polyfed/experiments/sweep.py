@@ -141,6 +141,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     """
     values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in grid.items()}
     swept = _swept(values, seeds)
+    if race is not None and (race < 1 or len(set(seeds)) < 2):
+        raise ConfigError(f"race: expected at least 1, beside several seeds, got {race} with seeds {list(seeds)}")
     options = {"method": method, "device": device, "workers": workers, "executor": executor, "preset": preset}
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_results import PROCESSOR_TIME, read_results
+from polyfed.report.benchmark_results import read_results
 from polyfed.report.benchmark_worth import gain_between
 from polyfed.report.figures import series
 from polyfed.report.findings import Gains
@@ -132,7 +132,7 @@ def unlike_own_data(folder: Path) -> None:
 
 def sizes(folder: Path) -> None:
     """Every row's gain over Local against the training rows that a client has."""
-    names = sorted(path.stem for path in folder.glob("*.json") if path.name != PROCESSOR_TIME)
+    names = sorted(path.stem for path in folder.glob("rows-*.json"))
     by_size = {one.recipe["data"]["max_train_per_client"]: one for one in read_results(folder, names)}
     about = "Mean over seeds; whiskers: 95 % intervals, from three seeds on."
     figure, axes = empty_figure("When does federation pay? CIFAR-10, ten clients", about)

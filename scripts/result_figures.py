@@ -5,6 +5,7 @@
     python scripts/result_figures.py gains docs/results/tables          # of stored comparisons with controls
     python scripts/result_figures.py unlike-own-data docs/results/tables
     python scripts/result_figures.py sizes docs/results/benchmark-sizes # of suites/sizes
+    python scripts/result_figures.py others-rows docs/results/benchmark-small # of suites/small
 
 Reads run folders, or the stored tables; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
 """
@@ -48,6 +49,8 @@ UNLIKE_OWN = {  # stored table -> its column, and what it shows
 }
 
 OVER_SIZES = ("fedgh", "fd", "fedavg-tuned", "closed-form", "closed-form-alone", "pooled-tuned")  # rows of suites/sizes
+
+BY_OTHERS = ("fedgh", "fedavg-tuned", "closed-form-alone", "closed-form", "pooled", "pooled-shares", "pooled-tuned")
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
@@ -161,6 +164,28 @@ def sizes(folder: Path) -> None:
     figure.savefig(RESULTS / "sizes.png", **SHEET)
 
 
+def others_rows(folder: Path) -> None:
+    """Gains over Local in every setting: of a method, of linear models, and of networks trained on the rows of all."""
+    names = sorted(path.stem for path in folder.glob("*.json") if path.name not in (PROCESSOR_TIME, "gains.json"))
+    settings = read_results(folder, names)
+    about = "Gain over Local, mean over seeds; whiskers: 95 % intervals."
+    figure, axes = empty_figure("What are the others' rows worth?", about)
+    handles = []
+    for number, name in enumerate(BY_OTHERS):
+        gains = {at: gain_between(one, "local", name) for at, one in enumerate(settings)}
+        known = {at: gain for at, gain in gains.items() if gain.mean is not None}
+        x = [at + 0.1 * (number - len(BY_OTHERS) // 2) for at in known]
+        means = [100 * gain.mean for gain in known.values() if gain.mean is not None]
+        margins = [100 * (gain.margin or 0.0) for gain in known.values()]
+        style = {**line_style(number), "linestyle": "none"}
+        handles.append(axes.errorbar(x, means, yerr=margins, elinewidth=1, capsize=2, markersize=4, **style))
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set(ylabel="over Local [percentage points]")
+    axes.set_xticks(range(len(settings)), [one.setting.replace("cifar10-", "cifar10\n") for one in settings])
+    legend(axes, handles, BY_OTHERS)
+    figure.savefig(RESULTS / "others-rows.png", **SHEET)
+
+
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
     """Lines of shares, in percent."""
     if not lines:
@@ -184,6 +209,7 @@ def main() -> None:
         "gains": gains,
         "unlike-own-data": unlike_own_data,
         "sizes": sizes,
+        "others-rows": others_rows,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=drawn)

@@ -121,6 +121,7 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
                 assert row is not None
                 assert row.accuracy[str(run["seed"])] == run["accuracy"]
                 assert row.validation[str(run["seed"])] == run["validation"]
+                assert row.best[str(run["seed"])] == run["accuracy_best_by_validation"]
                 assert row.rounds[str(run["seed"])] == run["rounds"]
                 assert list(row.curve) == [str(number) for number in range(1, run["rounds"] + 1)]
                 assert [*row.curve.values()][-1] == pytest.approx(

@@ -32,7 +32,6 @@ from polyfed.report.text_tables import (
     duration,
     format_mean_std,
     interval,
-    interval_of_score,
     markdown_table,
     scored,
     size,
@@ -398,7 +397,7 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
         Column(score.title, format_mean_std(scores, score=score)),
-        Column("95 % interval", [interval_of_score(found, score) for found in scores]),
+        Column("best by validation", [scored(mean_of(list(row.best.values())), score) for row in one.rows]),
         Column("gain over Local", [gain_text(gain, score) for gain in over]),
         Column("smallest shown", [scored(gain.smallest_shown, score) for gain in over]),
         Column("= alone", [NOT_KNOWN if parts is None else scored(parts.alone.mean, score, "+") for parts in apart]),
@@ -413,6 +412,7 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
     ]
     yield markdown_table([column for column in columns if not column.is_empty])
     yield (
+        "Best by validation: the mean of rounds with the best validation score; the others are of last rounds. "
         "Smallest shown: the smallest gain over Local that as many seeds of this spread would tell from zero four "
         "times in five; a smaller one cannot be excluded."
     )

@@ -46,6 +46,7 @@ class RowResult(Record):
             a setting of ``[training]`` was chosen for the row by validation.
         stage: that it is scored in.
         accuracy: seed -> in [0, 1], after the last round. validation: likewise, on validation rows; empty: not known.
+        best: seed -> accuracy in the round with the best validation score; empty: not known.
         rounds: seed -> how many were run; empty: not known.
         curve: evaluated round -> mean accuracy over seeds; one that has stopped early counts with its last accuracy.
         bytes_up, bytes_down: of all seeds together, so that rows can be joined; None: not known.
@@ -58,6 +59,7 @@ class RowResult(Record):
     stage: Text
     accuracy: dict[Seed, Number | None]
     validation: dict[Seed, Number | None] = Field({})
+    best: dict[Seed, Number | None] = Field({})
     rounds: dict[Seed, Count] = Field({})
     curve: dict[Round, Number] = Field({})
     bytes_up: Number | None
@@ -234,6 +236,7 @@ def _row(found: RowRuns) -> RowResult:
         stage=first.stage,
         accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},
         validation={str(run.seed): finite(run.result.validation) for run in runs},
+        best={str(run.seed): finite(run.result.accuracy_best_by_validation) for run in runs},
         rounds={str(run.seed): run.result.stopped_after or run.result.rounds for run in runs},
         curve=mean_curve([(_curve_of(run), 1) for run in runs]),
         bytes_up=sum_of([run.result.bytes_up for run in runs]),
@@ -315,6 +318,7 @@ def _join_rows(stored: RowResult | None, found: RowResult) -> RowResult:
         update={
             "accuracy": _by_seed(stored.accuracy | found.accuracy),
             "validation": _by_seed(stored.validation | found.validation),
+            "best": _by_seed(stored.best | found.best),
             "rounds": _by_seed(stored.rounds | found.rounds),
             "curve": mean_curve([(row.curve, len(row.accuracy)) for row in (stored, found)]),
             "bytes_up": sum_of([stored.bytes_up, found.bytes_up]),

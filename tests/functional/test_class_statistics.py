@@ -13,7 +13,16 @@ from sklearn.naive_bayes import MultinomialNB
 from torch import Tensor
 
 from polyfed.functional import class_statistics
-from polyfed.functional.class_statistics import add, discriminant, log_posterior, naive_bayes, ridge, subtract, sum_rows
+from polyfed.functional.class_statistics import (
+    add,
+    are_possible,
+    discriminant,
+    log_posterior,
+    naive_bayes,
+    ridge,
+    subtract,
+    sum_rows,
+)
 
 CLASSES = 4
 
@@ -96,3 +105,33 @@ def test_shares_of_classes_that_nobody_has_sent_do_not_count() -> None:
     sent = torch.tensor([4, 4, 0])
     assert log_posterior(scores, sent, torch.tensor([3, 1, 9])).exp()[0].tolist() == pytest.approx([0.75, 0.25, 0])
     assert log_posterior(scores, sent, torch.tensor([0, 0, 9])).exp()[0].tolist() == pytest.approx([0.5, 0.5, 0])
+
+
+NO_ROWS = {"counts": torch.zeros(CLASSES, dtype=torch.int64), "sums": torch.zeros(CLASSES, 6, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("phi", [PHI, PHI[:1], PHI[:4], 1e6 + PHI, 0 * PHI], ids=["many", "one", "few", "far", "zero"])
+def test_sums_of_rows_are_possible(phi: Tensor) -> None:
+    y = Y[: len(phi)]
+    assert are_possible(sum_rows(phi, y, CLASSES), len(y))
+    assert are_possible(sum_rows(phi, phi[:, 0], 0), len(y))
+    assert are_possible(sum_rows(phi.abs(), y, CLASSES, products=False), len(y))
+    assert not are_possible(sum_rows(phi, y, CLASSES), len(y) + 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"products": -sum_rows(PHI, Y, CLASSES)["products"]},
+        {"products": torch.zeros(21, dtype=torch.float64)},
+        {"sums": 9 * sum_rows(PHI, Y, CLASSES)["sums"]},
+        NO_ROWS,
+    ],
+    ids=["negative squares", "no squares", "far means", "no rows"],
+)
+def test_other_sums_are_not(change: Mapping[str, Tensor]) -> None:
+    assert not are_possible({**sum_rows(PHI, Y, CLASSES), **change}, len(Y))
+
+
+def test_no_word_occurs_less_than_never() -> None:
+    assert not are_possible(sum_rows(PHI, Y, CLASSES, products=False), len(Y))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.random_features import apply_map, draw_map
+from polyfed.functional.random_features import apply_map, count_features, draw_map
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -29,6 +29,7 @@ def test_the_width_and_the_stream(x: Tensor, width: int) -> None:
     drawn = draw_map(x, 601, stream())
     found = apply_map(drawn, x)
     assert found.shape == (len(x), width)
+    assert count_features(x[:0], 601) == (None if x is TEXTS else width)
     assert found.dtype == torch.float32
     torch.testing.assert_close(torch.cat([apply_map(drawn, row.unsqueeze(0)) for row in x]), found)
     assert torch.equal(apply_map(draw_map(x[:1] * 0, 601, stream()), x), found)  # the form of inputs counts alone

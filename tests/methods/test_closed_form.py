@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,19 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
+from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
 from polyfed.engine.method_wrappers import alone
 from polyfed.engine.task import Task
+from polyfed.engine.uploads import find_mismatch
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.functional.class_statistics import discriminant, sum_rows
 from polyfed.functional.random_features import apply_map
 from polyfed.methods import ClosedForm
 from tests.helpers import regression
-from tests.helpers.toys import CLASSES, Round, federation, rounds, samples
+from tests.helpers.toys import CLASSES, NETS, Round, federation, rounds, samples
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
@@ -94,6 +97,56 @@ def test_alone_it_is_the_solution_of_a_clients_own_rows() -> None:
     for i, own in enumerate(rows()):
         found = round.after[f"client {i}: solution"]
         close((found["weight"], found["bias"]), by_hand(round, [own]))
+
+
+def hostile(change: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any], UploadContext]:
+    """A server in round 1, an upload of client 0 with other sums, and what the server knows of it."""
+    (first,) = rounds(SMALL, members(), rounds=1)
+    fed, _ = federation(SMALL, members(), rounds=1)
+    sums = {**first.up[0]["sums"], **change}
+    upload = {**first.up[0], "sums": {name: tensor for name, tensor in sums.items() if tensor.numel()}}
+    return fed.server, {**first.up, 0: upload}, UploadContext(SMALL, fed.server, 0, {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sums": torch.zeros(CLASSES, 19, dtype=torch.float64), "products": torch.zeros(190, dtype=torch.float64)},
+        {"products": torch.zeros(0)},
+        {"more": torch.zeros(1)},
+        {"counts": -torch.ones(CLASSES, dtype=torch.int64)},
+    ],
+    ids=["narrow", "without products", "more", "negative counts"],
+)
+def test_sums_of_another_form_are_refused_by_whoever_comes_first(change: Mapping[str, Tensor]) -> None:
+    _, uploads, known = hostile(change)
+    assert SMALL.card.form is not None
+    assert find_mismatch(SMALL.card.form, uploads[1], known._replace(client_id=1)) is None
+    assert find_mismatch(SMALL.card.form, uploads[0], known) is not None
+
+
+def test_sums_that_no_rows_can_have_are_left_out() -> None:
+    server, uploads, _ = hostile({"products": torch.zeros(210, dtype=torch.float64)})
+    SMALL.aggregate(server, {0: uploads[0]})
+    assert "solution" not in server.state
+    assert server.log["sums_left_out"] == 1
+    SMALL.aggregate(server, uploads)
+    (round,) = rounds(SMALL, members(), rounds=1, lose=lambda _, i: i == 0)
+    close((server.state["solution"]["weight"], server.state["solution"]["bias"]), solved(round))
+    assert {*server.state["held"]} == {"1", "2", "3"}
+
+
+def test_no_number_of_an_upload_grows_with_the_rows() -> None:
+    many = LabeledSamples(50 + torch.randn(3000, 4), torch.arange(3000) % 3)
+    (round,) = rounds(SMALL, members([many]), rounds=1)
+    assert round.after["sums"]["products"].max() > 1e6  # robust_aggregation.max_magnitude
+    close(solved(round), by_hand(round, [many]))
+
+
+def test_inputs_of_another_form_have_other_maps() -> None:
+    wide = LabeledSamples(torch.randn(9, 5), torch.arange(9) % 3)
+    with pytest.raises(ConfigError, match="closed-form needs stored inputs of one shape and type"):
+        federation(SMALL, [*members(), Client("other", wide)], {**NETS, "other": lambda: torch.nn.Linear(5, 3)})
 
 
 def predicted(method: ClosedForm) -> list[set[int]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _ROWS = 4096  # rows that are float64 at the same time
+_ROUNDING = 1e-9  # of the trace of S, by which sums of rows may be no sums of squares
 
 
 def sum_rows(phi_ND: Tensor, y_N: Tensor, classes: int, products: bool = True) -> dict[str, Tensor]:
@@ -30,15 +31,14 @@ def sum_rows(phi_ND: Tensor, y_N: Tensor, classes: int, products: bool = True) -
         y_N = torch.zeros(len(y_N), dtype=torch.int64)
     counts = torch.bincount(y_N, minlength=classes or 1)
     width = phi_ND.shape[1]
-    sums = torch.zeros(len(counts), width, dtype=torch.float64)
-    square = torch.zeros(width, width, dtype=torch.float64)
+    found = {"counts": counts, "sums": torch.zeros(len(counts), width, dtype=torch.float64)}
+    square = torch.zeros(width, width, dtype=torch.float64) if products else None
     for rows, labels in zip(phi_ND.split(_ROWS), y_N.split(_ROWS), strict=True):
         wide = rows.double()
-        sums.index_add_(0, labels, wide)
-        if products:
+        found["sums"].index_add_(0, labels, wide)
+        if square is not None:
             square += wide.T @ wide
-    found = {"counts": counts, "sums": sums}
-    return found | {"products": _pack(square)} if products else found
+    return found if square is None else found | {"products": _pack(square)}
 
 
 def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -49,6 +49,21 @@ def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Ten
 def subtract(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The sums without the rows of `part`: a deletion."""
     return {name: whole[name] - part[name] for name in whole}
+
+
+def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
+    """Whether so many rows can have these sums: nothing varies by less than nothing within a class.
+
+    Where that holds of all that is added up, `discriminant` and `ridge` have a solution.
+    """
+    if int(sums["counts"].sum()) != rows:
+        return False
+    if "products" not in sums:
+        return bool((sums["sums"] >= 0).all())  # counts of words
+    products_DD = _unpack(sums["products"], sums["sums"].shape[1])
+    rounding = _ROUNDING * products_DD.trace().clamp(min=0) + torch.finfo(torch.float64).tiny
+    _, failed = torch.linalg.cholesky_ex(_within(sums) + rounding * torch.eye(len(products_DD), dtype=torch.float64))
+    return not failed
 
 
 def _pack(square_DD: Tensor) -> Tensor:
@@ -87,8 +102,7 @@ def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, 
     n_C = counts[known].double()
     mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
     width = mu_CD.shape[1]
-    within_DD = _unpack(sums["products"], width) - (mu_CD.T * n_C) @ mu_CD
-    w_DC = _solve(within_DD / n_C.sum(), mu_CD.T, shrinkage)
+    w_DC = _solve(_within(sums) / n_C.sum(), mu_CD.T, shrinkage)
     b_C = -(mu_CD.T * w_DC).sum(dim=0) / 2
     weight_DC = torch.zeros(width, len(counts), dtype=torch.float64)
     bias_C = torch.zeros(len(counts), dtype=torch.float64)
@@ -130,6 +144,14 @@ def naive_bayes(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, T
     raised_CD = sums["sums"] + added
     weight_DC = (raised_CD / raised_CD.sum(dim=1, keepdim=True)).log().T * known
     return weight_DC, torch.zeros(len(known), dtype=torch.float64)
+
+
+def _within(sums: Mapping[str, Tensor]) -> Tensor:
+    """N Sigma (D, D): how rows vary around the means of their classes."""
+    known = sums["counts"] > 0
+    n_C = sums["counts"][known].double()
+    mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
+    return _unpack(sums["products"], mu_CD.shape[1]) - (mu_CD.T * n_C) @ mu_CD
 
 
 def _solve(sigma_DD: Tensor, right: Tensor, shrinkage: float) -> Tensor:

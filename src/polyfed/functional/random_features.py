@@ -53,6 +53,16 @@ def draw_map(
     return _draw_projection(math.prod(shape), features, generator, categories)
 
 
+def count_features(x: Tensor, features: int) -> int | None:
+    """D of the map that `draw_map` draws for inputs like `x`; None for ids, of which it need not know how many."""
+    shape = x.shape[1:]
+    if not x.is_floating_point():
+        return None
+    if len(shape) == 3:
+        return _cells(shape) ** 2 * max(1, features // _cells(shape) ** 2)
+    return 2 * max(1, features // 2) if len(shape) == 2 else features
+
+
 def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The features (N, D) of prepared inputs (N, ...), in float32, where the inputs are."""
     here = {name: tensor.to(x.device) for name, tensor in drawn.items()}
@@ -69,16 +79,19 @@ def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _draw_filters(shape: Sequence[int], features: int, generator: torch.Generator) -> dict[str, Tensor]:
-    channels, height, width = shape
-    is_small = min(height, width) <= _SMALL_SIDE
-    cells = 2 if is_small else 3
-    side = 3 if is_small else 5
+    cells = _cells(shape)
+    side = 2 * cells - 1
     count = max(1, features // cells**2)
-    filters = torch.randn(count, channels, side, side, generator=generator)
+    filters = torch.randn(count, shape[0], side, side, generator=generator)
     filters = filters - filters.mean(dim=(1, 2, 3), keepdim=True)
     filters = filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     bias = _BIAS * torch.randn(count, generator=generator)
     return {"filters": filters, "bias": bias, "cells": torch.tensor(cells)}
+
+
+def _cells(shape: Sequence[int]) -> int:
+    """g, cells of a side."""
+    return 2 if min(shape[1:]) <= _SMALL_SIDE else 3
 
 
 def _pool_patches(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:

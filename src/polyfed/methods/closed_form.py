@@ -5,6 +5,8 @@ client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2
+sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows, as `robust_aggregation.max_magnitude` bounds
+                 all. The server multiplies by N_k again, and leaves out sums that no rows can have.
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
 Texts:           phi counts words, no S is sent, W_vc = log p(v | c) with a = s / (1 - s) more of each word, b = 0.
 Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -45,17 +47,36 @@ from polyfed.core.method import (
 )
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Entry, UploadContext, UpTo
+from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
 from polyfed.functional import class_statistics
-from polyfed.functional.random_features import apply_map, draw_map
+from polyfed.functional.random_features import apply_map, count_features, draw_map
 
-_MOST_FEATURES = 2**20
-_SUMS = ("counts", "sums", "products")
+_MOST_WORDS = 2**20
+_WHOLE = (torch.int64,)
+_EXACT = (torch.float64,)
 
 
-def _classes(known: UploadContext) -> int:
-    """C; where numbers are predicted all rows are one class."""
-    return known.server.classes or 1
+def _sums_of_rows(known: UploadContext, name: str) -> Members:
+    """As wide as the map of such inputs makes them; of words as wide as those that have come before."""
+    server = known.server
+    features = count_features(server.prepare(server.input_example), cast("ClosedForm", known.method).features)
+    held = members(server.state, "sums")
+    width: int | UpTo = UpTo("D", _MOST_WORDS)
+    if held:
+        width = held["sums"].shape[1]
+    elif features is not None:
+        width = features if server.classes else features + 1
+    rows = server.classes or 1  # where numbers are predicted all rows are one class
+    entries = {"counts": Entry((rows,), _WHOLE, 0, "N"), "sums": Entry((rows, width), _EXACT)}
+    if features is not None or not server.classes:
+        triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
+        entries["products"] = Entry((triangle,), _EXACT)
+    return Members({key: (entry,) for key, entry in entries.items()})
+
+
+def _times(sums: Group, factor: float) -> dict[str, Tensor]:
+    """Sums of as many times the rows, but for their counts."""
+    return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
 
 
 @hyperparameters
@@ -68,26 +89,21 @@ class ClosedForm(Method):
         down="2 (C D + 2 C), D features, whenever it changes",
         up="once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D + C))",
         states="client: phi, W, b, n_k; server: n, M, S, W, b",
-        form={
-            "counts": Entry((_classes,), (torch.int64,), 0, "N"),
-            "sums": Entry((_classes, UpTo("D", _MOST_FEATURES)), (torch.float64,)),
-            "products": Entry((UpTo("D (D + 1) / 2", _MOST_FEATURES**2),), (torch.float64,)),
-            "holds": Entry(types=(torch.int64,), least=0),
-        },
+        form={"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)},
     )
 
     features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts the words are counted
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, the covariance's towards a multiple of I
     prior: Literal["own", "federation"] = "own"  # pi: class shares of the client's own rows, or of all that were sent
 
-    requirements = Requirements(shared_outputs="it adds up rows by class")
+    requirements = Requirements(same_input_shape=True, shared_outputs="it adds up rows by class")
     evaluation_stage = "received"
     accepts_stale_uploads = True  # sums are the same in any round
     supports_dp_sgd = False
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
-        return dict.fromkeys(_SUMS, "exact sums of rows, which would be solved with all that was done to them")
+        return {"sums": "exact sums of rows, which would be solved with all that was done to them"}
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=False),)
@@ -105,17 +121,26 @@ class ClosedForm(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         held = members(server.state, "held")
-        new = [message for i, message in uploads.items() if "sums" in message and str(i) not in held]
-        if uploads:
-            server.state["held"] = {**held, **{str(i): get_tensor(m, "holds") for i, m in uploads.items()}}
-        for message in new:
-            sums = {name: get_tensor(message, name) for name in _SUMS if name in message}
-            before = members(server.state, "sums")
-            server.state["sums"] = class_statistics.add(before, sums) if before else sums
-        if not new:
-            return
-        server.state["solution"] = self._solve(server)
-        server.state["solved"] = torch.tensor(server.round)
+        new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
+        impossible = [i for i in new if not self._add(server, i, get_group(uploads[i], "sums"))]
+        told = {i: get_tensor(message, "holds") for i, message in uploads.items() if "holds" in message}
+        if told:
+            server.state["held"] = {**held, **{str(i): holds for i, holds in told.items() if i not in impossible}}
+        if impossible:
+            server.log["sums_left_out"] = len(impossible)
+        if len(impossible) < len(new):
+            server.state["solution"] = self._solve(server)
+            server.state["solved"] = torch.tensor(server.round)
+
+    def _add(self, server: Server, client_id: int, per_row: Group) -> bool:
+        """Add a client's sums to those of the others, if any rows can have them; whether they can."""
+        rows = server.clients[client_id].num_samples
+        sums = _times(per_row, rows)
+        if not class_statistics.are_possible(sums, rows):
+            return False
+        before = members(server.state, "sums")
+        server.state["sums"] = class_statistics.add(before, sums) if before else sums
+        return True
 
     def _solve(self, server: Server) -> dict[str, Tensor]:
         """W (D, C), b (C,) and, of classes, n (C,)."""
@@ -149,7 +174,8 @@ class ClosedForm(Method):
         train = client.data.train
         phi_ND = inference.map_batches(lambda x: apply_map(drawn, x), client.model, train, client.prepare).cpu()
         is_second_order = not client.classes or "words" not in drawn
-        return {"holds": holds, **class_statistics.sum_rows(phi_ND, train.y, client.classes, is_second_order)}
+        sums = class_statistics.sum_rows(phi_ND, train.y, client.classes, is_second_order)
+        return {"holds": holds, "sums": _times(sums, 1 / client.n)}
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before anybody has sent anything what the network gives."""

@@ -248,10 +248,12 @@ def test_a_curve_goes_on_with_the_last_accuracy_of_a_seed_that_has_stopped() -> 
     first, second = {"5": 0.2, "10": 0.4}, {"5": 0.4, "10": 0.6, "13": 0.7}
     both = {"5": 0.3, "10": 0.5, "13": 0.55}
     assert mean_curve([(first, 1), (second, 1)]) == both
-    stored = row("above", (0.4,)) | {"validation": {"0": 0.3}, "rounds": {"0": 10}, "curve": first}
+    stored = row("above", (0.4,)) | {"validation": {"0": 0.3}, "best": {"0": 0.4}, "rounds": {"0": 10}, "curve": first}
     found = row("above", (0.0,)) | {"accuracy": {"1": 0.6, "2": 0.8}, "validation": {"1": 0.5, "2": None}}
+    found |= {"best": {"1": 0.7}}
     joined = join_results(part(stored), part(found | {"rounds": {"1": 12, "2": 13}, "curve": second}), []).rows[0]
     assert joined.validation == {"0": 0.3, "1": 0.5, "2": None}
+    assert joined.best == {"0": 0.4, "1": 0.7}
     assert joined.rounds == {"0": 10, "1": 12, "2": 13}
     assert joined.curve == {"5": 0.333333, "10": 0.533333, "13": 0.6}, "two of three seeds are in the second"
     assert join_results(part(stored), part(found), []).rows[0].curve == {}, "not known of all seeds"
@@ -263,7 +265,7 @@ def test_a_row_of_other_hyperparameters_or_run_again_replaces(change: dict[str, 
     joined = join_results(setting("one", "accuracy"), part(anew), [])
     above = joined.row("above")
     assert above is not None
-    assert above.model_dump() == {"validation": {}, "rounds": {}, "curve": {}} | anew
+    assert above.model_dump() == {"validation": {}, "best": {}, "rounds": {}, "curve": {}} | anew
     assert (
         join_processor_time(SPENT, ProcessorTime(tuning={}, runs={}), [above]).runs["above"].keys()
         == above.accuracy.keys()

@@ -170,7 +170,9 @@ def test_what_is_lacking_is_told() -> None:
     }
     page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
     assert "Not finished: one (seed 3 of local, seed 3 of above, fd, local-longer-3); two." in page
-    assert "Not finished" not in to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
+    page = to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0], readings=["above"])})
+    assert "Not finished" not in page
+    assert "Readings of papers whose formulas, or code, were not at hand: above." in page
 
 
 def test_an_overview_counts_who_gains_and_by_whom() -> None:

@@ -193,7 +193,8 @@ class MethodCard:
 
     Attributes:
         name: by which a recipe chooses it.
-        paper: authors, venue, year.
+        paper: authors, venue, year. reading: whether its formulas, or code, were not at hand, so that the method is a
+            reading of it.
         differs: what may differ between clients' models.
         down, up: what a client downloads and uploads in a round, in numbers: "P + C", P parameters.
         states: what is kept between rounds besides weights: "client: c_i; server: w, c".
@@ -217,6 +218,7 @@ class MethodCard:
 
     name: str = ""
     paper: str = ""
+    reading: bool = False
     differs: str = "anything"
     down: str = "nothing"
     up: str = "nothing"

@@ -245,7 +245,8 @@ class BenchmarkSetting:
         rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
         longer = self._longer_local(self.recipe)
         names = list(dict.fromkeys(row.name for row in rows))
-        return Wanted(names, protocol.seeds_of(self.name), "" if longer is None else longer.name)
+        readings = [row.name for row in rows if row.chosen_method.card.reading]
+        return Wanted(names, protocol.seeds_of(self.name), "" if longer is None else longer.name, readings)
 
     def run(self, position: str) -> bool:
         """Do what is left, if anything is; figures are written after every method.

@@ -95,6 +95,7 @@ def _described(name: str, kind: Any) -> dict[str, Any]:
     method = kind()
     own = list_hyperparameters(kind)
     card = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
+    card["paper"] += " (a reading)" if kind.card.reading else ""
     row = {"name": name, **card, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
     return row | {"hyperparameters": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
 

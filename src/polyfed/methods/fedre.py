@@ -43,6 +43,7 @@ class FedRE(TrainedHeader):
         TrainedHeader.card,
         name="fedre",
         paper="Yao et al., CVPR 2026",
+        reading=True,
         differs="anything before the head; a linear head of equal width",
         down="C D + C",
         up="D + C",

@@ -53,6 +53,7 @@ class FedSA(prototypes.PrototypeUploads):
         prototypes.PrototypeUploads.card,
         name="fedsa",
         paper="Zhou et al., AAAI 2025",
+        reading=True,
         down="C D",
         states="client: gap of its last means; server: anchors",
     )

@@ -39,7 +39,9 @@ from polyfed.methods.building_blocks import prototypes
 class FedSAF(prototypes.PrototypeUploads):
     """Averaged class means, whose structure regularizes local training."""
 
-    card = replace(prototypes.PrototypeUploads.card, name="fedsaf", paper="Wu et al., 2026", states="server: P")
+    card = replace(
+        prototypes.PrototypeUploads.card, name="fedsaf", paper="Wu et al., 2026", reading=True, states="server: P"
+    )
 
     structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the structures' difference; 0: Local
 

@@ -48,11 +48,15 @@ _NO_TIME = ProcessorTime(tuning={}, runs={})
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a setting is to have: these methods with these seeds, and a row of a Local for longer, or ""."""
+    """What a setting is to have: these methods with these seeds, and a row of a Local for longer, or "".
+
+    readings: those of the methods whose papers' formulas, or code, were not at hand (`MethodCard.reading`).
+    """
 
     methods: Sequence[str]
     seeds: Sequence[int]
     longer: str = ""
+    readings: Sequence[str] = ()
 
 
 def write_page(
@@ -99,6 +103,8 @@ def to_markdown(
     parts = [f"# {markdown_text(title)}"]
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
+    if readings := sorted({name for asked in wanted.values() for name in asked.readings}):
+        parts.append(f"Readings of papers whose formulas, or code, were not at hand: {', '.join(readings)}.")
     longer = {name: asked.longer for name, asked in wanted.items() if asked.longer}
     gains = {one.setting: gains_of(one) for one in found}
     worth = [worth_of(one) for one in found]

@@ -120,6 +120,27 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
             'controls = ["alone"]\nalone_of = ["fd"]\ntuning_seeds',
             "alone_of: expected methods that are compared (fedgh, fedproto), got fd",
         ),
+        (
+            "tuning_seeds = [100]",
+            "race = 4\ntuning_seeds = [100, 101]",
+            "race: expected fewer than the 4 trials of a me",
+        ),
+        (
+            "tuning_seeds",
+            'controls = ["alone"]\nalone_of = ["fedgh"]\ntune_alone = ["fedproto"]\ntuning_seeds',
+            "tune_alone: expected methods of alone_of, got fedproto",
+        ),
+        (
+            'methods = ["fedgh", "fedproto"]',
+            'methods = ["fedgh", "fedproto", "fd"]\ncontrols = ["alone"]\ntune_alone = ["fd"]',
+            "tune_alone: expected methods of [tuning], got fd",
+        ),
+        (
+            PROTOCOL[PROTOCOL.index("tuning_seeds") : PROTOCOL.index('methods = ["fedgh"]\n')],
+            '[settings.more]\nrecipe = "plain.toml"\nlr = [0.1, 0.2]\n',
+            "settings.more.lr: expected a table [tuning] beside it, got none",
+        ),
+        ("tuning_seeds", 'primary = [["fedgh", "fedgh"]]\ntuning_seeds', "two rows in each pair, got fedgh twice"),
         ("tuning_seeds", 'primary = [["fedgh"]]\ntuning_seeds', "primary.0: expected at least 2 entries, got "),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],

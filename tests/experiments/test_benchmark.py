@@ -135,6 +135,7 @@ methods = ["fedgh", "fd"]
 seeds = [0]
 tuning_seeds = [7, 8]
 controls = ["alone"]
+primary = [["fedgh", "local"], ["fedgh", "fedgh-alone"]]
 alone_of = ["fedgh"]
 tune_alone = ["fedgh"]
 widen = true
@@ -267,6 +268,17 @@ recipe = "plain.toml"
         (PROTOCOL, {"methods": "fedproto"}, "methods: expected a list"),
         (PROTOCOL, {"methods": []}, "methods: expected at least one, got none"),
         (NOBODY, {}, "fedporto"),
+        (
+            FAIR.replace('"fedgh-alone"]]', '"fd-alone"]]'),
+            {},
+            "primary: expected two rows that one setting has, got fedgh and fd-alone",
+        ),
+        (
+            FAIR.replace('"fd"]', '"fd", "smooth"]').replace('alone_of = ["fedgh"]', 'alone_of = ["fedgh", "smooth"]')
+            + '[variants.smooth]\nname = "fd"\ncontrol = "uniform"\n',
+            {},
+            "alone_of: expected methods that send something and are no controls, got smooth",
+        ),
         (PROTOCOL.replace("header_lr", "header_rate"), {}, "unknown key 'methods.fedgh.header_rate'"),
         (PROTOCOL.replace("[0.0, 1.0]", "[0.1, -1.0]"), {}, "methods.fedgh.header_lr: expected at least 0, got -1.0"),
     ],

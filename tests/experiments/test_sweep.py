@@ -112,6 +112,22 @@ def test_only_the_best_of_the_first_seed_go_on_with_the_others(tiny: Path) -> No
     assert f"lr={done.chosen.settings['training.lr']:g}" in ahead
 
 
+def test_local_goes_on_beside_those_that_are_ahead(tiny: Path) -> None:
+    settings = {"training.lr": [0.1, 0.0], "training.rounds": 1, "data.split": "6:2:2"}
+    done = sweep(tiny, settings, method="fedgh", seeds=[1, 2], out="beside", race=1)
+    ahead, behind = ("lr=0.1", "lr=0") if Path("beside/lr=0.1/seed-2").exists() else ("lr=0", "lr=0.1")
+    both = [f"{name}/seed-{seed}" for name in (ahead, f"local_{ahead}") for seed in (1, 2)]
+    assert made("beside") == sorted([*both, f"{behind}/seed-1", f"local_{behind}/seed-1"])
+    assert done.chosen is not None
+    assert len(done.chosen.seeds) == 2
+
+
+@pytest.mark.parametrize("race", [2, 3])
+def test_a_race_leaves_some_behind(tiny: Path, race: int) -> None:
+    with pytest.raises(ConfigError, match=f"race: expected fewer than the 2 combinations, got {race}"):
+        sweep(tiny, {"training.lr": [0.1, 0.2]}, method="local", seeds=[1, 2], race=race)
+
+
 def test_a_race_needs_several_seeds(tiny: Path) -> None:
     with pytest.raises(ConfigError, match=r"race: expected at least 1, beside several seeds, got 2 with seeds \[0\]"):
         sweep(tiny, {"training.lr": [0.1, 0.2]}, method="local", race=2)

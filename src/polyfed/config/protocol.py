@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -189,7 +189,9 @@ class Protocol(_Table):
             yield "tuning_seeds: expected some beside [tuning], got none"
         if self.tuning_seeds and not tuned:
             yield "tuning_seeds: expected a table [tuning] beside them, got none; leave them out, or say what is tried"
-        yield from self._without_effect(bool(tuned))
+        yield from self._without_effect(tuned)
+        if same := next((pair for pair in self.primary if pair[0] == pair[1]), None):
+            yield f"primary: expected two rows in each pair, got {same[0]} twice"
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
@@ -199,16 +201,32 @@ class Protocol(_Table):
                     yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
             yield from self._unequal_trials(name)
 
-    def _without_effect(self, is_tuned: bool) -> Iterator[str]:
-        """Settings of tuning that do nothing beside the others."""
+    def _without_effect(self, tuned: Collection[str]) -> Iterator[str]:
+        """Settings of tuning that do nothing beside the others. tuned: methods that are tuned somewhere."""
         for key in ("tune_alone", "widen", "race"):
-            if getattr(self, key) and not is_tuned:
+            if getattr(self, key) and not tuned:
                 yield f"{key}: expected a table [tuning] beside it, got none"
         for key in ("tune_alone", "alone_of"):
             if getattr(self, key) and "alone" not in self.controls:
                 yield f"{key}: expected 'alone' among the controls, got {', '.join(self.controls) or 'none'}"
-        if self.race is not None and len(self.tuning_seeds) < 2:
+        for name, setting in self.settings.items():
+            if setting.lr is not None and not self.tuning_of(name):
+                yield f"settings.{name}.lr: expected a table [tuning] beside it, got none"
+        alone = set(self.tune_alone or ())
+        if untuned := sorted(alone.difference(tuned)):
+            yield f"tune_alone: expected methods of [tuning], got {untuned[0]}"
+        if together := sorted(alone - set(self.alone_of or alone)):
+            yield f"tune_alone: expected methods of alone_of, got {together[0]}"
+        if self.race is not None:
+            yield from self._without_race(self.race)
+
+    def _without_race(self, race: int) -> Iterator[str]:
+        """Where a race leaves no combination behind."""
+        if len(self.tuning_seeds) < 2:
             yield f"race: expected several tuning seeds beside it, got {len(self.tuning_seeds)}"
+        fewest = min(self.trials(setting, name) for setting in self.settings for name in self.tuning_of(setting))
+        if race >= fewest:
+            yield f"race: expected fewer than the {fewest} trials of a method, got {race}"
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
         tuning = self.tuning_of(setting)

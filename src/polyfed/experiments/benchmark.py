@@ -131,6 +131,7 @@ def benchmark(
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]
     ready = {setting.name: setting for setting in asked}
     every = [ready.get(name) or BenchmarkSetting(request, name) for name in protocol.settings]
+    _check_named(protocol, every)
     wanted = {setting.name: setting.wanted for setting in every}
     make_folder(figures)
     for number, setting in enumerate(asked, start=1):
@@ -140,6 +141,20 @@ def benchmark(
     found, files = write_page(figures, protocol.title, wanted, protocol.primary)
     table = tuple(map(worth_of, found)) or None
     return Benchmark(place, table, found, files, request.failures, request.unlearnt)
+
+
+def _check_named(protocol: Protocol, settings: Sequence[BenchmarkSetting]) -> None:
+    """Whether what a suite names can come of it in some setting: primary pairs of rows, and methods alone.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    for upper, lower in protocol.primary:
+        if not any(setting.can_have(upper) and setting.can_have(lower) for setting in settings):
+            raise ConfigError(f"primary: expected two rows that one setting has, got {upper} and {lower}")
+    for method in protocol.alone_of or ():
+        if not any(setting.can_have_alone(method) for setting in settings):
+            raise ConfigError(f"alone_of: expected methods that send something and are no controls, got {method}")
 
 
 def key_of(method: str, name: str) -> str:
@@ -247,6 +262,21 @@ class BenchmarkSetting:
         names = list(dict.fromkeys(row.name for row in rows))
         readings = [row.name for row in rows if row.chosen_method.card.reading]
         return Wanted(names, protocol.seeds_of(self.name), "" if longer is None else longer.name, readings)
+
+    def can_have(self, row: str) -> bool:
+        """Whether the suite may give a row of this name; a longer Local is known after the data."""
+        controls = self.request.protocol.controls
+        methods = self.request.protocol.methods_of(self.name)
+        alone = [self._row_name(method, alone=True) for method in methods if self.can_have_alone(method)]
+        further = ["pooled", "pooled-shares", "pooled-tuned"] if "pooled" in controls else []
+        wanted = self.wanted
+        is_longer = "longer" in controls and row.startswith("local-longer-")
+        return is_longer or row in (*wanted.methods, wanted.longer, *alone, *further)
+
+    def can_have_alone(self, method: str) -> bool:
+        """Whether the suite has a row of a method alone."""
+        is_compared = method in self.request.protocol.methods_of(self.name)
+        return is_compared and self._runs_alone(method, self.recipe.choose(method))
 
     def run(self, position: str) -> bool:
         """Do what is left, if anything is; figures are written after every method.

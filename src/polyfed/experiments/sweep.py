@@ -146,6 +146,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     options = {"method": method, "device": device, "workers": workers, "executor": executor, "preset": preset}
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)
+    if race is not None and race >= len(points):
+        raise ConfigError(f"race: expected fewer than the {len(points)} combinations, got {race}")
     folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")
     beside = {point.slug: _local(point) for point in points if local and point.recipe.method.name != "local"}
     every = [*{local.slug: local for local in beside.values()}.values(), *points]
@@ -165,8 +167,10 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         first = [member for member in members if member.recipe.run.seed == seeds[0]]
         failures = run(first)
         ahead = _best(points, _by_slug(first, failures), race)
-        members = [member for member in members if member in first or member.folder.parent.name in ahead]
-        failures |= run([member for member in members if member not in first])
+        ahead |= {beside[slug].slug for slug in ahead & beside.keys()}
+        others = [member for member in members if member not in first and member.folder.parent.name in ahead]
+        failures |= run(others)
+        members = [*first, *others]
     runs = _by_slug(members, failures)
     cells = [
         SweepCell(

@@ -152,6 +152,22 @@ def test_a_method_stands_beside_its_variants_with_other_targets() -> None:
     assert "other targets" not in to_markdown("None", [plain], {})
 
 
+def test_a_control_stands_beside_the_variant_that_differs_in_its_targets_alone() -> None:
+    """Not beside the method itself, which has the labels of public rows."""
+    plain = setting("one", "accuracy")
+    settings = {"above": (1, "none", 1), "unlabeled": (0, "none", 2), "pseudo": (0, "labels", 5)}
+    rows = [
+        row(name, ABOVE if name == "above" else ALONE, "targets" if name == "pseudo" else "", "above")
+        | {"hyperparameters": {"public": {"epochs": epochs}, "control": control, "digest": tuned}}
+        for name, (epochs, control, tuned) in settings.items()
+    ]
+    tuning = {"pseudo": {"tried": {"digest": [1, 5]}, "seeds": [7], "chosen": {"digest": 5}}}
+    found = validated(SettingResult, plain.model_dump() | {"rows": [row("local", LOCAL), *rows], "tuning": tuning})
+    page = to_markdown("One", [found], {})
+    assert "| unlabeled - pseudo | +0.00 [+0.00, +0.00] |" in page
+    assert "above - pseudo" not in page
+
+
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     for name, score in (("one", "rmse"), ("two", "accuracy")):
         write_result(setting(name, score), ProcessorTime(tuning={}, runs={}), tmp_path)

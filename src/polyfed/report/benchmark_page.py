@@ -21,7 +21,16 @@ from polyfed.report.benchmark_results import (
     read_processor_time,
     read_results,
 )
-from polyfed.report.benchmark_worth import Comparison, Side, Worth, comparisons, gain_between, gains_of, worth_of
+from polyfed.report.benchmark_worth import (
+    Comparison,
+    Side,
+    Worth,
+    comparisons,
+    counterpart,
+    gain_between,
+    gains_of,
+    worth_of,
+)
 from polyfed.report.findings import Gains
 from polyfed.report.plot_style import save
 from polyfed.report.run_records import format_setting
@@ -335,12 +344,13 @@ def _federated_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping
 
 def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
     """How far methods lie above their variants with something else in the place of what the others know."""
-    methods = {row.name: row.method for one in found for row in one.rows if row.control == "targets"}
+    controls = [(one, row) for one in found for row in one.rows if row.control == "targets"]
+    pairs = {f"{upper} - {row.name}": (row.name, upper) for one, row in controls for upper in [counterpart(one, row)]}
     yield from _gains_section(
         "Gains over other targets",
-        {f"{method} - {name}": name for name, method in methods.items()},
+        {pair: pair for pair in pairs},
         found,
-        lambda one, name: gain_between(one, name, methods[name]),
+        lambda one, pair: gain_between(one, *pairs[pair]),
         "How much better a method is than its variant with something else in the place of what the others know, such "
         "as a client's own part of it.",
         heading="method - control",

@@ -586,6 +586,30 @@ def test_a_refused_upload_leaves_no_trace(tmp_path: Path) -> None:
     assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
 
 
+def test_sums_that_no_rows_can_have_do_not_end_a_run_though_they_come_first(tmp_path: Path) -> None:
+    """In round 1 no others are heard; in round 2 the sums are as wide as those of other inputs."""
+    recipe = three_rounds("closed-form")
+    wire = Nearby(recipe, tmp_path)
+
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        number = envelope.facts["round"]
+        if envelope.kind != "train" or number == 3 or (node != BAD and number == 2):
+            return None
+        if node != BAD:
+            return NodeError("silence")
+        own = wire.ask(node, envelope)
+        assert isinstance(own, Envelope)
+        sums = deserialize(own.body)[0]["sums"]
+        lies = {1: {**sums, "products": -sums["products"]}, 2: {**sums, "sums": sums["sums"][:, 1:]}}
+        return changed(own, {"sums": lies[number]}, {})
+
+    wire.fault = fault
+    run = served(recipe, wire, tmp_path)
+    assert [record["server"].get("sums_left_out") for record in run.history] == [1, None, None]
+    assert ["in 'sums/sums'" in str(record["refused"]) for record in run.history] == [False, True, False]
+    assert [bool(record["bytes_down"]) for record in run.history] == [False, False, True]
+
+
 # coming, going, coming back -------------------------------------------------------------------------------------------
 
 

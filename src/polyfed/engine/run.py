@@ -272,7 +272,7 @@ def _is_lost(record: Mapping[str, Any]) -> bool:
     """Whether nobody has learnt anything in a round: no training counted, or that of few, which had diverged."""
     refused = {entry["client"] for entry in record["refused"]}
     if not record["samples"]:  # nobody trained; where none was to, sums may have been sent
-        return refused >= set(record["clients"])
+        return refused | set(record.get("dropped", ())) >= set(record["clients"])
     few = 2 * len(refused) > len(record["clients"])
     return few and record["train_loss"] > _LOST_LOSS
 

@@ -104,7 +104,7 @@ def test_the_schema_has_every_key_with_its_meaning() -> None:
     for name in METHODS:
         rules = SCHEMA["definitions"][f"method {name}"]["properties"]
         keys = recipe_reference.of_method(name).keys
-        assert {"name", "alone", "adapters", *(key.name.partition(".")[0] for key in keys)} == set(rules)
+        assert {"name", "alone", "adapters", "personalize", *(key.name.partition(".")[0] for key in keys)} == set(rules)
         assert all(rules[key.name]["description"] == key.meaning for key in keys if "." not in key.name)
 
 

@@ -97,6 +97,12 @@ def test_a_control_of_a_method_is_not_run_alone() -> None:
     assert not runs_alone(asked.choose("flat"))
 
 
+def test_a_personal_row_is_not_run_alone() -> None:
+    asked = recipe(methods={"fedavg-tuned": {"name": "fedavg", "personalize": "tuned"}})
+    assert runs_alone(asked.choose("fedavg"))
+    assert not runs_alone(asked.choose("fedavg-tuned"))
+
+
 # Local, longer ----------------------------------------------------------------------------------------------------
 
 

@@ -54,9 +54,13 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
 
 
 def runs_alone(chosen: Recipe) -> bool:
-    """Whether a method is also run with each client alone: it sends something, and is no control itself."""
+    """Whether a method is also run with each client alone: it sends something, and is no control itself.
+
+    A personal row of a method is not: alone, a client receives its own network, so that it is the method's own row.
+    """
     method = chosen.chosen_method
-    return not chosen.method.alone and not method.is_control and has_upload(method)
+    is_personal = chosen.method.personalize is not None
+    return not chosen.method.alone and not is_personal and not method.is_control and has_upload(method)
 
 
 def longer(base: Recipe, epochs: int, names: Sequence[str]) -> Recipe:

@@ -123,7 +123,7 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
         (
             "tuning_seeds = [100]",
             "race = 4\ntuning_seeds = [100, 101]",
-            "race: expected fewer than the 4 trials of a me",
+            "race: expected fewer than the 4 trials of fedgh, got 4",
         ),
         (
             "tuning_seeds",

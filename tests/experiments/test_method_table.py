@@ -14,7 +14,7 @@ from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, MethodCard, hyperparameters
 from polyfed.experiments import estimate, method_table
-from polyfed.experiments.estimate import check, check_methods
+from polyfed.experiments.estimate import Compatibility, check, check_methods, format_lines
 from polyfed.registry import METHODS
 from tests.helpers.checked_recipe import CHECKED
 
@@ -105,15 +105,25 @@ def test_which_fit_and_what_they_send(recipe, tmp_path):
     assert {name for name, one in found.items() if one.why is None} == {*FEW, "small-rad"} - {"incoavg", "fedin"}
     assert "client 1 ('digits-cnn2')" in found["incoavg"].why
     assert not found["incoavg"].down
-    assert found["local"].down == found["local"].up == {"digits-cnn1": 0, "digits-cnn2": 0}
+    assert found["local"].down == found["local"].up == {"digits-cnn1": (0, 0), "digits-cnn2": (0, 0)}
     for name in ("fedavg", "fedgh", "small-rad"):  # the bytes that `polyfed check` tells
         kinds = check(recipe, method=name).architectures
-        assert found[name].down == {kind.name: kind.down[1] for kind in kinds}
-        assert found[name].up == {kind.name: kind.up[1] for kind in kinds}
-    assert found["small-rad"].down["digits-cnn1"] < found["fedhenn"].down["digits-cnn1"], (
+        assert found[name].down == {kind.name: kind.down for kind in kinds}
+        assert found[name].up == {kind.name: kind.up for kind in kinds}
+    assert found["small-rad"].down["digits-cnn1"][1] < found["fedhenn"].down["digits-cnn1"][1], (
         "the recipe's own hyperparameters"
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small.toml"], "nothing is written"
+
+
+def test_a_line_says_what_is_sent_once():
+    found = [
+        Compatibility("closed-form", None, {"a": (0, 1024)}, {"a": (4096, 8), "b": (2048, 8)}, 0.5),
+        Compatibility("fd", None, {"a": (0, 1024)}, {"a": (8, 8), "b": (16, 16)}, 0.5),
+    ]
+    _, closed_form, fd = format_lines(found)
+    assert closed_form.split(maxsplit=2)[2] == "1.0 KiB                   2.0 KiB to 4.0 KiB, then 8 B  500 ms"
+    assert fd.split(maxsplit=2)[2] == "1.0 KiB                   8 B to 16 B               500 ms"
 
 
 def test_the_command(recipe, capsys):
@@ -126,7 +136,7 @@ def test_the_command(recipe, capsys):
     assert status(["check", str(recipe), "--methods", "fedgh", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["why"] is None
-    assert row["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
+    assert row["down"] == {"digits-cnn1": [2600, 2600], "digits-cnn2": [2600, 2600]}
     assert status(["methods", "--markdown"]) == 0
     assert capsys.readouterr().out == method_table.to_markdown()
     assert status(["methods", "--markdown", "--json"]) == 2

@@ -224,9 +224,10 @@ class Protocol(_Table):
         """Where a race leaves no combination behind."""
         if len(self.tuning_seeds) < 2:
             yield f"race: expected several tuning seeds beside it, got {len(self.tuning_seeds)}"
-        fewest = min(self.trials(setting, name) for setting in self.settings for name in self.tuning_of(setting))
+        tuned = [(self.trials(setting, name), name) for setting in self.settings for name in self.tuning_of(setting)]
+        fewest, which = min(tuned)
         if race >= fewest:
-            yield f"race: expected fewer than the {fewest} trials of a method, got {race}"
+            yield f"race: expected fewer than the {fewest} trials of {which}, got {race}"
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
         tuning = self.tuning_of(setting)

@@ -200,14 +200,14 @@ class Compatibility:
 
     Attributes:
         method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
-        down, up: network -> bytes to and from one client in round 2; empty where it does not fit.
+        down, up: network -> bytes to and from one client in rounds 1 and 2; empty where it does not fit.
         seconds: of a round on average.
     """
 
     method: str
     why: str | None
-    down: Mapping[str, int] = field(default_factory=dict)
-    up: Mapping[str, int] = field(default_factory=dict)
+    down: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    up: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     seconds: float | None = None
 
 
@@ -238,8 +238,8 @@ def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterato
         except PolyfedError as error:
             yield Compatibility(name, str(error))
         else:
-            down = {kind.name: kind.down[1] for kind in found.architectures}
-            up = {kind.name: kind.up[1] for kind in found.architectures}
+            down = {kind.name: kind.down for kind in found.architectures}
+            up = {kind.name: kind.up for kind in found.architectures}
             yield Compatibility(name, None, down, up, found.seconds_round)
 
 
@@ -256,7 +256,13 @@ def format_lines(found: Iterable[Compatibility]) -> Iterator[str]:
         yield f"{one.method:<{column}}  yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {time}"
 
 
-def _range(sizes: Mapping[str, int]) -> str:
-    low = human_bytes(min(sizes.values()))
-    high = human_bytes(max(sizes.values()))
+def _range(sizes: Mapping[str, tuple[int, int]]) -> str:
+    """Of round 2; of round 1, too, where more is sent in it, as by methods that send something once."""
+    first, later = zip(*sizes.values(), strict=True)
+    once = f"{_span(first)}, then " if max(first) > max(later) else ""
+    return once + _span(later)
+
+
+def _span(sizes: Sequence[int]) -> str:
+    low, high = human_bytes(min(sizes)), human_bytes(max(sizes))
     return low if low == high else f"{low} to {high}"

@@ -33,7 +33,7 @@ _SYMBOLS = (
     ("P_h, P_G", "of its head, of a feature generator"),
     ("P_m, P_A(r)", "of the auxiliary model, of adapters of rank r"),
     ("K (m + n + 1)", "an m x n matrix as its K largest singular values with their vectors"),
-    ("C, S, D", "classes of the task, classes of the client, input features of the head"),
+    ("C, S, D", "classes of the task, classes of the client, input features of the head (closed-form: its `features`)"),
     ("L, r", "public inputs, columns of the mean kernel's factor"),
     ("n_S, q", "pairs of intermediate features, floats of one pair"),
     ("M, M_k, K_k", "other clients' models, personal entries of client k, entries of its sub-model"),

@@ -628,6 +628,7 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: st
     about = _about(group, stage, f"{whiskers}{' White: a loss.' if loss else ''}".strip())
     figure, ((axes,),) = canvas("What federation is worth", about, 0.75 + 0.5 * len(every))
     style_axes(axes, "x")
+    axes.use_sticky_edges = False  # bars begin at Local, whose line would lie on the frame
     handles: dict[str, Any] = {part: Patch(**look) for part, look in _PARTS.items()}
     for place, one in enumerate(every):
         begin = one.local or 0.0

@@ -131,11 +131,14 @@ def remarks(found: Mapping[str, Gains]) -> list[str]:
     """What may be said of the gains, for the notes below a table."""
     if not found:
         return []
-    lines = [
+    about = (
         "alone: the same method with every client a federation of its own; gain over Local = gain alone + federated "
-        "gain (together minus alone); way to pooled-tuned: the gain as a share of what training on all clients' "
-        "rows, and then on one's own, gains"
-    ]
+        "gain (together minus alone)"
+    )
+    if any(one.way is not None for one in found.values()):
+        about += "; way to pooled-tuned: the gain as a share of what training on all clients' rows, and then on one's "
+        about += "own, gains"
+    lines = [about]
     if all(one.federated.is_distinguishable is None for one in found.values()):
         return [*lines, "federated gains: nothing can be claimed of them below three seeds"]
     sides = [

@@ -166,8 +166,8 @@ def sizes(folder: Path) -> None:
 
 def others_rows(folder: Path) -> None:
     """Gains over Local in every setting: of a method, of linear models, and of networks trained on the rows of all."""
-    names = sorted(path.stem for path in folder.glob("*.json") if path.name not in (PROCESSOR_TIME, "gains.json"))
-    settings = read_results(folder, names)
+    others = ("gains", "processor-seconds")  # no settings
+    settings = read_results(folder, sorted(path.stem for path in folder.glob("*.json") if path.stem not in others))
     about = "Gain over Local, mean over seeds; whiskers: 95 % intervals."
     figure, axes = empty_figure("What are the others' rows worth?", about)
     handles = []

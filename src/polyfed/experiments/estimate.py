@@ -264,5 +264,6 @@ def _range(sizes: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _span(sizes: Sequence[int]) -> str:
-    low, high = human_bytes(min(sizes)), human_bytes(max(sizes))
+    low = human_bytes(min(sizes))
+    high = human_bytes(max(sizes))
     return low if low == high else f"{low} to {high}"

@@ -79,15 +79,17 @@ def test_without_validation_scores_nothing_is_picked() -> None:
     worth = worth_of(setting(unknown))
     assert worth.federated.best is worth.without.best is worth.pooled.best is None
     assert worth.gain == Estimate()
-    cell = "not picked: no validation scores"
-    assert f"| one | {cell} | {cell} | {cell} | 61.00 | 51.00 |" in to_markdown("None", [setting(unknown)], {})
+    federated, without, pooled = (f"not picked: {count} rows without validation scores" for count in (2, 3, 2))
+    line = f"| one | {federated} | {without} | {pooled} | 61.00 | 51.00 |"
+    assert line in to_markdown("None", [setting(unknown)], {})
 
 
-def test_a_row_without_a_seeds_validation_score_is_passed_over_and_told() -> None:
+def test_where_a_row_lacks_a_seeds_validation_score_nothing_is_picked() -> None:
     partly = [one | ({"validation": {"0": 0.99}} if one["name"] == "lucky" else {}) for one in ROWS]
     found = setting(partly)
-    assert worth_of(found).federated.best == found.row("sure")
-    assert "Not picked from, without validation scores of all seeds: one lucky." in to_markdown("Part", [found], {})
+    assert worth_of(found).federated.best is None, "the row that lacks it could be the best"
+    assert worth_of(found).without.best == found.row("smooth")
+    assert "| one | not picked: 1 row without validation scores |" in to_markdown("Part", [found], {})
 
 
 # primary comparisons --------------------------------------------------------------------------------------------------

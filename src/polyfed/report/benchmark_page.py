@@ -48,7 +48,7 @@ from polyfed.report.text_tables import (
     wrapped,
 )
 from polyfed.results.main_score import ACCURACY, MainScore
-from polyfed.units import human_seconds
+from polyfed.units import human_count, human_seconds
 
 PAGE = "benchmark.md"
 Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
@@ -180,10 +180,12 @@ def _worth_columns(worth: Sequence[Worth]) -> list[Column]:
 
 
 def _picked(side: Side, score: MainScore) -> str:
-    """``"fedgh 52.16 (of 9)"``; why there is none where no row has a validation score."""
+    """``"fedgh 52.16 (of 9)"``; why there is none where some rows have no validation scores."""
     if side.best is not None:
         return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)} (of {side.of})"
-    return "not picked: no validation scores" if side.passed_over else NOT_KNOWN
+    if side.unknown:
+        return f"not picked: {human_count(len(side.unknown), 'row')} without validation scores"
+    return NOT_KNOWN
 
 
 def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
@@ -199,14 +201,6 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
         "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
         f"are paired by seed, with 95 % intervals.{closed}"
     )
-    partly = [
-        f"{one.setting} {', '.join(side.passed_over)}"
-        for one in worth
-        for side in (one.federated, one.without, one.pooled)
-        if side.best is not None and side.passed_over
-    ]
-    if partly:
-        yield f"Not picked from, without validation scores of all seeds: {'; '.join(partly)}."
 
 
 def to_text(worth: Sequence[Worth], width: int = 120) -> str:

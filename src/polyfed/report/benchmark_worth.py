@@ -69,13 +69,14 @@ class Side:
     """The rows of a kind in a setting.
 
     Attributes:
-        best: the row with the best validation score; None where no row has one. of: how many rows it was picked of.
-        passed_over: names of the rows that could not be picked: without validation scores of all seeds.
+        best: the row with the best validation score; None where some row has none, which could be better. of: how many
+            rows it was picked of.
+        unknown: names of the rows without validation scores of all seeds.
     """
 
     best: RowResult | None
     of: int
-    passed_over: tuple[str, ...]
+    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,11 @@ def _pick(setting: SettingResult, side: str) -> Side:
     scores = {row.name: mean_of([row.validation.get(str(seed)) for seed in setting.seeds]) for row in rows}
     known = {name: score for name, score in scores.items() if score is not None}
     best = None
-    if known:
+    unknown = tuple(name for name in scores if name not in known)
+    if known and not unknown:
         highest = setting.main_score.best(known.values())
         best = next(row for row in rows if known.get(row.name) == highest)
-    return Side(best, len(known), tuple(name for name in scores if name not in known))
+    return Side(best, len(known), unknown)
 
 
 def _gain(setting: SettingResult, lower: RowResult | None, upper: RowResult | None) -> Estimate:

@@ -93,6 +93,7 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedavg", {**ONE, "hyperparameters": {"personalize": "shares"}}),
         ("fedopt", {**ONE, "training": {"momentum": 0.5, "keep_optimizer_state": True, "class_weights": "balanced"}}),
         ("fedgh", {}),
+        ("closed-form", {}),
         ("fedhenn", RAD),
         pytest.param("fedin", {"hyperparameters": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
         ("fedrep", {"hyperparameters": {"aggregation": "same-shape", "head_epochs": 1}}),  # first heads are not sent
@@ -631,6 +632,38 @@ def test_a_late_node_joins(tmp_path: Path) -> None:
     assert [entry["samples"] for entry in run.result["clients_table"]] == [
         c.n for c in build_federation(like, data=DATA).clients
     ]
+
+
+def test_sums_go_up_once_and_a_late_node_gets_the_solution_first(tmp_path: Path) -> None:
+    recipe = three_rounds("closed-form", training={"rounds": 4})
+    wire = Nearby(recipe, tmp_path, (0, 1))
+    sent: list[tuple[int, int, Any, Any]] = []
+
+    def watch(node: int, envelope: Envelope) -> Answer | None:
+        answer = wire.ask(node, envelope)
+        if envelope.kind == "train":
+            assert isinstance(answer, Envelope)
+            down = deserialize(envelope.body)[0] if envelope.body else {}
+            sent.append((envelope.facts["round"], node - FIRST_NODE, down, deserialize(answer.body)[0]))
+        return answer
+
+    def come(record: Mapping[str, Any]) -> None:
+        if record["round"] == 2:
+            wire.add(2)
+
+    wire.fault = watch
+    run = served(recipe, wire, tmp_path, min_nodes=2, loggers=[come])
+    assert [(number, client) for number, client, _, up in sent if "sums" in up] == [(1, 0), (1, 1), (3, 2)]
+    assert all(up.keys() == {"holds"} for _, _, _, up in sent if "sums" not in up)
+    (first,) = [down for number, client, down, _ in sent if (number, client) == (3, 2)]
+    (others,) = [down for number, client, down, _ in sent if (number, client) == (2, 0)]
+    assert first.keys() == {"solved", "solution"}
+    assert all(torch.equal(first["solution"][name], others["solution"][name]) for name in others["solution"])
+    assert [(number, client) for number, client, down, _ in sent if "solution" in down] == [
+        *((2, 0), (2, 1), (3, 2)),
+        *((4, 0), (4, 1), (4, 2)),
+    ]
+    assert run.history[-1]["accuracy"]["received"]["n"] == 3
 
 
 @pytest.mark.parametrize(

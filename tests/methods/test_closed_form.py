@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.functional.class_statistics import discriminant, sum_rows
 from polyfed.functional.random_features import apply_map
-from polyfed.methods import ClosedForm
+from polyfed.methods import ClosedForm, Local
 from tests.helpers import regression
-from tests.helpers.toys import CLASSES, NETS, Round, federation, rounds, samples
+from tests.helpers.toys import CLASSES, NETS, Round, Watch, federation, rounds, samples
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
@@ -134,6 +135,61 @@ def test_sums_that_no_rows_can_have_are_left_out() -> None:
     (round,) = rounds(SMALL, members(), rounds=1, lose=lambda _, i: i == 0)
     close((server.state["solution"]["weight"], server.state["solution"]["bias"]), solved(round))
     assert {*server.state["held"]} == {"1", "2", "3"}
+
+
+@pytest.mark.parametrize("gone", [[0], [2], [3, 1]])
+def test_to_forget_a_client_is_never_to_have_had_it(gone: Sequence[int]) -> None:
+    kept = replace(SMALL, keep_sums=True)
+    state = rounds(kept, members(), rounds=1)[0].after
+    for number in gone:
+        with_it, state = state, kept.forget(state, number)
+        assert not torch.equal(with_it["solution"]["weight"], state["solution"]["weight"])
+        assert int(state["solved"]) == int(with_it["solved"]) + 1
+    (without,) = rounds(kept, members(), rounds=1, lose=lambda _, i: i in gone)
+    close((state["solution"]["weight"], state["solution"]["bias"]), solved(without))
+    torch.testing.assert_close(state["sums"], without.after["sums"], rtol=1e-9, atol=1e-9)
+    assert {*state} == {*without.after}
+    assert {*state["held"]} == {"0", "1", "2", "3"}
+
+
+def with_forgotten(train: Sequence[LabeledSamples], after: Mapping[int, int]) -> list[Round]:
+    """Four rounds, after some of which a client is forgotten."""
+    kept = replace(SMALL, keep_sums=True)
+
+    class Forgets(Watch):
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            super().round(record, remaining_seconds)
+            if record["round"] in after:
+                server = self.federation.server
+                server.state = kept.forget(server.state, after[record["round"]])
+
+    return rounds(kept, members(train), rounds=4, watch=Forgets)
+
+
+def test_who_is_forgotten_sends_nothing_more_and_receives_the_new_solution() -> None:
+    history = with_forgotten(rows(), {2: 3, 3: 0})
+    assert [nbytes(round.up[3]) for round in history] == [UPLOAD, 8, 8, 8]
+    close(solved(history[2]), by_hand(history[2], rows()[:3]))
+    close(solved(history[3]), by_hand(history[3], rows()[1:3]))
+    for i in range(4):
+        assert [nbytes(round.down[i]) for round in history] == [0, *[1 + SOLUTION] * 3]
+        assert torch.equal(history[3].states[i]["solution"]["weight"], solved(history[3])[0])
+
+
+def test_when_nobody_is_left_networks_predict() -> None:
+    history = with_forgotten(rows()[:1], {2: 0})
+    assert ["solution" in round.states[0] for round in history] == [False, True, False, False]
+    assert not {"sums", "solution"} & {*history[2].after}
+
+
+def test_what_cannot_be_forgotten_is_one_line() -> None:
+    (round,) = rounds(replace(SMALL, keep_sums=True), members(), rounds=1, lose=lambda _, i: i == 1)
+    with pytest.raises(ConfigError, match=r"^expected a client whose rows count \(0, 2, 3\), got 1$"):
+        replace(SMALL, keep_sums=True).forget(round.after, 1)
+    with pytest.raises(ConfigError, match=r"^expected method\.keep_sums = true, so that .* got false$"):
+        SMALL.forget(round.after, 0)
+    with pytest.raises(ConfigError, match=r"^expected a method that can .*, such as closed-form, got 'local'$"):
+        Local().forget({}, 0)
 
 
 def test_no_number_of_an_upload_grows_with_the_rows() -> None:

@@ -16,6 +16,7 @@ from polyfed.cli.options import (
     ReplaceRun,
     RunFolder,
     Seed,
+    Trust,
 )
 from polyfed.cli.output import print_files, print_run, print_text, raise_if_nothing_learnt
 
@@ -98,6 +99,27 @@ def release(
     print_text(
         f"client {client} belonged to the node registered as {owner.node}, and is free now; go on with resume=true"
     )
+
+
+def forget(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run folder: the server's, or of polyfed run.", show_default=False)
+    ],
+    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
+    trust: Trust = False,
+) -> None:
+    """Take a client's rows out of a run that is stopped.
+
+    Of methods that can: closed-form with method.keep_sums=true. The checkpoints are then as if the client had never
+    sent anything; it is not asked again, and receives what all receive. Models and records stay as they are.
+
+    \b
+    polyfed deploy forget runs/ours 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments import forgetting
+
+    forgetting.forget(run, client, trust)
+    print_text(f"the rows of client {client} do not count any more; go on with resume=true, so that all clients know")
 
 
 def server(

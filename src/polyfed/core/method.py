@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, nbytes
+from polyfed.core.message import Message, State, nbytes
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
@@ -411,6 +411,16 @@ class Method:
     def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
         """Differentially private releases by the method itself, in an upload of a client with `rows` training rows."""
         return ()
+
+    def forget(self, state: State, client_id: int) -> State:
+        """The server's state as if the client had never sent anything, but for a note not to ask it again.
+
+        Raises:
+            ConfigError: the method, or this setting of it, cannot do so; or there is nothing of the client.
+        """
+        raise ConfigError(
+            f"expected a method that can take out a client's rows, such as closed-form, got '{self.name}'"
+        )
 
     @property
     def exposed(self) -> Exposed | None:

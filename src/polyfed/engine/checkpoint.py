@@ -161,6 +161,52 @@ def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Sna
         raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
 
 
+def change_server(folder: Path, change: Callable[[State], State]) -> None:
+    """Replace the server's state in all checkpoints, from the oldest on; those that are not whole are removed.
+
+    A process that is killed meanwhile leaves a whole one where there were two.
+
+    Args:
+        folder: `checkpoint/` of a run folder. change: may refuse by a `ConfigError` all states but the newest, which
+            then stay.
+
+    Raises:
+        ConfigError: no checkpoint is whole, or `change` refuses the newest; then nothing has changed.
+    """
+    whole = [path for path in _all(folder) if _is_whole(path)]
+    if not whole:
+        raise ConfigError(f"expected a whole checkpoint in {folder}, got none")
+    changed = {whole[-1]: change(from_bytes((whole[-1] / _SERVER).read_bytes()))}
+    for path in whole[:-1]:
+        with contextlib.suppress(ConfigError):
+            changed[path] = change(from_bytes((path / _SERVER).read_bytes()))
+    for path in _all(folder):
+        if path not in whole:
+            shutil.rmtree(path)
+        elif path in changed:
+            _replace_server(path, changed[path])
+
+
+def _replace_server(path: Path, state: State) -> None:
+    """Put a checkpoint with another state of the server in the place of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    before = path.with_name(f".{path.name}.{os.getpid()}.before.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    index = unseal((path / "index.json").read_bytes())
+    for name in index["sha256"]:
+        if name != _SERVER:
+            os.link(path / name, temporary / name)
+    sums = {**index["sha256"], _SERVER: _written(temporary / _SERVER, flatten(state))}
+    sealed = seal({**index, "sha256": sums})
+    write_whole(temporary / "index.json", lambda write: write(sealed))
+    sync_folder(temporary)
+    path.rename(before)
+    temporary.rename(path)
+    sync_folder(path.parent)
+    shutil.rmtree(before)
+
+
 def made_of(folder: RunFolder) -> MadeOf:
     """What the run in a folder was made of when it began, as far as its result or its newest checkpoint tells.
 

@@ -25,6 +25,7 @@ Shapes: D features, C classes, N rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
@@ -48,12 +49,14 @@ from polyfed.core.method import (
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
+from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
 from polyfed.functional.random_features import apply_map, count_features, draw_map
 
 _MOST_WORDS = 2**20
 _WHOLE = (torch.int64,)
 _EXACT = (torch.float64,)
+_OF_CLIENT = "sums of client "  # begins the names of what the server keeps of each, with `keep_sums`
 
 
 def _sums_of_rows(known: UploadContext, name: str) -> Members:
@@ -74,6 +77,11 @@ def _sums_of_rows(known: UploadContext, name: str) -> Members:
     return Members({key: (entry,) for key, entry in entries.items()})
 
 
+def _next(state: State) -> Tensor:
+    """The number of the next solution; that of the first is 1, and 0 is none."""
+    return get_tensor(state, "solved") + 1 if "solved" in state else torch.tensor(1)
+
+
 def _times(sums: Group, factor: float) -> dict[str, Tensor]:
     """Sums of as many times the rows, but for their counts."""
     return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
@@ -88,13 +96,14 @@ class ClosedForm(Method):
         paper="after Fed3R, ICML 2024, and AFL, CVPR 2025",
         down="2 (C D + 2 C), D features, whenever it changes",
         up="once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D + C))",
-        states="client: phi, W, b, n_k; server: n, M, S, W, b",
+        states="client: phi, W, b, n_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k",
         form={"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)},
     )
 
     features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts the words are counted
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, the covariance's towards a multiple of I
     prior: Literal["own", "federation"] = "own"  # pi: class shares of the client's own rows, or of all that were sent
+    keep_sums: bool = False  # whether the server keeps each client's sums, which `forget` needs
 
     requirements = Requirements(same_input_shape=True, shared_outputs="it adds up rows by class")
     evaluation_stage = "received"
@@ -112,11 +121,13 @@ class ClosedForm(Method):
     def broadcast(self, server: Server, client_id: int) -> Message:
         held = members(server.state, "held").get(str(client_id))
         message: State = {} if held is None else {"heard": torch.ones((), dtype=torch.uint8)}
-        if "solution" not in server.state:
+        if "solved" not in server.state:
             return message
         solved = get_tensor(server.state, "solved")
         if held is None or int(held) != int(solved):
-            message |= {"solved": solved, "solution": dict(get_group(server.state, "solution"))}
+            message["solved"] = solved
+            if "solution" in server.state:
+                message["solution"] = dict(get_group(server.state, "solution"))
         return message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -129,8 +140,8 @@ class ClosedForm(Method):
         if impossible:
             server.log["sums_left_out"] = len(impossible)
         if len(impossible) < len(new):
-            server.state["solution"] = self._solve(server)
-            server.state["solved"] = torch.tensor(server.round)
+            server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
+            server.state["solved"] = _next(server.state)
 
     def _add(self, server: Server, client_id: int, per_row: Group) -> bool:
         """Add a client's sums to those of the others, if any rows can have them; whether they can."""
@@ -140,12 +151,33 @@ class ClosedForm(Method):
             return False
         before = members(server.state, "sums")
         server.state["sums"] = class_statistics.add(before, sums) if before else sums
+        if self.keep_sums:
+            server.state[f"{_OF_CLIENT}{client_id}"] = sums
         return True
 
-    def _solve(self, server: Server) -> dict[str, Tensor]:
+    def forget(self, state: State, client_id: int) -> State:
+        """Add up the others' sums anew and solve again: nothing of the client's is left, as rounding would leave.
+
+        The client stays among those whose sums are held, so that it does not send them again.
+        """
+        if not self.keep_sums:
+            raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
+        own = f"{_OF_CLIENT}{client_id}"
+        if own not in state:
+            there = [name.removeprefix(_OF_CLIENT) for name in state if name.startswith(_OF_CLIENT)]
+            listed = ", ".join(sorted(there, key=int)) or "none"
+            raise ConfigError(f"expected a client whose rows count ({listed}), got {client_id}")
+        classes = len(get_group(state, "solution").get("counts", ()))
+        left = {name: value for name, value in state.items() if name not in (own, "sums", "solution")}
+        others = [get_group(left, name) for name in left if name.startswith(_OF_CLIENT)]
+        if others:
+            sums = functools.reduce(class_statistics.add, others)
+            left |= {"sums": dict(sums), "solution": self._solve(sums, classes)}
+        return {**left, "solved": _next(state)}
+
+    def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
         """W (D, C), b (C,) and, of classes, n (C,)."""
-        sums = get_group(server.state, "sums")
-        if not server.classes:
+        if not classes:
             weight, bias = class_statistics.ridge(sums, self.shrinkage)
             return {"weight": weight, "bias": bias}
         solve = class_statistics.discriminant if "products" in sums else class_statistics.naive_bayes
@@ -158,8 +190,10 @@ class ClosedForm(Method):
             example = client.prepare(client.data.train.x[:1])
             draws = generator(client.seed, "random features")
             client.state["map"] = draw_map(example, self.features, draws, client.categories, client.words)
-        if "solution" in message:
+        if "solved" in message:
             client.state["solved"] = get_tensor(message, "solved").clone()
+            client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
+        if "solution" in message:
             solution = get_group(message, "solution")
             client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
             if client.classes:

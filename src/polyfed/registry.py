@@ -244,6 +244,7 @@ METHODS = Registry(
         "local-mutual": "polyfed.methods.local_mutual:LocalMutual",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
         "closed-form": "polyfed.methods.closed_form:ClosedForm",
+        "own-plus-common": "polyfed.methods.own_plus_common:OwnPlusCommon",
         "depthfl": "polyfed.methods.depthfl:DepthFL",
         "fd": "polyfed.methods.fd:FD",
         "feddf": "polyfed.methods.feddf:FedDF",

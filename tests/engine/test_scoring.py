@@ -27,7 +27,7 @@ SHORT = Training(rounds=2, batch_size=8, lr=0.05)
 TAKE_NUMBERS = (
     "local", "fedavg", "fedopt", "fedprox", "fednova", "scaffold", "moon", "incoavg", "fedrep", "lgfedavg", "fedselect",
     "fedfomo", "fedin", "fedhenn", "fedhenn-homogeneous", "fml", "fedmrl", "inclusivefl", "fiarse",
-    "closed-form",
+    "closed-form", "own-plus-common",
 )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ from polyfed.methods import (
     LGFedAvg,
     Local,
     LocalMutual,
+    OwnPlusCommon,
     ProtoNorm,
     ScaleFL,
 )
@@ -926,6 +927,14 @@ test_closed_form = testing.conformance(
         "row_weights_count": NOBODY_TRAINS,
         "unselected_are_left_alone": NOBODY_TRAINS,
     },
+)
+
+test_own_plus_common = testing.conformance(
+    OwnPlusCommon(features=12),
+    reference_loss=cross_entropy,
+    expected_bytes=lambda server, client_id: (1, 8),  # in the last round both know what the other has
+    counted="statistics",
+    reductions=[Reduction({"weight": 0.0}, Local())],
 )
 
 test_lgfedavg = testing.conformance(

@@ -4,7 +4,8 @@ A map is a dictionary of named tensors, drawn once and never trained. It is draw
 
     images (C, H, W)  `filters`: K patches k x k, mean removed, norm 1; ReLU of the convolution plus a bias, averaged
                       over g x g cells; g = 3 and k = 5, or g = 2 and k = 3 where a side has 8 or fewer (Coates and Ng,
-                      "Selecting receptive fields in deep networks", NeurIPS 2011)
+                      "Selecting receptive fields in deep networks", NeurIPS 2011); then the square root, so that large
+                      means vary less (Perronnin et al., "Improving the Fisher kernel", ECCV 2010)
     series (C, L)     `kernels`: K convolutions of 7, 9 or 11 weights over some of the channels, dilated; the maximum,
                       and the share of steps above zero (Dempster et al., "ROCKET", DMKD 2020)
     numbers (F,)      `projection`: ReLU of a random projection plus a bias; categories are one-hot (Rahimi and Recht,
@@ -27,6 +28,7 @@ _SMALL_SIDE = 8  # pixels
 _BIAS = 0.25  # standard deviation of a bias
 _KERNEL_LENGTHS = (7, 9, 11)
 _PADDING = 0  # the id of no word
+_SMALLEST = 1e-8  # of a mean: its square root has a slope at 0, too
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
 
 
@@ -101,7 +103,7 @@ def _pool_patches(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     for images in x.split(_IMAGES):
         maps = F.conv2d(images, filters, drawn["bias"], padding=filters.shape[-1] // 2)
         found.append(F.adaptive_avg_pool2d(maps.relu_(), cells).flatten(1))
-    return torch.cat(found)
+    return torch.cat(found).clamp(min=_SMALLEST).sqrt()
 
 
 # series --------------------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polyfed.methods.local import Local as Local
     from polyfed.methods.local_mutual import LocalMutual as LocalMutual
     from polyfed.methods.moon import MOON as MOON
+    from polyfed.methods.own_plus_common import OwnPlusCommon as OwnPlusCommon
     from polyfed.methods.protonorm import ProtoNorm as ProtoNorm
     from polyfed.methods.scaffold import SCAFFOLD as SCAFFOLD
     from polyfed.methods.scalefl import ScaleFL as ScaleFL

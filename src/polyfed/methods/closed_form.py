@@ -105,7 +105,10 @@ class ClosedForm(Method):
     prior: Literal["own", "federation"] = "own"  # pi: class shares of the client's own rows, or of all that were sent
     keep_sums: bool = False  # whether the server keeps each client's sums, which `forget` needs
 
-    requirements = Requirements(same_input_shape=True, shared_outputs="it adds up rows by class")
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(same_input_shape=True, shared_outputs="it adds up rows by class")
+
     evaluation_stage = "received"
     accepts_stale_uploads = True  # sums are the same in any round
     supports_dp_sgd = False
@@ -198,11 +201,12 @@ class ClosedForm(Method):
             client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
             if client.classes:
                 client.state["own counts"] = client.data.train.y.bincount(minlength=client.classes)
-        return {"heard": "heard" in message}
+        client.state["heard"] = torch.tensor("heard" in message)
+        return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
-        if client.context["heard"]:
+        if client.state["heard"]:
             return {"holds": holds}
         drawn = get_group(client.state, "map")
         train = client.data.train

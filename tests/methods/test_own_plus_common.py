@@ -1,0 +1,156 @@
+"""OwnPlusCommon: a network trained alone, a common model beside it, and how much each of both counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.run import Run
+from polyfed.errors import ConfigError
+from polyfed.experiments.build import build_federation
+from polyfed.methods import ClosedForm, Local, OwnPlusCommon
+from tests.helpers import regression
+from tests.helpers.toys import CLASSES, federation, rounds, same, samples, worker
+
+SMALL = OwnPlusCommon(features=20, shrinkage=0.3)
+CLOSED = ClosedForm(features=20, shrinkage=0.3)
+OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
+MIXED = ["bn", "broad", "wide", "shallow"]
+
+
+def members(validation: int = 0) -> list[Client]:
+    held = [samples(validation, 70 + i) if validation else None for i in range(4)]
+    return [Client(MIXED[i], samples(9 + i, i, own), samples(30, 50 + i), held[i]) for i, own in enumerate(OWNED)]
+
+
+def run(method: pf.Method, clients: Sequence[Client] | None = None, **more: Any) -> Run:
+    fed, _ = federation(method, members() if clients is None else clients, **more)
+    return fed.run()
+
+
+def test_networks_are_those_of_local_and_sums_those_of_the_closed_form() -> None:
+    mine, local, closed = (rounds(method, members()) for method in (SMALL, Local(), CLOSED))
+    assert len(mine) == 3  # the last only hands out the solution
+    for i in range(4):
+        assert same(mine[-1].weights[i], local[-1].weights[i])
+        assert same(mine[0].up[i]["sums"], closed[0].up[i]["sums"])
+        assert [nbytes(round.up[i]) for round in mine[1:]] == [8, 8]
+    assert same(mine[-1].after["solution"], closed[-1].after["solution"])
+
+
+@pytest.mark.parametrize(("weight", "other"), [(0.0, Local()), (1.0, CLOSED)], ids=["own", "common"])
+def test_at_either_end_it_predicts_as_the_simpler_method(weight: float, other: pf.Method) -> None:
+    assert run(replace(SMALL, weight=weight)).result["accuracy"] == run(other).result["accuracy"]
+
+
+def test_in_between_it_adds_log_probabilities() -> None:
+    fed, _ = federation(SMALL, members())
+    done = fed.run()
+    for number, client in enumerate(fed.clients):
+        x = client.data.test.x
+        network = done.models[number]
+        with torch.no_grad():
+            own = F.log_softmax(network(x).double(), dim=1)
+        common = CLOSED.predict(None, x, client.state)
+        found = SMALL.predict(network, x, client.state)
+        torch.testing.assert_close(found, 0.2 * own + 0.8 * common, rtol=1e-9, atol=1e-9)
+
+
+def chosen(validation: LabeledSamples, network: Tensor, common: Tensor) -> float:
+    """The weight of a client whose network and whose common model give these scores of its validation rows."""
+    fed, _ = federation(_Fixed(common), [Client("shallow", samples(9, 0), None, validation)])
+    client = worker(fed, 0)
+    client.state["solution"] = {}
+    client.model.forward = lambda x: network[: len(x)]
+    return SMALL.__class__._choose_weight(_Fixed(common), client)
+
+
+class _Fixed(OwnPlusCommon):
+    """With a common model that gives these scores."""
+
+    def __init__(self, common: Tensor) -> None:
+        super().__init__()
+        object.__setattr__(self, "given", common)
+
+    def _common(self, x: Tensor, context: Any) -> Tensor:
+        scores: Tensor = self.given[: len(x)]  # type: ignore[attr-defined]
+        return scores
+
+
+def scores_of(predicted: Tensor, sure: float) -> Tensor:
+    return F.log_softmax(sure * F.one_hot(predicted, CLASSES).double(), dim=1)
+
+
+def test_validation_rows_choose_the_network_only_where_it_is_surely_better() -> None:
+    y = torch.arange(40) % CLASSES
+    rows = LabeledSamples(torch.zeros(40, 4), y)
+    right, wrong = scores_of(y, 3.0), scores_of((y + 1) % CLASSES, 3.0)
+    some = scores_of(torch.where(torch.arange(40) < 38, y, (y + 1) % CLASSES), 3.0)
+    assert chosen(rows, right, right) == 0.8
+    assert chosen(rows, right, wrong) == 0.0
+    assert chosen(rows, wrong, right) == 0.8  # which has it right, too
+    assert chosen(rows, 9 * wrong, right) == 1.0
+    assert chosen(rows, right, some) < 0.8
+    assert chosen(LabeledSamples(rows.x[37:39], y[37:39]), right[37:39], some[37:39]) == 0.8  # too few rows to tell
+
+
+def test_without_validation_rows_it_is_four_fifths() -> None:
+    fed, _ = federation(SMALL, members())
+    fed.run()
+    assert {float(client.state["weight"]) for client in fed.clients} == {0.8}
+
+
+def test_classes_that_a_client_lacks_are_predicted_by_the_common_model_alone() -> None:
+    other = SMALL.alternative_predictors["federation"]
+    fed, _ = federation(other, members())
+    fed.run()
+    for client in fed.clients:
+        found = other.predict(None, client.data.test.x, client.state)
+        assert {*found.argmax(dim=1).tolist()} == {0, 1, 2}
+
+
+def test_a_common_model_of_other_classes_is_no_help() -> None:
+    permuted = replace(SMALL, control="permuted", weight=1.0)
+    assert permuted.is_control
+    found, other = (run(method).result["accuracy"] for method in (permuted, replace(SMALL, weight=1.0)))
+    assert found < other - 0.3
+
+
+def test_numbers_have_no_classes_to_permute() -> None:
+    with pytest.raises(ConfigError, match="own-plus-common needs classes"):
+        pf.Federation(regression.clients(), OwnPlusCommon(control="permuted"), pf.Training(rounds=1))
+
+
+def test_numbers_are_weighted_means_of_both_predictions() -> None:
+    fed = pf.Federation(regression.clients(), OwnPlusCommon(shrinkage=0.01, weight=0.5), pf.Training(rounds=2, lr=0.05))
+    done = fed.run()
+    client = fed.clients[0]
+    x = client.prepare(client.data.test.x)
+    with torch.no_grad():
+        own = done.models[0](x)
+    expected = (own.double() + ClosedForm().predict(None, x, client.state)) / 2
+    torch.testing.assert_close(fed.method.predict(done.models[0], x, client.state), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_on_digits_the_others_rows_are_worth_points() -> None:
+    path = Path(__file__).parents[2] / "suites" / "small" / "digits.toml"
+    found = {}
+    for method, alone in (("own-plus-common", "false"), ("own-plus-common", "true"), ("local", "false")):
+        settings = ["training.rounds=3", f"method.alone={alone}"]
+        result = build_federation(Recipe.load(path, settings, method=method)).run().result
+        found[method, alone] = result["accuracy"]
+    assert found["own-plus-common", "false"] > 0.975
+    assert found["own-plus-common", "false"] > found["own-plus-common", "true"] + 0.015
+    assert found["own-plus-common", "true"] > found["local", "false"]

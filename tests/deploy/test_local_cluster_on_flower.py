@@ -71,9 +71,13 @@ def check_same_numbers(out: Path, recipe: Path, alone: Path, **changes: Any) -> 
 
 
 @pytest.mark.slow
-def test_a_deployment_gives_the_numbers_of_a_run_in_one_process(recipe: Path, tmp_path: Path) -> None:
-    done = local(recipe, out=tmp_path / "run", overrides=["training.rounds=1"], seed=2)
-    check_same_numbers(done.path, recipe, tmp_path / "alone", overrides=["training.rounds=1"], seed=2)
+@pytest.mark.parametrize(("method", "rounds"), [(None, 1), ("closed-form", 2)])
+def test_a_deployment_gives_the_numbers_of_a_run_in_one_process(
+    recipe: Path, tmp_path: Path, method: str | None, rounds: int
+) -> None:
+    options: dict[str, Any] = {"method": method, "overrides": [f"training.rounds={rounds}"], "seed": 2}
+    done = local(recipe, out=tmp_path / "run", **options)
+    check_same_numbers(done.path, recipe, tmp_path / "alone", **options)
     assert not (tmp_path / "run-logs").exists()
 
 

@@ -24,6 +24,7 @@ from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
 from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run
+from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.registry import METHODS
@@ -80,7 +81,7 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
     found = models(folder)
     assert list(found) == list(expected.models)
     for number, network in expected.models.items():
-        theirs = export_state(network)
+        theirs = export_state(network.network if isinstance(network, PersonalPredictor) else network)
         assert found[number].keys() == theirs.keys()
         assert all(torch.equal(found[number][name], tensor) for name, tensor in theirs.items())
 

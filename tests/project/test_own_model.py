@@ -46,6 +46,12 @@ def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[st
     (shown,) = (block for block in blocks("python") if "load_state_dict" in block)
     shown = shown.replace("the recipe's folder", str(place))
     assert ast.dump(ast.parse(first)) == ast.dump(ast.parse(shown)), "the page's are laid out by the formatter"
+    (exports,) = (block.splitlines() for block in blocks("bash") if "polyfed export" in block)
+    for _, *words in map(shlex.split, exports):
+        if words[2].endswith(".onnx"):
+            pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+        assert cli.status(words) == 0
+        assert (place / words[2]).is_file()
 
 
 def executed(upto: str) -> dict[str, Any]:

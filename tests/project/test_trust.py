@@ -149,6 +149,7 @@ def untouched(folder: Path) -> bool:
 # command -> its words for a run folder; and whether it has to be refused, with a line that names the switch
 READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
+    "export": (lambda run: [run, "new.pt2", "--client", "0"], True),
     "audit attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
     "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels,cka"], True),

@@ -187,6 +187,30 @@ def predict(
         print_files([out])
 
 
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What to write: a .pt2 or .onnx file.", show_default=False)
+    ],
+    client: Annotated[
+        str, typer.Option(metavar="CLIENT", help="Whose personal model: a number or a name.", show_default=False)
+    ],
+    trust: Trust = False,
+) -> None:
+    """Write a client's model as a program that runs without polyfed.
+
+    From inputs as the run stored them to the scores of polyfed predict, with all that the method predicts by. A .pt2
+    file is for torch.export.load, an .onnx file for other runtimes (pip install 'polyfed[onnx]').
+
+    \b
+    polyfed export runs/mine client-3.pt2 --client 3
+    polyfed export runs/mine north.onnx --client north
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments.exported_model import export_model
+
+    print_files([export_model(run, client, file, trust=trust)])
+
+
 def _unknown_texts(found: Predictions) -> str:
     """A line on the texts of which the run knows no word."""
     rows = ", ".join(found.unknown[:10])

@@ -285,9 +285,10 @@ class NodeTask:
         weights = {
             name: tensor.detach().cpu() for name, tensor in export_state(method.personal_model(keeper.model)).items()
         }
-        state = {} if uses_default_predict(method) else keeper.method_state
+        alone = uses_default_predict(method)
+        state = {} if alone else keeper.method_state
         folder = RunFolder(self._folder)
-        guide = ModelReadme(self._model_factory)
+        guide = ModelReadme(self._model_factory, alone)
         self._folder.mkdir(parents=True, exist_ok=True)
         with folder.models() as write:
             write(client.id, weights, state, about)

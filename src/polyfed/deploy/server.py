@@ -40,6 +40,7 @@ from polyfed.engine.method_wrappers import preview
 from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.scoring import uses_default_predict
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
@@ -160,7 +161,7 @@ class DeployedFederation(Federation):
 
     def write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
-        guide = ModelReadme(self.model_factory)
+        guide = ModelReadme(self.model_factory, uses_default_predict(self.method))
         with folder.models() as write:
             for client, (weights, state) in self._nodes.save_models(self.exporter.present()):
                 about = self.exporter.about(client, None)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, to_float
-from polyfed.core.message import Message, freeze
+from polyfed.core.message import Message, clone, freeze
 from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import copy_network, export_state
@@ -20,6 +20,7 @@ from polyfed.data.samples import TableColumns, own_means
 from polyfed.data.text import TextConfig
 from polyfed.data.transforms import Prepare
 from polyfed.engine.executors.client_work import has_weights, working_copy
+from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.scoring import uses_default_predict
 from polyfed.engine.task import Task
@@ -52,13 +53,19 @@ class ModelExport:
     def export(self, client_id: int) -> nn.Module:
         """A copy of the client's personal model, on the CPU; where it has none yet, what it would receive now.
 
+        It is the client's network; a `PersonalPredictor` where the method predicts by more than the network's output.
+
         Raises:
             ConfigError: there is no such client, or it has not joined yet.
         """
         if client_id not in self.server.clients:
             here = ", ".join(map(str, self.server.clients))
             raise ConfigError(f"expected a client that is present ({here}), got {client_id}")
-        return copy_network(self.method.personal_model(self._personal_client(client_id).model)).cpu().eval()
+        personal = self._personal_client(client_id)
+        network = copy_network(self.method.personal_model(personal.model))
+        if not uses_default_predict(self.method):
+            network = PersonalPredictor(self.method, network, clone(personal.method_state))
+        return network.cpu().eval()
 
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder, and a guide to them."""
@@ -176,15 +183,16 @@ _HEAD = """# The networks of this run
 
 Each `client-*.safetensors` holds a client's weights under the keys of the network's own class; `index.json` says what
 else belongs to it: the classes' names, the size of images, mean and standard deviation of its inputs. The lines below
-run in this folder. `polyfed predict RUN --client 0 DATA` does all of it, with `--trust` where the run is of a
-method or networks of your own.
+run in this folder. `polyfed predict RUN --client 0 DATA` does all of it, and `polyfed export RUN FILE.pt2 --client 0`
+writes all of it as a program that runs without polyfed; with `--trust` where the run is of a method or networks of
+your own.
 """
 _INPUTS = """## Inputs{whose}
 
 As they are stored, inputs are {shape} of type {type}. The lines below make a batch of what a network takes, `x`, of
 yours, as the run did with its own, and ask a model of above.
 """
-_NO_SCORES = "# the method scores by more than the network's output: see `polyfed predict`"
+_NO_SCORES = "# the method scores by more than the network's output: see `polyfed predict` and `polyfed export`"
 _SHOWN = 10  # clients named per architecture, and classes
 
 

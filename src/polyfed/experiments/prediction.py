@@ -39,6 +39,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.engine.method_wrappers import adapted
+from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, csv_text, one_line
 from polyfed.functional import metrics
@@ -88,13 +89,15 @@ class ClientModel:
     scale: TargetScale | None = None
     name: str = ""
 
+    @functools.cached_property
+    def predictor(self) -> PersonalPredictor:
+        """All of it as one module, from inputs as the run stored them to scores; in eval mode, on `device`."""
+        return PersonalPredictor(self.method, self.network, self.state, self.prepare).eval()
+
     def scores(self, x: Tensor) -> Tensor:
         """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
         with torch.inference_mode():
-            parts = [
-                self.method.predict(self.network, self.prepare(p.to(self.device)), self.state) for p in x.split(CHUNK)
-            ]
-            return torch.cat(parts).cpu()
+            return torch.cat([self.predictor(part.to(self.device)) for part in x.split(CHUNK)]).cpu()
 
 
 @dataclass(frozen=True, eq=False)

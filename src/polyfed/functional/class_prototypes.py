@@ -225,7 +225,7 @@ def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes:
 
 
 def _scores_of_known(scores_NS: Tensor, labels_S: Tensor, classes: int) -> Tensor:
-    scores_NC = scores_NS.new_full((len(scores_NS), classes), -torch.inf)
+    scores_NC = scores_NS.new_full((scores_NS.shape[0], classes), -torch.inf)
     scores_NC[:, labels_S.long()] = scores_NS
     return scores_NC
 

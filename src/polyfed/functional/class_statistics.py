@@ -180,6 +180,5 @@ def log_posterior(scores_NC: Tensor, counts_C: Tensor, prior_C: Tensor) -> Tenso
     tensor([[0.7500, 0.2500]])
     """
     usable_C = prior_C * (counts_C > 0)
-    if not bool(usable_C.any()):
-        usable_C = counts_C
+    usable_C = torch.where(usable_C.any(), usable_C, counts_C)
     return torch.log_softmax(scores_NC + usable_C.to(scores_NC.dtype).log(), dim=1)

@@ -1,13 +1,14 @@
 """Fixed random maps of prepared inputs to features: patch filters, dilated convolutions, projections, counts of words.
 
-A map is a dictionary of named tensors, drawn once and never trained. It is drawn for the form of an input:
+A map is a dictionary of named tensors, drawn once and never trained. What it does follows from their names and shapes,
+and not from their numbers, so that it can be exported (`torch.export`). It is drawn for the form of an input:
 
     images (C, H, W)  `filters`: K patches k x k, mean removed, norm 1; ReLU of the convolution plus a bias, averaged
                       over g x g cells; g = 3 and k = 5, or g = 2 and k = 3 where a side has 8 or fewer (Coates and Ng,
                       "Selecting receptive fields in deep networks", NeurIPS 2011); then the square root, so that large
                       means vary less (Perronnin et al., "Improving the Fisher kernel", ECCV 2010)
-    series (C, L)     `kernels`: K convolutions of 7, 9 or 11 weights over some of the channels, dilated; the maximum,
-                      and the share of steps above zero (Dempster et al., "ROCKET", DMKD 2020)
+    series (C, L)     `kernels of dilation ...`: K convolutions of 7, 9 or 11 weights over some of the channels; the
+                      maximum, and the share of steps above zero (Dempster et al., "ROCKET", DMKD 2020)
     numbers (F,)      `projection`: ReLU of a random projection plus a bias; categories are one-hot (Rahimi and Recht,
                       "Random features for large-scale kernel machines", NeurIPS 2007)
     ids (L,), whole   `words`: how often each id occurs; 0 is padding
@@ -29,6 +30,7 @@ _BIAS = 0.25  # standard deviation of a bias
 _KERNEL_LENGTHS = (7, 9, 11)
 _PADDING = 0  # the id of no word
 _SMALLEST = 1e-8  # of a mean: its square root has a slope at 0, too
+_KERNELS, _BIAS_OF = "kernels of dilation ", "bias of dilation "
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
 
 
@@ -43,11 +45,11 @@ def draw_map(
         words: V, how many ids there are; 0: not known, so that ids share `features` counts.
 
     >>> [name for name in draw_map(torch.zeros(1, 3, 32, 32), 576, torch.Generator())]
-    ['filters', 'bias', 'cells']
+    ['filters', 'bias']
     """
     shape = x.shape[1:]
     if not x.is_floating_point():
-        return {"words": torch.tensor(words or features)}
+        return {"words": torch.arange(words or features, dtype=torch.int32)}
     if len(shape) == 3:
         return _draw_filters(shape, features, generator)
     if len(shape) == 2:
@@ -69,12 +71,12 @@ def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The features (N, D) of prepared inputs (N, ...), in float32, where the inputs are."""
     here = {name: tensor.to(x.device) for name, tensor in drawn.items()}
     if "words" in here:
-        return _count_words(int(drawn["words"]), x)
+        return _count_words(len(drawn["words"]), x)
     if "filters" in here:
         return _pool_patches(here, x)
-    if "kernels" in here:
-        return _convolve(here, x)
-    return _project(here, x)
+    if "projection" in here:
+        return _project(here, x)
+    return _convolve(here, x)
 
 
 # images --------------------------------------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ def _draw_filters(shape: Sequence[int], features: int, generator: torch.Generato
     filters = filters - filters.mean(dim=(1, 2, 3), keepdim=True)
     filters = filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     bias = _BIAS * torch.randn(count, generator=generator)
-    return {"filters": filters, "bias": bias, "cells": torch.tensor(cells)}
+    return {"filters": filters, "bias": bias}
 
 
 def _cells(shape: Sequence[int]) -> int:
@@ -97,20 +99,27 @@ def _cells(shape: Sequence[int]) -> int:
 
 
 def _pool_patches(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():  # exported for any number of images
+        return _pool_at_once(drawn, x)
+    return torch.cat([_pool_at_once(drawn, images) for images in x.split(_IMAGES)])
+
+
+def _pool_at_once(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     filters = drawn["filters"]
-    cells = int(drawn["cells"])
-    found = []
-    for images in x.split(_IMAGES):
-        maps = F.conv2d(images, filters, drawn["bias"], padding=filters.shape[-1] // 2)
-        found.append(F.adaptive_avg_pool2d(maps.relu_(), cells).flatten(1))
-    return torch.cat(found).clamp(min=_SMALLEST).sqrt()
+    side = filters.shape[-1]
+    maps = F.conv2d(x, filters, drawn["bias"], padding=side // 2)
+    means = F.adaptive_avg_pool2d(maps.relu_(), (side + 1) // 2).flatten(1)
+    return means.clamp(min=_SMALLEST).sqrt()
 
 
 # series --------------------------------------------------------------------------------------------------------------
 
 
 def _draw_kernels(shape: Sequence[int], features: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Kernels of several lengths lie in the middle of the longest, those of some channels among zeros."""
+    """Kernels of several lengths lie in the middle of the longest, those of some channels among zeros.
+
+    Those of one dilation are a tensor, which has it in its name; `place` restores the order in which they are drawn.
+    """
     channels, steps = shape
     count = max(1, features // 2)
     longest = max(_KERNEL_LENGTHS)
@@ -130,21 +139,24 @@ def _draw_kernels(shape: Sequence[int], features: int, generator: torch.Generato
     reach = torch.log2(((steps - 1) / (lengths - 1)).clamp(min=1))
     dilations = (2 ** (reach * torch.rand(count, generator=generator))).long()
     bias = 2 * torch.rand(count, generator=generator) - 1
-    return {"kernels": kernels, "bias": bias, "dilations": dilations}
+    drawn: dict[str, Tensor] = {}
+    for dilation in dilations.unique().tolist():
+        of_it = dilations == dilation
+        drawn |= {f"{_KERNELS}{dilation}": kernels[of_it], f"{_BIAS_OF}{dilation}": bias[of_it]}
+    return {**drawn, "place": dilations.argsort(stable=True).argsort()}
 
 
 def _convolve(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    kernels = drawn["kernels"]
-    dilations = drawn["dilations"]
-    half = kernels.shape[-1] // 2
-    largest = x.new_empty(len(x), len(kernels))
-    share = x.new_empty(len(x), len(kernels))
-    for dilation in dilations.unique().tolist():
-        of_it = (dilations == dilation).nonzero().squeeze(1)
-        found = F.conv1d(x, kernels[of_it], drawn["bias"][of_it], padding=half * dilation, dilation=dilation)
-        largest[:, of_it] = found.amax(dim=2)
-        share[:, of_it] = (found > 0).to(x.dtype).mean(dim=2)
-    return torch.cat([largest, share], dim=1)
+    largest = []
+    share = []
+    for dilation in sorted(int(name.removeprefix(_KERNELS)) for name in drawn if name.startswith(_KERNELS)):
+        kernels = drawn[f"{_KERNELS}{dilation}"]
+        padding = kernels.shape[-1] // 2 * dilation
+        found = F.conv1d(x, kernels, drawn[f"{_BIAS_OF}{dilation}"], padding=padding, dilation=dilation)
+        largest.append(found.amax(dim=2))
+        share.append((found > 0).to(x.dtype).mean(dim=2))
+    place = drawn["place"]
+    return torch.cat([torch.cat(largest, dim=1)[:, place], torch.cat(share, dim=1)[:, place]], dim=1)
 
 
 # tables and texts ----------------------------------------------------------------------------------------------------
@@ -153,26 +165,29 @@ def _convolve(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
 def _draw_projection(
     numbers: int, features: int, generator: torch.Generator, categories: Sequence[int]
 ) -> dict[str, Tensor]:
+    """With categories, `column` says of each projected number what column it is of, `category` which one, -1: none."""
     counts = torch.tensor(categories or [0] * numbers)
-    width = int(counts.clamp(min=1).sum())
+    columns = counts.clamp(min=1)
+    width = int(columns.sum())
     projection = torch.randn(width, features, generator=generator) / math.sqrt(width)
-    return {
-        "projection": projection,
-        "bias": _BIAS * torch.randn(features, generator=generator),
-        "categories": counts,
-    }
+    drawn = {"projection": projection, "bias": _BIAS * torch.randn(features, generator=generator)}
+    if not counts.any():
+        return drawn
+    column = torch.arange(len(counts)).repeat_interleave(columns)
+    category = torch.cat([torch.arange(count) if count else torch.tensor([-1]) for count in counts.tolist()])
+    return {**drawn, "column": column, "category": category, "last": counts[column] - 1}
 
 
 def _project(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     x = x.flatten(1)
-    parts = []
-    for place, count in enumerate(drawn["categories"].tolist()):
-        column = x[:, place]
-        parts.append(F.one_hot(column.long().clamp(0, count - 1), count).to(x) if count else column.unsqueeze(1))
-    return torch.relu(torch.cat(parts, dim=1) @ drawn["projection"] + drawn["bias"])
+    if "category" in drawn:
+        x = x[:, drawn["column"]]
+        is_it = torch.minimum(x.long().clamp(min=0), drawn["last"]) == drawn["category"]
+        x = torch.where(drawn["category"] < 0, x, is_it.to(x.dtype))
+    return torch.relu(x @ drawn["projection"] + drawn["bias"])
 
 
 def _count_words(words: int, ids: Tensor) -> Tensor:
     ids = ids.flatten(1).long()
-    counts = torch.zeros(len(ids), words, device=ids.device)
+    counts = torch.zeros(ids.shape[0], words, device=ids.device)  # len(ids) would fix the number where it is exported
     return counts.scatter_add_(1, ids % words, (ids != _PADDING).float())

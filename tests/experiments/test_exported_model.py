@@ -1,0 +1,147 @@
+"""A personal model as one file: what PyTorch, or ONNX Runtime, makes of it without polyfed is what polyfed predicts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyfed as pf
+from polyfed.cli import app as cli
+from polyfed.core.client import Client, to_float
+from polyfed.core.message import get_group
+from polyfed.data import inference_inputs
+from polyfed.data.text import Vocabulary
+from polyfed.data.transforms import Prepare
+from polyfed.engine.federation import Run
+from polyfed.engine.personal_predictor import PersonalPredictor
+from polyfed.engine.task import Task
+from polyfed.errors import ConfigError
+from polyfed.experiments import exported_model, prediction
+from polyfed.experiments.exported_model import export_model
+from polyfed.methods import ClosedForm, FedProto, OwnPlusCommon
+
+
+DRAWS = torch.Generator().manual_seed(0)
+Y = torch.arange(40) % 3
+IMAGES = torch.randint(256, (40, 1, 8, 8), generator=DRAWS, dtype=torch.uint8)
+SERIES = torch.randn(40, 3, 40, generator=DRAWS)
+TEXTS = torch.randint(8, (40, 6), generator=DRAWS)
+ROWS = [f"{place * 7 % 10},{place % 4 - 1.5},{'abc'[place % 5 % 3]},{'xyz'[place % 3]}" for place in range(60)]
+# inputs, network, preparation, what the task says of inputs
+KINDS: dict[str, tuple[Tensor, str, Any, dict[str, Any]]] = {
+    "images": (IMAGES, "digits-cnn1", Prepare((0.4,), (0.3,)), {}),
+    "series": (SERIES, "cnn1d-16", to_float, {}),
+    "texts": (TEXTS, "cnn1d-16", to_float, {"vocabulary": Vocabulary(tuple("abcdef"), 6, most=6)}),
+}
+
+
+def finished(folder: Path, kind: str, method: ClosedForm | FedProto | None = None) -> Run:
+    """A run of two clients, the second of which has two of three classes."""
+    x, network, prepare, about = KINDS[kind]
+    few = Y < 2
+    clients = [Client(network, (x, Y), (x, Y), prepare=prepare), Client(network, (x[few], Y[few]), prepare=prepare)]
+    training = pf.Training(rounds=2)
+    return pf.Federation(clients, method or OwnPlusCommon(features=20), training, task=Task(3, **about), out=folder).run()
+
+
+def of_a_table(folder: Path) -> Tensor:
+    """A run on rows with numbers and categories of the same kind of clients; its inputs."""
+    file = folder.with_name("rows.csv")
+    file.write_text("\n".join(["one,two,three,label", *ROWS]) + "\n")
+    data: dict[str, Any] = {
+        "dataset": f"csv:{file}",
+        "num_clients": 2,
+        "partition": "by_class",
+        "classes_per_client": 2,
+    }
+    data["category_columns"] = ["three"]
+    method = {"name": "own-plus-common", "features": 20}
+    recipe = {"data": data, "models": {"architectures": ["mlp-16-32"]}, "method": method, "training": {"rounds": 2}}
+    pf.run(pf.Recipe.from_dict(recipe), out=folder)
+    model = prediction.load_model(folder, 1)
+    assert "category" in get_group(model.state, "map")
+    return inference_inputs.read(file, model.form).x
+
+
+@pytest.fixture(params=[*KINDS, "tables"])
+def x(request: pytest.FixtureRequest, tmp_path: Path) -> Tensor:
+    """Inputs of a run that is done in the folder `run`."""
+    if request.param == "tables":
+        return of_a_table(tmp_path / "run")
+    finished(tmp_path / "run", request.param)
+    return KINDS[request.param][0]
+
+
+def check(found: Tensor, expected: Tensor) -> None:
+    """Also classes that the client lacks: -inf."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert bool(expected.isinf().any())
+
+
+def test_pytorch_alone_predicts_the_same(x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = prediction.predict(tmp_path / "run", 1, x).scores
+    assert cli.status(["export", str(tmp_path / "run"), str(tmp_path / "one.pt2"), "--client", "1"]) == 0
+    for name in [name for name in sys.modules if name.partition(".")[0] == "polyfed"]:
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    program = torch.export.load(tmp_path / "one.pt2")
+    check(program.module()(x), expected)
+    assert {"kept_solution_weight", "kept_solution_bias", "kept_own_counts"} <= {*program.state_dict}
+    assert {name.partition(".")[0].partition("_map")[0] for name in program.state_dict} >= {"network", "kept"}
+
+
+def test_onnx_predicts_the_same(x: Tensor, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason="the extra 'onnx' is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    export_model(tmp_path / "run", 1, tmp_path / "one.onnx")
+    session = runtime.InferenceSession(tmp_path / "one.onnx")
+    for rows in (1, len(x)):
+        (scores,) = session.run(["scores"], {"x": x[:rows].numpy()})
+        check(torch.from_numpy(scores), prediction.predict(tmp_path / "run", 1, x[:rows]).scores)
+    assert [path.name for path in tmp_path.glob("one.*")] == ["one.onnx"]
+
+
+def test_in_memory_it_is_the_same_module(tmp_path: Path) -> None:
+    model = finished(tmp_path / "run", "series").models[1]
+    assert isinstance(model, PersonalPredictor)
+    assert torch.equal(model(SERIES), prediction.predict(tmp_path / "run", 1, SERIES).scores)
+    before = model(SERIES)
+    model.get_buffer("kept_solution_bias").zero_()
+    assert not torch.equal(model(SERIES), before)
+
+
+def test_prototypes_go_along(tmp_path: Path) -> None:
+    done = finished(tmp_path / "run", "images", FedProto())
+    export_model(tmp_path / "run", 0, tmp_path / "one.pt2")
+    found = torch.export.load(tmp_path / "one.pt2").module()(IMAGES[:5])
+    torch.testing.assert_close(found, prediction.predict(tmp_path / "run", 0, IMAGES[:5]).scores)
+    assert not torch.equal(found, done.models[0].network(KINDS["images"][2](IMAGES[:5])))
+
+
+def test_the_guide_says_how(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "series", ClosedForm(features=20))
+    guide = (tmp_path / "run" / "models" / "README.md").read_text(encoding="utf-8")
+    assert "scores by more than the network's output: see `polyfed predict` and `polyfed export`" in guide
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^expected a file that ends in \.pt2 or \.onnx, got .*one\.pt$"):
+        export_model(tmp_path, 0, tmp_path / "one.pt")
+    finished(tmp_path / "run", "series", ClosedForm(features=20))
+
+    def branches(model: Any, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+    monkeypatch.setattr(ClosedForm, "predict", lambda self, model, x, context: branches(model, x))
+    with pytest.raises(ConfigError, match=r"^client 0's model \('cnn1d-16'\) cannot be exported: ") as caught:
+        export_model(tmp_path / "run", 0, tmp_path / "one.pt2")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(exported_model, "_PACKAGES", ("no_such_package",))
+    with pytest.raises(ConfigError, match=r"pip install 'polyfed\[onnx\]'"):
+        export_model(tmp_path / "run", 0, tmp_path / "one.onnx")
+    assert not list(tmp_path.glob("one.*"))

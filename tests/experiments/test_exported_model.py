@@ -25,7 +25,6 @@ from polyfed.experiments import exported_model, prediction
 from polyfed.experiments.exported_model import export_model
 from polyfed.methods import ClosedForm, FedProto, OwnPlusCommon
 
-
 DRAWS = torch.Generator().manual_seed(0)
 Y = torch.arange(40) % 3
 IMAGES = torch.randint(256, (40, 1, 8, 8), generator=DRAWS, dtype=torch.uint8)
@@ -46,7 +45,9 @@ def finished(folder: Path, kind: str, method: ClosedForm | FedProto | None = Non
     few = Y < 2
     clients = [Client(network, (x, Y), (x, Y), prepare=prepare), Client(network, (x[few], Y[few]), prepare=prepare)]
     training = pf.Training(rounds=2)
-    return pf.Federation(clients, method or OwnPlusCommon(features=20), training, task=Task(3, **about), out=folder).run()
+    return pf.Federation(
+        clients, method or OwnPlusCommon(features=20), training, task=Task(3, **about), out=folder
+    ).run()
 
 
 def of_a_table(folder: Path) -> Tensor:

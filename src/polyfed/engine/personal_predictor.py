@@ -30,9 +30,11 @@ class PersonalPredictor(nn.Module):
         self._prepare = prepare
         flat = flatten(state)
         self._numbers = {name: tensor for name, tensor in flat.items() if not tensor.dim()}
-        self._buffers_of = {name: f"kept_{re.sub(r'[^0-9a-zA-Z]', '_', name)}" for name in flat.keys() - self._numbers}
-        for name, buffer in self._buffers_of.items():
-            self.register_buffer(buffer, flat[name])
+        self._buffers_of: dict[str, str] = {}
+        for name, tensor in flat.items():
+            if tensor.dim():
+                self._buffers_of[name] = f"kept_{re.sub('[^0-9a-zA-Z]', '_', name)}"
+                self.register_buffer(self._buffers_of[name], tensor)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores (N, C) of inputs (N, ...), (N, 1) where numbers are predicted."""

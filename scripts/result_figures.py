@@ -48,9 +48,13 @@ UNLIKE_OWN = {  # stored table -> its column, and what it shows
     "naturals-watch-newcomers": ("held out, received", "the watch, newcomers"),
 }
 
-OVER_SIZES = ("fedgh", "fd", "fedavg-tuned", "closed-form", "closed-form-alone", "pooled-tuned")  # rows of suites/sizes
+OVER_SIZES = (  # rows of suites/sizes
+    "fedgh", "fd", "fedavg-tuned", "closed-form", "own-plus-common-alone", "own-plus-common", "pooled-tuned",
+)  # fmt: skip
 
-BY_OTHERS = ("fedgh", "fedavg-tuned", "closed-form-alone", "closed-form", "pooled", "pooled-shares", "pooled-tuned")
+BY_OTHERS = (
+    "fedgh", "fedavg-tuned", "closed-form", "own-plus-common-alone", "own-plus-common", "pooled-shares", "pooled-tuned",
+)  # fmt: skip
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 

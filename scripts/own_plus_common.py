@@ -203,7 +203,7 @@ def costs() -> Iterator[str]:
     )
     yield (
         f"The closed form on CIFAR-10, {found[0]['rows']} rows a client, seed 0, by `benchmarks/closed_form.py`. The "
-        "upload is sent once. Map and sums are a client's work, the solution the server's, in processor time of one thread.\n"
+        "upload is sent once. Map and sums are a client's work, the solution the server's, in processor time.\n"
     )
 
 

@@ -60,7 +60,7 @@ def test_in_between_it_adds_log_probabilities() -> None:
     done = fed.run()
     for number, client in enumerate(fed.clients):
         x = client.data.test.x
-        network = done.models[number]
+        network = done.models[number].network
         with torch.no_grad():
             own = F.log_softmax(network(x).double(), dim=1)
         common = CLOSED.predict(None, x, client.state)
@@ -68,25 +68,13 @@ def test_in_between_it_adds_log_probabilities() -> None:
         torch.testing.assert_close(found, 0.2 * own + 0.8 * common, rtol=1e-9, atol=1e-9)
 
 
-def chosen(validation: LabeledSamples, network: Tensor, common: Tensor) -> float:
+def chosen(y: Tensor, network: Tensor, common: Tensor) -> float:
     """The weight of a client whose network and whose common model give these scores of its validation rows."""
-    fed, _ = federation(_Fixed(common), [Client("shallow", samples(9, 0), None, validation)])
+    fed, _ = federation(SMALL, [Client("shallow", samples(9, 0), None, LabeledSamples(torch.zeros(len(y), 4), y))])
     client = worker(fed, 0)
-    client.state["solution"] = {}
+    client.state["scores of validation rows"] = common
     client.model.forward = lambda x: network[: len(x)]
-    return SMALL.__class__._choose_weight(_Fixed(common), client)
-
-
-class _Fixed(OwnPlusCommon):
-    """With a common model that gives these scores."""
-
-    def __init__(self, common: Tensor) -> None:
-        super().__init__()
-        object.__setattr__(self, "given", common)
-
-    def _common(self, x: Tensor, context: Any) -> Tensor:
-        scores: Tensor = self.given[: len(x)]  # type: ignore[attr-defined]
-        return scores
+    return SMALL._choose_weight(client)
 
 
 def scores_of(predicted: Tensor, sure: float) -> Tensor:
@@ -95,21 +83,27 @@ def scores_of(predicted: Tensor, sure: float) -> Tensor:
 
 def test_validation_rows_choose_the_network_only_where_it_is_surely_better() -> None:
     y = torch.arange(40) % CLASSES
-    rows = LabeledSamples(torch.zeros(40, 4), y)
     right, wrong = scores_of(y, 3.0), scores_of((y + 1) % CLASSES, 3.0)
     some = scores_of(torch.where(torch.arange(40) < 38, y, (y + 1) % CLASSES), 3.0)
-    assert chosen(rows, right, right) == 0.8
-    assert chosen(rows, right, wrong) == 0.0
-    assert chosen(rows, wrong, right) == 0.8  # which has it right, too
-    assert chosen(rows, 9 * wrong, right) == 1.0
-    assert chosen(rows, right, some) < 0.8
-    assert chosen(LabeledSamples(rows.x[37:39], y[37:39]), right[37:39], some[37:39]) == 0.8  # too few rows to tell
+    assert chosen(y, right, right) == 0.8
+    assert chosen(y, right, wrong) == 0.0
+    assert chosen(y, wrong, right) == 0.8  # which has it right, too
+    assert chosen(y, 9 * wrong, right) == 1.0
+    assert chosen(y, right, some) < 0.8
+    assert chosen(y[37:39], right[37:39], some[37:39]) == 0.8  # too few rows to tell
 
 
-def test_without_validation_rows_it_is_four_fifths() -> None:
-    fed, _ = federation(SMALL, members())
-    fed.run()
-    assert {float(client.state["weight"]) for client in fed.clients} == {0.8}
+def test_the_weight_is_that_of_the_network_and_the_common_model_at_the_end() -> None:
+    method = replace(SMALL, control="permuted")
+    fed, _ = federation(method, members(validation=30), rounds=3)
+    done = fed.run()
+    for number, client in enumerate(fed.clients):
+        again = worker(fed, number)
+        again.model.load_state_dict(done.models[number].network.state_dict())
+        again.state["scores of validation rows"] = method._common(client.data.validation.x, client.state)
+        assert float(client.state["weight"]) == method._choose_weight(again)
+        assert "scores of validation rows" not in client.state
+    assert min(float(client.state["weight"]) for client in fed.clients) < 0.8
 
 
 def test_classes_that_a_client_lacks_are_predicted_by_the_common_model_alone() -> None:
@@ -139,9 +133,9 @@ def test_numbers_are_weighted_means_of_both_predictions() -> None:
     client = fed.clients[0]
     x = client.prepare(client.data.test.x)
     with torch.no_grad():
-        own = done.models[0](x)
+        own = done.models[0].network(x)
     expected = (own.double() + ClosedForm().predict(None, x, client.state)) / 2
-    torch.testing.assert_close(fed.method.predict(done.models[0], x, client.state), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(fed.method.predict(done.models[0].network, x, client.state), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_on_digits_the_others_rows_are_worth_points() -> None:

@@ -18,7 +18,7 @@ Shapes: D features, C classes, N rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -28,12 +28,14 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message
+from polyfed.core.message import Group, Message, get_tensor
 from polyfed.core.method import Context, Exchange, Method, Requirements, hyperparameters
 from polyfed.methods.closed_form import ClosedForm
 
 _WEIGHT = 0.8  # v where nothing speaks for another
 _OTHER_WEIGHTS = (0.0, 0.2, 0.5, 1.0)
+_LAST = "last"
+_VALIDATED = "scores of validation rows"  # the common model's, kept as long as it is the same
 
 
 @hyperparameters
@@ -63,7 +65,7 @@ class OwnPlusCommon(ClosedForm):
         return (Exchange(),)
 
     def final_exchanges(self) -> Sequence[Exchange]:
-        return (Exchange("last", who="all", trains=False),)
+        return (Exchange(_LAST, who="all", trains=False),)
 
     # server ------------------------------------------------------------------------------------------------
     def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
@@ -75,30 +77,31 @@ class OwnPlusCommon(ClosedForm):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
-        if self.weight is None and "solution" in client.state:
+        if self.weight is None and "solution" in client.state and len(client.data.validation):
+            if "solution" in message or _VALIDATED not in client.state:
+                client.state[_VALIDATED] = self._scores_of_validation(client, lambda x: self._common(x, client.state))
             client.state["weight"] = torch.tensor(self._choose_weight(client), dtype=torch.float64)
+        if client.exchange == _LAST:
+            client.state.pop(_VALIDATED, None)  # models that are handed out have no need of it
         return context
 
     def _choose_weight(self, client: Client) -> float:
-        """v_k by validation rows; where there are none, what it is without any."""
-        rows = client.data.validation
-        if not len(rows):
-            return _WEIGHT
-
-        def both(x: Tensor) -> Tensor:
-            own = _log_probabilities(client.model(x), client.classes)
-            return torch.stack([own, self._common(x, client.state)], dim=1)
-
-        own, common = inference.map_batches(both, client.model, rows, client.prepare).unbind(dim=1)
-        usual = _errors(_add(own, common, _WEIGHT), rows.y)
+        """v_k by validation rows."""
+        y = client.data.validation.y
+        own = self._scores_of_validation(client, lambda x: _log_probabilities(client.model(x), client.classes))
+        common = get_tensor(client.state, _VALIDATED)
+        usual = _errors(_add(own, common, _WEIGHT), y)
         best, most = _WEIGHT, 0.0
         for weight in _OTHER_WEIGHTS:
-            gained = usual - _errors(_add(own, common, weight), rows.y)
-            standard_error = float(gained.std()) / len(rows) ** 0.5
+            gained = usual - _errors(_add(own, common, weight), y)
+            standard_error = float(gained.std()) / len(y) ** 0.5
             mean = float(gained.mean())
             if mean > max(standard_error, most):
                 best, most = weight, mean
         return best
+
+    def _scores_of_validation(self, client: Client, scores: Callable[[Tensor], Tensor]) -> Tensor:
+        return inference.map_batches(scores, client.model, client.data.validation, client.prepare)
 
     def _common(self, x: Tensor, context: Context) -> Tensor:
         """t: log probabilities (N, C) of the common model, or numbers (N, 1); float64, on the CPU."""

@@ -19,7 +19,8 @@ from polyfed.results.main_score import MainScore
 from polyfed.results.read import flat_table
 
 CLOSED_FORM = "closed-form"  # a linear model: neither a network of the one side nor of the other
-_NEEDS_NOBODY = ("own", "uniform", "labels", "pseudo-labels", "permuted")  # values of `control` by which uploads are of no use
+# values of `control` by which uploads are of no use
+_NEEDS_NOBODY = ("own", "uniform", "labels", "pseudo-labels", "permuted")
 
 
 # gains of a setting -------------------------------------------------------------------------------------------------

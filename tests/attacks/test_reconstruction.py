@@ -139,6 +139,42 @@ def test_prototypes_are_the_class_means_of_representations(ran: Ran, method: str
     assert 0.5 < float(added.std() / (0.8 * means.std(correction=0))) < 1.5
 
 
+FEW = {"data": {"max_train_per_client": 6}}
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_sums_are_attacked_by_class_means_of_a_map_that_everybody_knows(ran: Ran, unit: bool) -> None:
+    seen = exposed(ran("closed-form", FEW, unit_features=unit).record.path, 1, 3)
+    assert seen.kind == "prototypes"
+    assert seen.is_public
+    (sent,) = seen.sent
+    for images, value in zip(seen.behind, sent.values[0.0], strict=True):
+        phi = sent.function((images - seen.mean) / seen.std)
+        assert torch.allclose(phi.mean(dim=0), value, atol=1e-5)
+
+
+def test_all_rows_of_a_client_are_made_of_its_sums(ran: Ran) -> None:
+    seen = exposed(ran("closed-form", FEW).record.path, 0, sources=["rows"])
+    assert [len(images) for images in seen.behind] == [1] * 6
+    (sent,) = seen.sent
+    real = (seen.targets - seen.mean) / seen.std
+    assert torch.allclose(sent.function(real.unsqueeze(0)), sent.values[0.0], atol=2e-3)
+    mixed = real.roll(1, dims=0)  # of other classes
+    assert (sent.function(mixed.unsqueeze(0)) - sent.values[0.0]).abs().max() > 0.1
+    result = run_attack(seen, 400)
+    (found,) = result.content["results"]
+    assert found["psnr"] > result.content["guess"]["psnr"] + 5
+    assert "6 of 6 rows. Everybody knows the map." in reconstruction.to_text(result, 200)
+
+
+def test_noise_of_a_target_is_on_what_is_attacked(ran: Ran) -> None:
+    plain, noisy = (
+        exposed(ran("closed-form", {**FEW, **privacy}, unit_features=True).record.path, 0).sent[0].values[0.0]
+        for privacy in ({}, {"privacy": {"target_epsilon": 10.0}})
+    )
+    assert (noisy - plain).abs().mean() > 0.1
+
+
 def test_the_round_is_the_last_in_which_the_client_took_part(ran: Ran) -> None:
     done = fedin(ran, {"training": {"client_fraction": 0.34, "rounds": 4}})
     asked = [json.loads(line)["clients"] for line in (done.record.path / "rounds.jsonl").read_text().splitlines()]
@@ -282,12 +318,15 @@ def test_wrong_options_are_one_line(ran: Ran, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_run_that_has_nothing_to_attack(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp, protonorm), got "
-    refused([], needs + "local", capsys, ran("local").record.path)
+    needs = "prototypes (closed-form, own-plus-common, fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp, protonorm), "
+    refused([], needs + "got local", capsys, ran("local").record.path)
     for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
             reconstruction.exposed_by(method)
     refused(["--sources", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").record.path)
+    sums = ran("closed-form", FEW).record.path
+    refused(["--sources", "prototypes,rows"], "--sources: expected rows alone", capsys, sums)
+    refused(["--sources", "rows", "--noise", "1"], "--noise: expected 0 with --sources rows", capsys, sums)
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").record.path)
     refused([], "expected the folder of a finished run", capsys, tmp_path)
     (tmp_path / "result.json").write_bytes((fedin(ran).record.path / "result.json").read_bytes())

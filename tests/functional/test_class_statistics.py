@@ -15,10 +15,12 @@ from torch import Tensor
 from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import (
     add,
+    add_noise,
     are_possible,
     discriminant,
     log_posterior,
     naive_bayes,
+    nearest_possible,
     ridge,
     subtract,
     sum_rows,
@@ -135,3 +137,49 @@ def test_other_sums_are_not(change: Mapping[str, Tensor]) -> None:
 
 def test_no_word_occurs_less_than_never() -> None:
     assert not are_possible(sum_rows(PHI, Y, CLASSES, products=False), len(Y))
+
+
+def deviations(sums: Mapping[str, Tensor], noise: float) -> dict[str, Tensor]:
+    """The deviation of the noise on each number: what comes of none with draws that are all one."""
+    none = {name: torch.zeros_like(tensor) for name, tensor in sums.items()}
+    return add_noise(none, noise, lambda shape: torch.ones(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("phi", [PHI[:1], torch.eye(6)[:1], torch.ones(1, 6)])
+def test_a_row_of_norm_one_changes_all_by_one_over_its_noise(phi: Tensor) -> None:
+    row = sum_rows(torch.nn.functional.normalize(phi.double()), Y[:1], CLASSES)
+    stds = deviations(row, 2.5)
+    effect = sum(float((row[name] / stds[name]).square().sum()) for name in row)
+    assert effect**0.5 == pytest.approx(1 / 2.5, rel=1e-3)
+    half = sum_rows(torch.nn.functional.normalize(phi.double()) / 2, Y[:1], CLASSES)
+    assert sum(float((half[name] / stds[name]).square().sum()) for name in half) < effect
+
+
+def test_noise_is_of_its_deviation_and_another_on_every_number() -> None:
+    sums = sum_rows(torch.zeros(5, 40), torch.arange(5) % CLASSES, CLASSES)
+    draws = torch.Generator().manual_seed(0)
+    noisy = add_noise(sums, 1.5, lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64))
+    stds = deviations(sums, 1.5)
+    drawn = torch.cat([((noisy[name] - sums[name]) / stds[name]).flatten() for name in sums])
+    assert len(drawn.unique()) > 900  # of 984; they lie on grids
+    assert float(drawn.std()) == pytest.approx(1, abs=0.1)
+
+
+def test_sums_with_noise_have_a_solution_and_exact_ones_stay() -> None:
+    sums = sum_rows(PHI, Y, CLASSES)
+    near({**nearest_possible(sums), "counts": sums["counts"].double()}, {**sums, "counts": sums["counts"].double()})
+    draws = torch.Generator().manual_seed(0)
+    noisy = add_noise(sums, 30.0, lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64))
+    assert float(class_statistics.unpack(noisy["products"], 6).trace()) < 1e4
+    assert not are_possible(noisy, int(noisy["counts"].sum()))
+    made = nearest_possible(noisy)
+    assert (made["counts"] >= 0).all()
+    assert are_possible(made, int(made["counts"].sum()))
+    assert all(tensor.isfinite().all() for tensor in discriminant(made, 0.1))
+
+
+def test_where_no_class_has_a_row_the_largest_is_left() -> None:
+    sums = {name: tensor.double() for name, tensor in sum_rows(PHI, Y, CLASSES).items()}
+    made = nearest_possible({**sums, "counts": torch.tensor([-3.0, -1.0, -9.0, -2.0]).double()})
+    assert made["counts"].tolist() == [0, 1, 0, 0]
+    assert all(tensor.isfinite().all() for tensor in discriminant(made, 0.1))

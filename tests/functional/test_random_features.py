@@ -36,6 +36,20 @@ def test_the_width_and_the_stream(x: Tensor, width: int) -> None:
     assert x is TEXTS or not torch.equal(apply_map(draw_map(x, 601, stream(1)), x), found)
 
 
+@pytest.mark.parametrize("x", [IMAGES, SERIES, TABLE], ids=["images", "series", "table"])
+def test_unit_features_have_norm_one_without_what_is_common(x: Tensor) -> None:
+    plain, drawn = draw_map(x, 90, stream()), draw_map(x, 90, stream(), unit=True)
+    assert all(torch.equal(drawn[name], tensor) for name, tensor in plain.items())
+    found = apply_map(drawn, 5 * x).double()
+    norms = found.norm(dim=1)
+    assert norms.max() <= 1
+    torch.testing.assert_close(norms, torch.ones(len(x), dtype=torch.float64), rtol=0, atol=2e-6)
+    assert (found @ drawn["common"].double()).abs().max() < 1e-5
+    features = apply_map(plain, 5 * x)
+    residual = features - (features @ drawn["common"])[:, None] * drawn["common"]
+    torch.testing.assert_close(found.float(), residual / residual.norm(dim=1, keepdim=True), rtol=1e-4, atol=1e-5)
+
+
 def test_filters_have_norm_one_and_no_mean() -> None:
     drawn = draw_map(IMAGES, 90, stream())
     assert drawn["filters"].shape == (10, 2, 5, 5)

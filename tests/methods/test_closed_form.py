@@ -14,11 +14,16 @@ from torch import Tensor
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
+from polyfed.core.message import get_group, nbytes
+from polyfed.core.method import TrainingResult
+from polyfed.core.releases import Release
+from polyfed.core.server import ClientInfo
+from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
 from polyfed.engine.method_wrappers import alone
+from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.engine.task import Task
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError
@@ -26,8 +31,9 @@ from polyfed.experiments.build import build_federation
 from polyfed.functional.class_statistics import discriminant, sum_rows
 from polyfed.functional.random_features import apply_map
 from polyfed.methods import ClosedForm, Local
+from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import regression
-from tests.helpers.toys import CLASSES, NETS, Round, Watch, federation, rounds, samples
+from tests.helpers.toys import CLASSES, NETS, Round, Watch, federation, rounds, samples, worker
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
@@ -231,6 +237,93 @@ def test_before_anybody_has_sent_anything_the_network_predicts() -> None:
 def test_numbers_are_predicted_by_ridge_regression() -> None:
     run = pf.Federation(regression.clients(), ClosedForm(shrinkage=0.01), pf.Training(rounds=1)).run()
     assert run.result["rmse"] < 0.5  # their spread is 2.3
+
+
+# one release with noise --------------------------------------------------------------------------------------------
+
+BOUNDED = ClosedForm(features=20, shrinkage=0.3, unit_features=True)
+
+
+def private(**settings: Any) -> list[Any]:
+    return [UploadPrivacy(Privacy(**settings))]
+
+
+def test_bounded_sums_are_those_of_unit_features_and_no_number_of_rows_counts() -> None:
+    (round,) = rounds(BOUNDED, members(), rounds=1)
+    close(solved(round), by_hand(round, rows()))
+    norms = apply_map(round.states[0]["map"], rows()[0].x).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(len(norms)), rtol=0, atol=1e-5)
+    fed, _ = federation(BOUNDED, members(), rounds=1)
+    fed.server.clients = {i: ClientInfo(info.architecture, 1) for i, info in fed.server.clients.items()}
+    BOUNDED.aggregate(fed.server, round.up)
+    assert torch.equal(fed.server.state["solution"]["weight"], solved(round)[0])
+
+
+def test_sums_with_noise_are_the_same_whenever_they_are_sent_and_count_once() -> None:
+    history = rounds(
+        BOUNDED, members(), rounds=4, plugins=private(noise_multiplier=2.0), lose=lambda round, i: i == 3 and round < 3
+    )
+    first, again = (history[i].up[3]["sums"] for i in (0, 2))
+    plain = rounds(BOUNDED, members(), rounds=1)[0].up[3]["sums"]
+    for name in plain:
+        assert torch.equal(first[name], again[name])
+        assert first[name].dtype == torch.float64
+        assert not (first[name] == plain[name]).any()
+    epsilon = compute_epsilon([Release("sums", "sample", 2.0)], 1e-5)
+    assert [round.record["epsilon"] for round in history] == [{"sample": pytest.approx(epsilon)}] * 4
+
+
+def test_every_client_has_noise_of_its_own() -> None:
+    same = [samples(9, 0)] * 2
+    (round,) = rounds(BOUNDED, members(same), rounds=1, plugins=private(noise_multiplier=2.0))
+    assert not (round.up[0]["sums"]["sums"] == round.up[1]["sums"]["sums"]).any()
+
+
+def test_noise_is_made_for_a_target_and_stops_at_a_budget() -> None:
+    history = rounds(BOUNDED, members(), rounds=3, plugins=private(target_epsilon=3.0))
+    assert 2.99 < history[-1].record["epsilon"]["sample"] <= 3
+    with pytest.raises(ConfigError, match="max_epsilon: expected at least"):
+        rounds(BOUNDED, members(), plugins=private(noise_multiplier=1.0, max_epsilon=1.0))
+    with pytest.raises(ConfigError, match="noise_multiplier: expected max_grad_norm above 0 beside it"):
+        rounds(SMALL, members(), plugins=private(noise_multiplier=1.0))
+
+
+def test_alone_nothing_is_noised() -> None:
+    (plain,) = rounds(alone(BOUNDED), members(), rounds=1)
+    (noisy,) = rounds(alone(BOUNDED), members(), rounds=1, plugins=private(noise_multiplier=1.0))
+    assert torch.equal(noisy.up[0]["sums"]["sums"], plain.up[0]["sums"]["sums"])
+    assert "epsilon" not in noisy.record
+
+
+def test_noise_by_a_secret_is_a_function_of_all_that_is_sent() -> None:
+    (round,) = rounds(BOUNDED, members(), rounds=1)
+
+    def sent(secret: int, noise: float, number: int) -> Tensor:
+        fed, _ = federation(BOUNDED, members(), rounds=1)
+        at = worker(fed, number)
+        at.secret = bytes([secret]) * 32
+        at.privacy = Privacy(noise_multiplier=noise)
+        at.context = BOUNDED.receive(at, {})
+        sums = get_group(BOUNDED.upload(at, TrainingResult()), "sums")["sums"]
+        exact = get_group(round.up[number], "sums")["sums"]
+        return (sums - exact) / noise
+
+    first = sent(1, 2.0, 0)
+    assert torch.equal(first, sent(1, 2.0, 0))
+    for other in (sent(2, 2.0, 0), sent(1, 3.0, 0), sent(1, 2.0, 1)):
+        assert not torch.allclose(other, first, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["texts", "numbers"])
+def test_unit_features_are_of_classes_and_of_inputs_that_are_floats(kind: str) -> None:
+    if kind == "numbers":
+        with pytest.raises(ConfigError, match=r"closed-form needs.*unit_features bound no number to predict"):
+            pf.Federation(regression.clients(), BOUNDED, pf.Training(rounds=1)).run()
+        return
+    y = torch.arange(12) % 2
+    network = _Floats(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(5, 2)))
+    with pytest.raises(ConfigError, match="closed-form: expected inputs of floats with unit_features, got ids"):
+        pf.Federation([Client(network, (TEXTS, y), (TEXTS, y))], BOUNDED, pf.Training(rounds=1)).run()
 
 
 TEXTS = torch.randint(6, (12, 5), generator=torch.Generator().manual_seed(0))

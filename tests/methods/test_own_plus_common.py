@@ -16,11 +16,13 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
+from polyfed.core.settings import Privacy
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.run import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
+from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import regression
 from tests.helpers.toys import CLASSES, federation, rounds, same, samples, worker
 
@@ -113,6 +115,15 @@ def test_classes_that_a_client_lacks_are_predicted_by_the_common_model_alone() -
     for client in fed.clients:
         found = other.predict(None, client.data.test.x, client.state)
         assert {*found.argmax(dim=1).tolist()} == {0, 1, 2}
+
+
+def test_noise_is_on_the_sums_alone_and_counts_once_with_the_last_exchange() -> None:
+    method = replace(SMALL, unit_features=True)
+    history = rounds(method, members(), plugins=[UploadPrivacy(Privacy(noise_multiplier=2.0))])
+    releases = [one for round in history for one in round.record["releases"]]
+    assert {one["what"] for one in releases} == {"sums"}
+    assert history[-1].record["final_round"]
+    assert history[-1].record["epsilon"] == history[0].record["epsilon"]
 
 
 def test_a_common_model_of_other_classes_is_no_help() -> None:

@@ -235,8 +235,8 @@ def _features(run: Replay, transcript: Transcript, options: AuditOptions) -> tup
         if exposed.kind == "features":
             features = transcript.up.get(exposed.entry)
             wanted = len(next(iter(features.values()))) if isinstance(features, Mapping) else wanted
-        elif "labels" in transcript.up:
-            wanted = min(wanted, len(transcript.up["labels"]))
+        else:
+            wanted = min(wanted, len(client.data.train.y.unique()))
         level = exposed.noise
         path = run.record.path
         target = collect_target(path, client.id, wanted, [level], None, run.recipe.run.device, run.record.trusted)
@@ -280,7 +280,8 @@ def from_features(target: AttackTarget, steps: int, seed: int) -> dict[str, Any]
     """Features or class means inverted as `polyfed audit attack` does it, with the prior, at the run's own noise."""
     result = run_attack(target, steps, (_TV_FEATURES,), seed).content
     score = next(trial for trial in result["results"] if trial["noise"] == target.noise_of_run)
-    what = "features (s_in)" if target.kind == "features" else "class means (worst case: the extractor is known)"
+    known = "the map is known" if target.is_public else "worst case: the extractor is known"
+    what = "features (s_in)" if target.kind == "features" else f"class means ({known})"
     return _attempt(what, len(target.behind), score, result["guess"])
 
 

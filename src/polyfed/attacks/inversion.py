@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.core.message import Group
+from polyfed.functional import class_statistics
 from polyfed.functional.image_quality import total_variation
 from polyfed.functional.modes import eval_mode, frozen_running_stats
 
 _SMALLEST_TARGET = 1e-12  # below it a target counts as zero
 _SMALLEST_NORM = 1e-20
+_SMALLEST_SHARE = 1e-6  # of the largest eigenvalue: below it one tells nothing
 
 
 def invert_features(
@@ -61,6 +63,45 @@ def invert_features(
         (x.grad,) = torch.autograd.grad(losses().sum(), x)
         optimizer.step()
     return x.detach(), losses().detach()
+
+
+def sums_as_features(
+    sums: Mapping[str, Tensor], y: Tensor, phi: Callable[[Tensor], Tensor]
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """All that sums say of the rows behind them, as a function of these rows: inputs (1, N, ...) to numbers (1, K).
+
+    With S = V L V', of as many eigenvalues L as there are rows, and A = phi(x) V L^(-1/4):  A'A is L^(1/2), the sums of
+    A by class are those of M, and phi(x) has no part outside of V. The power balances large and small eigenvalues: the
+    latter tell rows from each other.
+
+    Args:
+        sums: of `class_statistics.sum_rows`, with products. y: (N,) the rows' classes, which the counts tell.
+
+    Returns:
+        The function, and its values for the rows.
+    """
+    width = sums["sums"].shape[1]
+    values, vectors = torch.linalg.eigh(class_statistics.unpack(sums["products"], width))
+    most = min(len(y), width)
+    kept = values[-most:].clamp(min=float(values[-1]) * _SMALLEST_SHARE).float()
+    v_DR = vectors[:, -most:].float()
+    balance_R = kept**-0.25
+    means_CR = (sums["sums"].float() @ v_DR) * balance_R
+    gram_RR = torch.diag(kept.sqrt())
+    weight = gram_RR.norm() / means_CR.norm()
+    outside = gram_RR.norm() / (kept[0].sqrt() * len(y))
+
+    def told(x: Tensor) -> Tensor:
+        phi_ND = phi(x.squeeze(0))
+        within_NR = phi_ND @ v_DR
+        a_NR = within_NR * balance_R
+        by_class_CR = torch.zeros_like(means_CR).index_add(0, y, a_NR)
+        beyond_ND = phi_ND - within_NR @ v_DR.T
+        parts = (a_NR.T @ a_NR, weight * by_class_CR, outside * beyond_ND)
+        return torch.cat([part.flatten() for part in parts]).unsqueeze(0)
+
+    nothing = torch.zeros(len(y) * width)
+    return told, torch.cat([gram_RR.flatten(), (weight * means_CR).flatten(), nothing]).unsqueeze(0)
 
 
 def invert_gradients(

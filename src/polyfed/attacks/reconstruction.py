@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from polyfed.attacks.inversion import invert_features
+from polyfed.attacks.inversion import invert_features, sums_as_features
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, clone, get_group, get_tensor
@@ -44,15 +44,18 @@ from polyfed.report.text_tables import columns_of, render_text, wrapped
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal["features", "prototypes"]
+Kind = Literal["features", "prototypes", "rows"]
 LR = 0.1  # of the attacker's Adam
 _LEVEL = 0.8  # of noise where a run adds none: that of the paper that inverts features, FedIN+Noise
 _CHUNK = 500  # rows per pass
 _ATTACKER = "white box: knows the client's network, its weights and its BatchNorm statistics; knows none of its images"
+_ANYBODY = "knows the map of features, as everybody does; knows none of the client's images"
 _AGAINST: dict[Kind, str] = {
     "features": "the image itself",
     "prototypes": "the mean of the client's images of the class",
+    "rows": "the image itself",
 }
+_NOUNS: dict[Kind, str] = {"features": "pairs", "prototypes": "prototypes", "rows": "rows"}
 _CELL = 0.95  # inches, of one image in the grid
 _TEXT_ROW = 0.2  # inches, of the line of numbers below it
 _LETTERS = 14  # of a class's name, in a line as wide as an image
@@ -62,7 +65,8 @@ _ACROSS = 8  # images across; the rest are in attack.json alone
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A part of the upload. name: "s_in", "s_out" or "prototypes". function: network inputs to it, row by row.
+    """A part of the upload. name: "s_in", "s_out", "prototypes" or "rows". function: network inputs to it, row by row;
+    of "rows" all of them, (1, N, C, H, W), to it.
 
     values: noise level -> what was sent, (N, ...), one row per target.
     """
@@ -79,6 +83,7 @@ class AttackTarget:
     Attributes:
         run: the run's records. model: the client's, which the attacker is given. kind: of the upload.
         round: the last one in which the client took part.
+        is_public: whether everybody knows how it was made.
         rows: how many rows the upload has; the first N of them are attacked (of prototypes, the rarest classes').
         noise_of_run: the level that the run itself added to the upload.
         sent: what is attacked.
@@ -91,6 +96,7 @@ class AttackTarget:
     run: RunRecord
     model: ClientModel
     kind: Kind
+    is_public: bool
     round: int
     rows: int
     noise_of_run: float
@@ -143,7 +149,8 @@ def collect_target(
         folder: the run's. client: number. images: N, how many images, or prototypes, are attacked.
         noise: levels, with which the method would send; where it has no noise of its own, as much is added. None:
             without noise, and the run's own level, or that of the paper where the run has none.
-        sources: tensors of the upload, of prototypes "prototypes"; None: the first. device: of the network.
+        sources: tensors of the upload, of prototypes "prototypes", of sums also "rows", which are all rows; None: the
+            first. device: of the network.
         trust: whether code that the folder names may be imported.
 
     Raises:
@@ -162,12 +169,18 @@ def collect_target(
     own.round = at
     own.classes = classes
     own.training, own.bound = recipe.training, network
-    own.privacy = recipe.privacy
-    own.plugins = [UploadPrivacy(recipe.privacy), UploadCompression(recipe.compression)]
+    made = {key: value for key, value in record.result.privacy.items() if key.endswith("noise_multiplier")}
+    own.privacy = recipe.privacy.model_copy(update=made)  # with the noise that a target has made
+    own.plugins = [UploadPrivacy(own.privacy), UploadCompression(recipe.compression)]
     functions = exposed.functions(own)
     names = _sources(sources, list(functions))
     levels = list(dict.fromkeys(noise if noise is not None else (0.0, exposed.noise or _LEVEL)))
-    if exposed.kind == "features":
+    kind: Kind = exposed.kind
+    if "rows" in names:
+        kind = "rows"
+        _check_rows(names, noise)
+        functions, values, groups, rows = _rows(own, model.method, exposed, functions["rows"])
+    elif exposed.kind == "features":
         values, groups, rows = _features(own, exposed, functions, levels, images)
     else:
         values, groups, rows = _prototypes(own, model.method, exposed, levels, images)
@@ -178,7 +191,7 @@ def collect_target(
     pictures = train.x.float() / 255
     assert isinstance(model.prepare, Prepare)
     return AttackTarget(
-        record, model, exposed.kind, at, rows, exposed.noise, sent,
+        record, model, kind, exposed.is_public, at, rows, exposed.noise, sent,
         behind=tuple(pictures[g].to(model.device) for g in groups),
         labels=tuple(int(train.y[g[0]]) for g in groups),
         guess=pictures.mean(dim=0).to(model.device),
@@ -309,15 +322,44 @@ def _prototypes(
     Sigma of the noise is that of the whole upload, as for features.
     """
     message = _as_read(client, method)
-    sent = get_tensor(message, exposed.entry).float()
-    labels = get_tensor(message, "labels")
-    _enough(images, len(labels), f"client {client.id} sends prototypes of {len(labels)} classes")
+    sent, labels = _read_prototypes(message, exposed)
     y = client.data.train.y
     groups = [(y == label).nonzero().flatten() for label in labels.tolist()]
-    rarest = sorted(range(len(groups)), key=lambda number: len(groups[number]))[:images]
+    held = [number for number, group in enumerate(groups) if len(group)]  # with noise there may be others
+    _enough(images, len(held), f"client {client.id} sends prototypes of {len(held)} classes")
+    rarest = sorted(held, key=lambda number: len(groups[number]))[:images]
     z = torch.randn(sent.shape, generator=client.generator("attack"))
     values = {at: {"prototypes": (add_noise(sent, at, z) if at else sent)[rarest]} for at in levels}
-    return values, [groups[number] for number in rarest], len(labels)
+    return values, [groups[number] for number in rarest], len(held)
+
+
+def _read_prototypes(message: Message, exposed: Exposed) -> tuple[Tensor, Tensor]:
+    if exposed.sums is None:
+        return get_tensor(message, exposed.entry).float(), get_tensor(message, "labels")
+    sums = exposed.sums(message)
+    means = sums["sums"] / sums["counts"].clamp(min=1).unsqueeze(1)
+    return means.float(), torch.arange(len(means))
+
+
+def _check_rows(names: Sequence[str], noise: Sequence[float] | None) -> None:
+    if len(names) > 1:
+        raise ConfigError(f"--sources: expected rows alone, as they are made all at once, got {', '.join(names)}")
+    if noise is not None and any(noise):
+        raise ConfigError("--noise: expected 0 with --sources rows, whose noise is that of the run, got another level")
+
+
+def _rows(
+    client: Client, method: Method, exposed: Exposed, function: Callable[[Tensor], Tensor]
+) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[float, dict[str, Tensor]], list[Tensor], int]:
+    """A function of all rows at once to what the sums say of them, what that is, each row, and how many there are.
+
+    The attacker knows how many rows each class has, with noise on the counts, too.
+    """
+    assert exposed.sums is not None
+    sums = exposed.sums(_as_read(client, method))
+    y = client.data.train.y
+    told, wanted = sums_as_features(sums, y, function)
+    return {"rows": told}, {0.0: {"rows": wanted}}, list(torch.arange(len(y)).split(1)), len(y)
 
 
 def _enough(images: int, there: int, why: str) -> None:
@@ -362,7 +404,7 @@ def run_attack(target: AttackTarget, steps: int, tv: Sequence[float] = (0.0, 1.0
         "sent": target.rows,
         "noise_of_run": target.noise_of_run,
         "on_the_way": describe_transforms(run) or None,
-        "attacker": _ATTACKER,
+        "attacker": _ANYBODY if target.is_public else _ATTACKER,
         "against": _AGAINST[target.kind],
         "steps": steps,
         "tv": list(tv),
@@ -381,6 +423,8 @@ def _trials(
     target: AttackTarget, sent: Target, steps: int, tv: Sequence[float], seed: int
 ) -> list[tuple[dict[str, Any], Tensor]]:
     """All reconstructions from one part of the upload, side by side: (tv, noise) in order, N targets each."""
+    if target.kind == "rows":
+        return [_all_rows(target, sent, steps, seed)]
     kinds = list(itertools.product(tv, sent.values))
     count = len(target.behind)
     x, losses = invert_features(
@@ -400,6 +444,34 @@ def _trials(
         which = {"from": sent.name, "tv": weight, "noise": level}
         trials.append(({**which, **quality(images, target.behind), "loss": loss.tolist()}, images))
     return trials
+
+
+def _all_rows(target: AttackTarget, sent: Target, steps: int, seed: int) -> tuple[dict[str, Any], Tensor]:
+    """All rows at once, each beside the private image of its class that it is."""
+    start = _start(target, seed).unsqueeze(0)
+    x, loss = invert_features(sent.function, sent.values[0.0], start, steps=steps, lr=LR, tv=torch.zeros(1))
+    if not bool(torch.isfinite(loss).all()):
+        raise RunError(f"the loss is not finite after {steps} steps")
+    made = target.to_images(x.squeeze(0))
+    images = made.clone()
+    labels = torch.tensor(target.labels)
+    for label in labels.unique():
+        of_class = (labels == label).nonzero().flatten()
+        images[of_class] = _matched(made[of_class], target.targets[of_class])
+    which = {"from": sent.name, "tv": 0.0, "noise": 0.0}
+    return {**which, **quality(images, target.behind), "loss": loss.tolist()}, images
+
+
+def _matched(made: Tensor, real: Tensor) -> Tensor:
+    """The made images in the order of the real ones, the nearest pairs first."""
+    near = torch.stack([psnr(made, one.expand_as(made)) for one in real])
+    order = torch.zeros(len(real), dtype=torch.int64)
+    for _ in real:
+        row, column = divmod(int(near.argmax()), len(made))
+        order[row] = column
+        near[row] = -torch.inf
+        near[:, column] = -torch.inf
+    return made[order]
 
 
 def quality(images: Tensor, behind: Sequence[Tensor]) -> dict[str, Any]:
@@ -434,7 +506,7 @@ def nearest_of(images: Tensor, behind: Sequence[Tensor]) -> Tensor:
 def reconstruction_grid(result: AttackResult) -> Figure:
     """The private images, and below them a row of images for each reconstruction."""
     target = result.target
-    features = target.kind == "features"
+    features = target.kind != "prototypes"
     shown = min(len(target.behind), _ACROSS)
     trials = result.content["results"]
     counts = [f" ({len(group)})" for group in target.behind]
@@ -514,17 +586,18 @@ def _about(result: AttackResult) -> str:
     """One paragraph: method, data, noise, seeds, the attacker."""
     target, content = result.target, result.content
     run = target.run
-    features = target.kind == "features"
-    own = f"; the run's own noise: {target.noise_of_run:g}" if features else ""
+    features = target.kind != "prototypes"
+    own = f"; the run's own noise: {target.noise_of_run:g}" if target.kind == "features" else ""
     transforms = describe_transforms(run)
     on_the_way = f"; on their way {transforms}" if transforms else ""
     noisy = any(trial["noise"] for trial in content["results"])
+    attacker = "Everybody knows the map" if target.is_public else "White box: the attacker knows the client's network"
     added = "; the noise is the attack's, the method sends none" if noisy and not features else ""
     return (
         f"{_who(run)} on {run.result.dataset}, run seed {run.seed}{own}{on_the_way}{added}. Client "
         f"{target.model.client} ({target.model.architecture}), its upload of round {target.round}: "
-        f"{len(target.behind)} of {target.rows} {'pairs' if features else 'prototypes'}. White box: the attacker knows "
-        f"the client's network. Adam, {content['steps']} steps, lr {LR:g}, seed {content['seed']}."
+        f"{len(target.behind)} of {target.rows} {_NOUNS[target.kind]}. {attacker}. "
+        f"Adam, {content['steps']} steps, lr {LR:g}, seed {content['seed']}."
     )
 
 

@@ -254,8 +254,9 @@ def plaintext_facts(message: Message, client: Client) -> dict[str, str]:
     """
     classes, counts = client.data.train.y.unique(return_counts=True)
     found: dict[str, str] = {}
-    for name, value in message.items():
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
+    groups = [(name, {name: value} if isinstance(value, Tensor) else value) for name, value in message.items()]
+    for name, value in [(name, tensor) for name, group in groups for tensor in group.values()]:
+        if value.is_floating_point() or value.dtype == torch.bool:
             continue
         sent = value.long()
         if value.dim() == 0:

@@ -23,7 +23,7 @@ def attack(
         typer.Option(metavar="0,0.4,...", help="Levels of noise on what it sends [0, and the run's own or 0.8]."),
     ] = None,
     sources: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes.")
+        str | None, typer.Option(metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes; rows.")
     ] = None,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
@@ -34,9 +34,9 @@ def attack(
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
-    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedSA, FedSAF, FedTGP,
-    FedORGP, ProtoNorm). The attacker knows the client's network. Prints the table, and writes it (json) and the images
-    (png, svg). Needs the run's data, to compare with.
+    For methods that upload features (FedIN) or class means: of representations (FedGH, FedProto, FedSA, FedSAF, FedTGP,
+    FedORGP, ProtoNorm), where the attacker knows the client's network, or of a map that everybody knows (closed-form).
+    Prints the table, and writes it (json) and the images (png, svg). Needs the run's data, to compare with.
 
     \b
     polyfed audit attack runs/fedin --noise 0,0.4,0.8,1.2

@@ -174,6 +174,8 @@ class Exposed:
         functions: for a client at work, tensor name -> function from network inputs to its rows; a tensor without a
             group is named by the kind.
         noise: level of the method's own noise. with_noise: the same method with another level; None: without noise.
+        sums: what `class_statistics.sum_rows` gives, from an upload of such sums, whose means are the prototypes.
+        is_public: whether everybody knows the functions; else only who has the client's network.
     """
 
     kind: Literal["features", "prototypes"]
@@ -181,6 +183,8 @@ class Exposed:
     functions: Callable[[Client], Mapping[str, Callable[[Tensor], Tensor]]]
     noise: float = 0.0
     with_noise: Callable[[float], Method] | None = None
+    sums: Callable[[Message], Mapping[str, Tensor]] | None = None
+    is_public: bool = False
 
 
 @dataclass(frozen=True)
@@ -407,6 +411,13 @@ class Method:
         batch only through `Method.gradients`.
         """
         return (type(self).loss, type(self).gradients) == (Method.loss, Method.gradients)
+
+    @property
+    def bounds_rows(self) -> bool:
+        """Whether a row changes an upload by 1 at most, and `upload` adds noise of `client.privacy.noise_multiplier`,
+        the same whenever it is sent (`releases.Release`, "sums").
+        """
+        return False
 
     def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
         """Differentially private releases by the method itself, in an upload of a client with `rows` training rows."""

@@ -13,13 +13,14 @@ class Release:
     """A Gaussian mechanism, run so many times.
 
     Args:
-        what: of what it is: "upload" (`[privacy] upload_noise_multiplier`), "features" or "training" (`[privacy]
-            noise_multiplier`).
+        what: of what it is: "upload" (`[privacy] upload_noise_multiplier`), "features", or "training" or "sums"
+            (`[privacy] noise_multiplier`).
         unit: what is hidden. "client": whether it took part at all. "sample": what one of its rows holds.
         noise: standard deviation of the noise over the most (L2) that it can change; above 0.
         drawn, held: it is about so many rows, drawn of so many. Equal (or 0): about all.
         poisson: each row is drawn by itself with probability drawn / held; else exactly so many, without replacement.
         times: how often.
+        once: the same numbers whenever it is made, so that it counts once.
     """
 
     what: str
@@ -29,6 +30,7 @@ class Release:
     held: int = 0
     poisson: bool = False
     times: int = 1
+    once: bool = False
 
     @property
     def sampled(self) -> bool:

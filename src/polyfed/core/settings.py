@@ -228,7 +228,9 @@ class Privacy(Settings):
         0.0, description="largest L2 norm of each row's gradient in local training (DP-SGD); 0: none, plain training"
     )
     noise_multiplier: Finite = Field(
-        0.0, description="standard deviation of Gaussian noise on the sum of a batch's, over max_grad_norm; 0: none"
+        0.0,
+        description="standard deviation of Gaussian noise, over what a row can change: max_grad_norm, of the sum of a "
+        "batch's gradients, or 1, of sums that are sent once (closed-form with unit_features); 0: none",
     )
     sampling: Annotated[Literal["poisson", "shuffled"], ActsWith("max_grad_norm")] = Field(
         "poisson",
@@ -259,19 +261,18 @@ class Privacy(Settings):
 
     @model_validator(mode="after")
     def _noise_is_for_what_is_bounded(self) -> Privacy:
-        for key, bound in (("upload_noise_multiplier", "upload_clip_norm"), ("noise_multiplier", "max_grad_norm")):
+        """But for rows that a method bounds itself (`plugins.privacy.PrivacyBudget`)."""
+        if self.upload_noise_multiplier and not self.upload_clip_norm:
+            raise ValueError(
+                f"upload_noise_multiplier: expected upload_clip_norm above 0 beside it, of which it is a multiple, got "
+                f"{self.upload_noise_multiplier:g}"
+            )
+        for key in ("upload_noise_multiplier", "noise_multiplier"):
             noise = getattr(self, key)
-            if noise and not getattr(self, bound):
-                raise ValueError(f"{key}: expected {bound} above 0 beside it, of which it is a multiple, got {noise:g}")
             if noise and self.target_epsilon:
                 raise ValueError(
                     f"target_epsilon: expected no noise beside it, as it makes its own, got {key} = {noise:g}"
                 )
-        if self.target_epsilon and not (self.upload_clip_norm or self.max_grad_norm):
-            raise ValueError(
-                f"target_epsilon: expected upload_clip_norm or max_grad_norm above 0, whose noise it makes, "
-                f"got {self.target_epsilon:g}"
-            )
         return self
 
 

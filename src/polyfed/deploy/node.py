@@ -143,7 +143,8 @@ class NodeTask:
         client.categories = source.columns.counts
         client.privacy = recipe.privacy
         client.plugins = plugins_of(recipe.build_plugins())
-        if place.has_secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
+        privacy = recipe.privacy
+        if place.has_secret and (privacy.upload_noise_multiplier or privacy.max_grad_norm or privacy.noise_multiplier):
             client.secret = load_or_create_key(place.state)
         client.data = renumbered(shared.clients[number], source.class_names, self._names)
         rows = (client.data.train, client.data.validation, client.data.test)
@@ -216,7 +217,8 @@ class NodeTask:
         privacy, own = self._recipe.privacy, self._source.prepare
         of_rows = any(own.mean) or any(value != 1 for value in own.std)
         computed = self._recipe.data.mean is None and self._prepare == own and of_rows
-        if self._place.data is not None and computed and (privacy.upload_clip_norm or privacy.max_grad_norm):
+        bounded = privacy.upload_clip_norm or privacy.max_grad_norm or privacy.noise_multiplier
+        if self._place.data is not None and computed and bounded:
             raise ConfigError(
                 f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
                 f"{self.client.id}'s own rows are not sent, got neither"

@@ -437,7 +437,7 @@ class Checkpointer:
         self.history[:] = earlier_records
         if not last["final_round"] or self.has_stopped():
             return snapshot
-        if last.get("releases"):
+        if any(not one["once"] for one in last.get("releases", ())):
             raise ConfigError(
                 f"{folder.path} cannot go on for more rounds: its final round has given away what counts in epsilon; "
                 "choose another --out or --overwrite"

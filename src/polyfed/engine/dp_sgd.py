@@ -46,7 +46,7 @@ def releases(settings: Privacy, training: Training, phases: Sequence[Phase], row
     """What training through these phases gives away of a client with so many rows."""
     epochs = sum(phase.epochs for phase in phases)
     batches = math.ceil(rows / training.batch_size)
-    if not settings.noise_multiplier or not epochs:
+    if not settings.max_grad_norm or not settings.noise_multiplier or not epochs:
         return []
     if not settings.poisson:
         return [Release("training", "sample", settings.noise_multiplier, times=epochs)]

@@ -91,10 +91,11 @@ def calibrate_noise(released: Callable[[float], Iterable[Iterable[Release]]], se
 
 
 def group_releases(releases: Iterable[Release]) -> Counter[Release]:
-    """Release of one time -> how often."""
+    """Release of one time -> how often; once, of one with the same numbers each time."""
     found: Counter[Release] = Counter()
     for one in releases:
-        found[replace(one, times=1)] += one.times
+        single = replace(one, times=1)
+        found[single] = 1 if one.once else found[single] + one.times
     return found
 
 
@@ -233,7 +234,8 @@ class PrivacyLedger:
 
     def _with(self, more: Mapping[int, Releases]) -> dict[int, Counter[Release]]:
         """The accounts, and what is released beside them."""
-        return self._accounts | {i: self._accounts.get(i, Counter()) + group_releases(each) for i, each in more.items()}
+        before = {i: _listed(self._accounts.get(i, Counter()).items()) for i in more}
+        return self._accounts | {i: group_releases([*before[i], *each]) for i, each in more.items()}
 
     def epsilon(self, more: Mapping[int, Releases] | None = None) -> dict[str, float]:
         """The largest epsilon over the clients by unit, of those units that anything was released of.

@@ -55,7 +55,7 @@ def _unread(federation: FederationParts) -> Iterator[tuple[str, Settings, Sequen
             yield section, federation.plugin(section).settings, keys, "which uploads nothing"
         if not privacy.max_grad_norm:
             why = "which uploads nothing; it needs privacy.max_grad_norm"
-            yield "privacy", privacy, ["target_epsilon", "max_epsilon"], why
+            yield "privacy", privacy, ["noise_multiplier", "target_epsilon", "max_epsilon"], why
     if not method.accepts_stale_uploads:
         settings = federation.plugin("availability").settings
         yield "availability", settings, ["delay_rounds"], "which takes no late uploads"
@@ -64,5 +64,5 @@ def _unread(federation: FederationParts) -> Iterator[tuple[str, Settings, Sequen
         why = "as nothing is noised; it needs privacy.noise_multiplier or privacy.upload_noise_multiplier"
         yield "privacy", privacy, ["delta", "accountant"], why
     elif not budget.draws_rows:
-        why = "whose noise is on whole uploads; it needs privacy.noise_multiplier"
+        why = "whose noise is about all rows or whole uploads; it acts where rows are drawn"
         yield "privacy", privacy, ["accountant"], why

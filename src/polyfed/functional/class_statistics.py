@@ -15,6 +15,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from polyfed.functional.clipping import Normals
+from polyfed.functional.noise import on_grid
+
 _ROWS = 4096  # rows that are float64 at the same time
 _ROUNDING = 1e-9  # of the trace of S, by which sums of rows may be no sums of squares
 
@@ -60,10 +63,55 @@ def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
         return False
     if "products" not in sums:
         return bool((sums["sums"] >= 0).all())  # counts of words
-    products_DD = _unpack(sums["products"], sums["sums"].shape[1])
+    products_DD = unpack(sums["products"], sums["sums"].shape[1])
     rounding = _ROUNDING * products_DD.trace().clamp(min=0) + torch.finfo(torch.float64).tiny
     _, failed = torch.linalg.cholesky_ex(_within(sums) + rounding * torch.eye(len(products_DD), dtype=torch.float64))
     return not failed
+
+
+# one release with noise ---------------------------------------------------------------------------------------------
+
+_SHARES = {"counts": 0.05, "sums": 0.7, "products": 0.25}  # of a row's squared effect, over the noise of each part
+_FEWEST = 1.0  # rows of a class that is there
+
+
+def add_noise(sums: Mapping[str, Tensor], noise: float, normals: Normals) -> dict[str, Tensor]:
+    """Sums of rows of norm 1 at most as one Gaussian mechanism: a row changes all of it by 1 / noise over its noise.
+
+    A row changes the counts by 1, M by phi and S by phi phi', both of norm 1 at most. A part with the share a of the
+    squared effect has noise of the deviation noise / sqrt(a). What stands in S twice has sqrt(2) less, as it counts
+    twice in the norm of phi phi'.
+
+    Args:
+        sums: of `sum_rows`, with products. noise: z, above 0. normals: of N(0, 1).
+
+    Returns:
+        Likewise, with counts that are floats, all on coarse grids (`noise.on_grid`).
+    """
+    width = sums["sums"].shape[1]
+    rows, columns = torch.triu_indices(width, width)
+    twice = {"products": torch.where(rows == columns, 1.0, 0.5).double().sqrt()}
+    noisy = {}
+    for name, tensor in sums.items():
+        std = noise / _SHARES[name] ** 0.5
+        added = std * normals(tensor.shape) * twice.get(name, 1.0)
+        noisy[name] = on_grid(tensor.double() + added, std)
+    return noisy
+
+
+def nearest_possible(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums with noise, made such that rows can have them: S varies by nothing less than 0 within classes.
+
+    A class with less than one row is none, but for the largest.
+    """
+    counts = sums["counts"]
+    known = counts >= counts.max().clamp(max=_FEWEST)
+    n_C = torch.where(known, counts.clamp(min=_FEWEST), 0)
+    found = {"counts": n_C, "sums": sums["sums"] * known.unsqueeze(1), "products": sums["products"]}
+    within_DD = _within(found)
+    values, vectors = torch.linalg.eigh(within_DD)
+    nearest_DD = (vectors * values.clamp(min=0)) @ vectors.T
+    return found | {"products": sums["products"] + _pack(nearest_DD - within_DD)}
 
 
 def _pack(square_DD: Tensor) -> Tensor:
@@ -71,7 +119,8 @@ def _pack(square_DD: Tensor) -> Tensor:
     return square_DD[rows, columns]
 
 
-def _unpack(triangle: Tensor, width: int) -> Tensor:
+def unpack(triangle: Tensor, width: int) -> Tensor:
+    """The symmetric matrix (D, D) of which this is the upper triangle."""
     rows, columns = torch.triu_indices(width, width)
     square_DD = triangle.new_zeros(width, width)
     square_DD[rows, columns] = triangle
@@ -123,7 +172,7 @@ def ridge(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]
     rows = sums["counts"].sum().double()
     mean = sums["sums"][0] / rows
     width = len(mean) - 1
-    second = _unpack(sums["products"], len(mean)) / rows - torch.outer(mean, mean)
+    second = unpack(sums["products"], len(mean)) / rows - torch.outer(mean, mean)
     weight_D1 = (1 - shrinkage) * _solve(second[:width, :width], second[:width, -1:], shrinkage)
     return weight_D1, mean[-1:] - mean[:width] @ weight_D1
 
@@ -151,7 +200,7 @@ def _within(sums: Mapping[str, Tensor]) -> Tensor:
     known = sums["counts"] > 0
     n_C = sums["counts"][known].double()
     mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
-    return _unpack(sums["products"], mu_CD.shape[1]) - (mu_CD.T * n_C) @ mu_CD
+    return unpack(sums["products"], mu_CD.shape[1]) - (mu_CD.T * n_C) @ mu_CD
 
 
 def _solve(sigma_DD: Tensor, right: Tensor, shrinkage: float) -> Tensor:

@@ -13,6 +13,10 @@ and not from their numbers, so that it can be exported (`torch.export`). It is d
                       "Random features for large-scale kernel machines", NeurIPS 2007)
     ids (L,), whole   `words`: how often each id occurs; 0 is padding
 
+Unit features have norm 1 in every row, so that a sum of them, or of their products, changes by 1 with a row: what the
+features of inputs without structure have in common (`common`, the mean over normal numbers) is projected out first, as
+it is most of a row and tells nothing of its class. Both are done to each row by itself and look at no data.
+
 Shapes: N inputs, D features, K filters or kernels.
 """
 
@@ -31,11 +35,18 @@ _KERNEL_LENGTHS = (7, 9, 11)
 _PADDING = 0  # the id of no word
 _SMALLEST = 1e-8  # of a mean: its square root has a slope at 0, too
 _KERNELS, _BIAS_OF = "kernels of dilation ", "bias of dilation "
+_STRANGERS = 100  # inputs of normal numbers, for what features have in common
+_WITHIN = 1 - 2**-20  # a unit feature's norm, which rounding then leaves below 1
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
 
 
 def draw_map(
-    x: Tensor, features: int, generator: torch.Generator, categories: Sequence[int] = (), words: int = 0
+    x: Tensor,
+    features: int,
+    generator: torch.Generator,
+    categories: Sequence[int] = (),
+    words: int = 0,
+    unit: bool = False,
 ) -> dict[str, Tensor]:
     """Draw a map for inputs like `x` (N, ...), which is read for its form alone.
 
@@ -43,6 +54,7 @@ def draw_map(
         features: D, or a few less where filters have several features each; of ids without known `words`.
         categories: of rows of a table, per feature, how many categories there are, 0 for a number.
         words: V, how many ids there are; 0: not known, so that ids share `features` counts.
+        unit: whether rows of features have norm 1; not of ids.
 
     >>> [name for name in draw_map(torch.zeros(1, 3, 32, 32), 576, torch.Generator())]
     ['filters', 'bias']
@@ -51,10 +63,15 @@ def draw_map(
     if not x.is_floating_point():
         return {"words": torch.arange(words or features, dtype=torch.int32)}
     if len(shape) == 3:
-        return _draw_filters(shape, features, generator)
-    if len(shape) == 2:
-        return _draw_kernels(shape, features, generator)
-    return _draw_projection(math.prod(shape), features, generator, categories)
+        drawn = _draw_filters(shape, features, generator)
+    elif len(shape) == 2:
+        drawn = _draw_kernels(shape, features, generator)
+    else:
+        drawn = _draw_projection(math.prod(shape), features, generator, categories)
+    if unit:
+        strangers = torch.randn(_STRANGERS, *shape, generator=generator)
+        drawn["common"] = F.normalize(_features(drawn, strangers).mean(dim=0), dim=0)
+    return drawn
 
 
 def count_features(x: Tensor, features: int) -> int | None:
@@ -72,6 +89,14 @@ def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     here = {name: tensor.to(x.device) for name, tensor in drawn.items()}
     if "words" in here:
         return _count_words(len(drawn["words"]), x)
+    phi_ND = _features(here, x)
+    if "common" not in here:
+        return phi_ND
+    without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
+    return F.normalize(without_ND, dim=1) * _WITHIN
+
+
+def _features(here: Mapping[str, Tensor], x: Tensor) -> Tensor:
     if "filters" in here:
         return _pool_patches(here, x)
     if "projection" in here:

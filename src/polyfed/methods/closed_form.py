@@ -9,6 +9,9 @@ sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows, as `r
                  all. The server multiplies by N_k again, and leaves out sums that no rows can have.
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
 Texts:           phi counts words, no S is sent, W_vc = log p(v | c) with a = s / (1 - s) more of each word, b = 0.
+Private:         with `unit_features` rows of phi have norm 1, and N_k is in no number: n_k, M_k and S_k go up as they
+                 are, with Gaussian noise added once by the client (`class_statistics.add_noise`). The server solves for
+                 the nearest sums that rows can have. A client's own class shares stay with it.
 Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.
 No network is trained or sent. It is a control: what are the others' rows worth to a linear model, together and alone?
 W of any grouping of the rows is the same, and a client's rows can be subtracted again.
@@ -26,7 +29,10 @@ Shapes: D features, C classes, N rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
@@ -36,10 +42,11 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
+from polyfed.core.message import Group, Message, State, get_group, get_tensor, members, to_bytes
 from polyfed.core.method import (
     Context,
     Exchange,
+    Exposed,
     Method,
     MethodCard,
     Requirements,
@@ -51,6 +58,8 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
+from polyfed.functional.clipping import Normals
+from polyfed.functional.noise import KeyedGaussian
 from polyfed.functional.random_features import apply_map, count_features, draw_map
 
 _MOST_WORDS = 2**20
@@ -62,7 +71,8 @@ _OF_CLIENT = "sums of client "  # begins the names of what the server keeps of e
 def _sums_of_rows(known: UploadContext, name: str) -> Members:
     """As wide as the map of such inputs makes them; of words as wide as those that have come before."""
     server = known.server
-    features = count_features(server.prepare(server.input_example), cast("ClosedForm", known.method).features)
+    method = cast("ClosedForm", known.method)
+    features = count_features(server.prepare(server.input_example), method.features)
     held = members(server.state, "sums")
     width: int | UpTo = UpTo("D", _MOST_WORDS)
     if held:
@@ -70,7 +80,8 @@ def _sums_of_rows(known: UploadContext, name: str) -> Members:
     elif features is not None:
         width = features if server.classes else features + 1
     rows = server.classes or 1  # where numbers are predicted all rows are one class
-    entries = {"counts": Entry((rows,), _WHOLE, 0, "N"), "sums": Entry((rows, width), _EXACT)}
+    counts = Entry((rows,), _EXACT) if method.unit_features else Entry((rows,), _WHOLE, 0, "N")
+    entries = {"counts": counts, "sums": Entry((rows, width), _EXACT)}
     if features is not None or not server.classes:
         triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
         entries["products"] = Entry((triangle,), _EXACT)
@@ -85,6 +96,16 @@ def _next(state: State) -> Tensor:
 def _times(sums: Group, factor: float) -> dict[str, Tensor]:
     """Sums of as many times the rows, but for their counts."""
     return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
+
+
+def _normals(client: Client, sums: Group, noise: float) -> Normals:
+    """The same for the same sums whenever they are sent: from the run's seed, or the client's secret and all of it."""
+    if client.secret is None:
+        draws = generator(client.seed, "noise on sums", client.id)
+        return lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
+    parts = (json.dumps([client.id, noise]).encode(), to_bytes({"sums": sums}))
+    digests = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return KeyedGaussian(hmac.digest(client.secret, b"sums" + digests, "sha256"))
 
 
 @hyperparameters
@@ -104,10 +125,16 @@ class ClosedForm(Method):
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, the covariance's towards a multiple of I
     prior: Literal["own", "federation"] = "own"  # pi: class shares of the client's own rows, or of all that were sent
     keep_sums: bool = False  # whether the server keeps each client's sums, which `forget` needs
+    unit_features: bool = False  # phi of norm 1, so that `[privacy] noise_multiplier` hides a row in the sums
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(same_input_shape=True, shared_outputs="it adds up rows by class")
+        classes = "unit_features bound no number to predict" if self.unit_features else ""
+        return Requirements(same_input_shape=True, classes=classes, shared_outputs="it adds up rows by class")
+
+    @property
+    def bounds_rows(self) -> bool:
+        return self.unit_features and not self.card.alone
 
     evaluation_stage = "received"
     accepts_stale_uploads = True  # sums are the same in any round
@@ -115,12 +142,16 @@ class ClosedForm(Method):
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
-        return {"sums": "exact sums of rows, which would be solved with all that was done to them"}
+        return {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=False),)
 
     # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        if self.unit_features and not server.prepare(server.input_example).is_floating_point():
+            raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
+
     def broadcast(self, server: Server, client_id: int) -> Message:
         held = members(server.state, "held").get(str(client_id))
         message: State = {} if held is None else {"heard": torch.ones((), dtype=torch.uint8)}
@@ -148,10 +179,12 @@ class ClosedForm(Method):
 
     def _add(self, server: Server, client_id: int, per_row: Group) -> bool:
         """Add a client's sums to those of the others, if any rows can have them; whether they can."""
-        rows = server.clients[client_id].num_samples
-        sums = _times(per_row, rows)
-        if not class_statistics.are_possible(sums, rows):
-            return False
+        sums = dict(per_row)
+        if not self.unit_features:
+            rows = server.clients[client_id].num_samples
+            sums = _times(per_row, rows)
+            if not class_statistics.are_possible(sums, rows):
+                return False
         before = members(server.state, "sums")
         server.state["sums"] = class_statistics.add(before, sums) if before else sums
         if self.keep_sums:
@@ -180,6 +213,8 @@ class ClosedForm(Method):
 
     def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
         """W (D, C), b (C,) and, of classes, n (C,)."""
+        if self.unit_features:
+            sums = class_statistics.nearest_possible(sums)
         if not classes:
             weight, bias = class_statistics.ridge(sums, self.shrinkage)
             return {"weight": weight, "bias": bias}
@@ -189,10 +224,7 @@ class ClosedForm(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if "map" not in client.state:
-            example = client.prepare(client.data.train.x[:1])
-            draws = generator(client.seed, "random features")
-            client.state["map"] = draw_map(example, self.features, draws, client.categories, client.words)
+        self._map_of(client)
         if "solved" in message:
             client.state["solved"] = get_tensor(message, "solved").clone()
             client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
@@ -204,16 +236,35 @@ class ClosedForm(Method):
         client.state["heard"] = torch.tensor("heard" in message)
         return {}
 
+    def _map_of(self, client: Client) -> Group:
+        """phi, drawn the first time."""
+        if "map" not in client.state:
+            example = client.prepare(client.data.train.x[:1])
+            draws = generator(client.seed, "random features")
+            client.state["map"] = draw_map(
+                example, self.features, draws, client.categories, client.words, self.unit_features
+            )
+        return get_group(client.state, "map")
+
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
-        if client.state["heard"]:
+        if client.state.get("heard"):
             return {"holds": holds}
-        drawn = get_group(client.state, "map")
+        drawn = self._map_of(client)
         train = client.data.train
         phi_ND = inference.map_batches(lambda x: apply_map(drawn, x), client.model, train, client.prepare).cpu()
         is_second_order = not client.classes or "words" not in drawn
         sums = class_statistics.sum_rows(phi_ND, train.y, client.classes, is_second_order)
-        return {"holds": holds, "sums": _times(sums, 1 / client.n)}
+        return {"holds": holds, "sums": self._as_sent(client, sums)}
+
+    def _as_sent(self, client: Client, sums: Group) -> Group:
+        """The sums per row; or such that a row changes them by little, with the client's noise."""
+        if not self.unit_features:
+            return _times(sums, 1 / client.n)
+        noise = client.privacy.noise_multiplier
+        if not noise or self.card.alone:
+            return {**sums, "counts": sums["counts"].double()}
+        return class_statistics.add_noise(sums, noise, _normals(client, sums, noise))
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
@@ -228,6 +279,17 @@ class ClosedForm(Method):
         counts_C = solution["counts"].cpu()
         prior_C = counts_C if self.prior == "federation" else context["own counts"].cpu()
         return class_statistics.log_posterior(scores_NC, counts_C, prior_C)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        def functions(client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+            return dict.fromkeys(("prototypes", "rows"), functools.partial(apply_map, self._map_of(client)))
+
+        return Exposed("prototypes", "sums", functions, sums=self._sums_in, is_public=True)
+
+    def _sums_in(self, upload: Message) -> Group:
+        sums = get_group(upload, "sums")
+        return sums if self.unit_features else _times(sums, int(sums["counts"].sum()))
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:

@@ -58,8 +58,9 @@ class OwnPlusCommon(ClosedForm):
 
     @property
     def requirements(self) -> Requirements:
-        why = "it shifts classes" if self.control == "permuted" else ""
-        return replace(super().requirements, classes=why)
+        base = super().requirements
+        why = "it shifts classes" if self.control == "permuted" else base.classes
+        return replace(base, classes=why)
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(),)

@@ -163,11 +163,13 @@ class PrivacyBudget(Plugin):
     def validate(self, setup: Setup) -> None:
         """Make the noise that a target asks for, and give it to the clients."""
         self._method, self._training = setup.method, setup.training
+        self._bounds_rows = setup.method.bounds_rows
         self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
         self._cohort, self._present = setup.cohort, setup.present
         upload_privacy = find(setup.plugins, UploadPrivacy)
         if upload_privacy is not None:
             self.settings = upload_privacy.settings
+        self._check_bounds()
         self.settings = self._with_noise(self.settings)
         self._ledger = privacy_ledger.PrivacyLedger(self.settings, self._expected)
         expected = [release for client in self._rows for release in self._expected(client)]
@@ -229,6 +231,24 @@ class PrivacyBudget(Plugin):
             "releases": privacy_ledger.to_record(released),
         }
 
+    def _check_bounds(self) -> None:
+        """Whether noise is over something that is bounded."""
+        settings = self.settings
+        rows = bool(settings.max_grad_norm) or self._bounds_rows
+        if rows or not has_upload(self._method) or self._method.card.alone:
+            return
+        itself = "or a method that bounds rows itself (closed-form, with unit_features)"
+        if settings.noise_multiplier:
+            raise ConfigError(
+                f"privacy.noise_multiplier: expected max_grad_norm above 0 beside it, of which it is a multiple, "
+                f"{itself}, got {settings.noise_multiplier:g}"
+            )
+        if settings.target_epsilon and not settings.upload_clip_norm:
+            raise ConfigError(
+                f"privacy.target_epsilon: expected upload_clip_norm or max_grad_norm above 0, whose noise it makes, "
+                f"{itself}, got {settings.target_epsilon:g}"
+            )
+
     def _check(self) -> None:
         """Whether what is released can be accounted for, and a budget kept."""
         if self.has_noise:
@@ -263,6 +283,8 @@ class PrivacyBudget(Plugin):
             found += of_training(settings, self._training, phases, self._rows[client])
         if entries is not None and has_upload(self._method):
             found += self._method.privacy_releases(self._training, self._rows[client])
+            if self._bounds_rows and settings.noise_multiplier:
+                found.append(Release("sums", "sample", settings.noise_multiplier, once=True))
             if settings.upload_noise_multiplier and entries:
                 found.append(Release("upload", "client", settings.upload_noise_std(entries) / math.sqrt(entries)))
         return found
@@ -284,7 +306,7 @@ class PrivacyBudget(Plugin):
         made = {}
         if settings.upload_clip_norm and has_upload(self._method):
             made["upload_noise_multiplier"] = _sigma(settings) * math.sqrt(max(map(len, turns.values())))
-        if settings.max_grad_norm:
+        if settings.max_grad_norm or self._bounds_rows:
 
             def released(noise: float) -> Iterator[list[Release]]:
                 tried = settings.model_copy(update={"noise_multiplier": noise})

@@ -92,9 +92,9 @@ class DefenseRecord(Record):
 class ReleaseRecord(Record):
     """One noised release, the same for all of its `clients`."""
 
-    what: Annotated[Literal["upload", "features", "training"], one_of("upload", "features", "training")] = Field(
-        description="what the noise was added to"
-    )
+    what: Annotated[
+        Literal["upload", "features", "training", "sums"], one_of("upload", "features", "training", "sums")
+    ] = Field(description="what the noise was added to")
     unit: Unit = Field(description="what the noise hides: whether a client takes part, or what one of its rows holds")
     noise: Annotated[float, number_between(1e-9, 1e18)] = Field(
         description="standard deviation of the noise, divided by the sensitivity"
@@ -105,6 +105,7 @@ class ReleaseRecord(Record):
         description="whether each row was drawn independently; else exactly `drawn` without replacement"
     )
     times: Annotated[int, count_between(1, 2**40)] = Field(description="how often it was made")
+    once: Flag = Field(description="whether it is the same numbers each time, so that it counts once in a run")
     clients: list[Whole] = Field(description="the clients that made it")
 
 

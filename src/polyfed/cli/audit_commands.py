@@ -23,7 +23,8 @@ def attack(
         typer.Option(metavar="0,0.4,...", help="Levels of noise on what it sends [0, and the run's own or 0.8]."),
     ] = None,
     sources: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes; rows.")
+        str | None,
+        typer.Option(metavar="NAME,...", help="s_in, s_out or both of FedIN's features [s_in]; prototypes; rows."),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,

@@ -71,7 +71,7 @@ def check_same_numbers(out: Path, recipe: Path, alone: Path, **changes: Any) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "rounds"), [(None, 1), ("closed-form", 2)])
+@pytest.mark.parametrize(("method", "rounds"), [(None, 1), ("own-plus-common", 2)])
 def test_a_deployment_gives_the_numbers_of_a_run_in_one_process(
     recipe: Path, tmp_path: Path, method: str | None, rounds: int
 ) -> None:

@@ -117,6 +117,7 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     [
         pytest.param("fedrep", {"head_epochs": 1, "final_head_epochs": 1}, marks=pytest.mark.slow),
         ("fedhenn-homogeneous", {"alignment_data": {"size": 10}, "final_average": True}),
+        ("own-plus-common", {}),
     ],
 )
 def test_nodes_take_part_in_a_final_round(tmp_path: Path, method: str, hyperparameters: Mapping[str, Any]) -> None:

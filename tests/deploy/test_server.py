@@ -27,6 +27,7 @@ from polyfed.engine.federation import Run
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
+from polyfed.experiments.prediction import predict
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
@@ -175,6 +176,16 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     assert (tmp_path / "node-0" / lines[0]["experiment"]).is_dir()
     weights = {path.name: path.stat().st_size for path in (out / "checkpoint").glob("*/weights.safetensors")}
     assert max(weights.values(), default=0) < 2000  # which network each client has, and none of its numbers
+
+
+def test_a_nodes_model_predicts_where_it_is(tmp_path: Path) -> None:
+    recipe = recipe_of("own-plus-common", training={"rounds": 1})
+    serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    federation = build_federation(recipe, data=DATA)
+    client = federation.clients[1]
+    expected = federation.run().models[1](client.prepare(client.data.test.x))
+    found = predict(tmp_path / "node-1" / experiment(tmp_path / "out"), 1, client.data.test.x)
+    assert torch.equal(found.scores, expected)
 
 
 def own_network(in_shape: tuple[int, ...], classes: int) -> nn.Module:

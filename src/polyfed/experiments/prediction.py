@@ -239,7 +239,8 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
     """A client's personal model from a finished run's folder; nothing is unpickled.
 
     Args:
-        run: the folder. client: number, or name; a whole number is a number. device: where the network computes.
+        run: the folder, or that of a node, in its `state-dir`. client: number, or name; a whole number is a number.
+        device: where the network computes.
         trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
             the run found them. Who wrote the folder decides what that is: trust your own folders, and those whose code
             you have read.
@@ -404,7 +405,8 @@ def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
     """A client's number, the name of its weights' file, and what the index says of them."""
     if isinstance(client, bool) or not isinstance(client, int | np.integer | str):
         raise ConfigError(f"client: expected the number or the name of a client, got {described(client)}")
-    if not (run / "result.json").exists():
+    of_node = (run / "models").exists() and not (run / "recipe.toml").exists()  # it writes them when it has finished
+    if not (run / "result.json").exists() and not of_node:
         given = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
         raise ConfigError(f"expected the folder of a finished run, got {given}")
     path = run / "models" / "index.json"

@@ -6,6 +6,7 @@
     python scripts/result_figures.py unlike-own-data docs/results/tables
     python scripts/result_figures.py sizes docs/results/benchmark-sizes # of suites/sizes
     python scripts/result_figures.py others-rows docs/results/benchmark-small # of suites/small
+    python scripts/result_figures.py closed-form-privacy docs/results # of scripts/closed_form_privacy.py
 
 Reads run folders, or the stored tables; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
 """
@@ -18,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_results import read_results
@@ -55,6 +57,8 @@ OVER_SIZES = (  # rows of suites/sizes
 BY_OTHERS = (
     "fedgh", "fedavg-tuned", "closed-form", "own-plus-common-alone", "own-plus-common", "pooled-shares", "pooled-tuned",
 )  # fmt: skip
+
+OF_SUITE = {"watch": "watch", "two classes": "cifar10-two-classes"}  # names of closed_form_privacy.py and suites/small
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
@@ -190,6 +194,37 @@ def others_rows(folder: Path) -> None:
     figure.savefig(RESULTS / "others-rows.png", **SHEET)
 
 
+def closed_form_privacy(folder: Path) -> None:
+    """Accuracy of the closed form over epsilon."""
+    stored = json.loads((folder / "closed-form-privacy.json").read_text(encoding="utf-8"))["settings"]
+    about = "Mean over seeds. Lines without points: without noise. Dotted: Local, where suites/small has it."
+    figure, (panels,) = canvas("The closed form with one release with noise", about, HEIGHT, columns=len(stored))
+    names = {"together": "noise of each client", "summed": "noise of one, shared", "alone": "each client alone"}
+    for axes, (setting, lines) in zip(panels, stored.items(), strict=True):
+        handles = []
+        for number, who in enumerate(names):
+            found = {one["epsilon"]: mean(one["accuracy"].values()) for one in lines if one["who"] == who}
+            style = line_style(number)
+            plain = found.pop(None, None)
+            drawn = axes.plot(list(found), [100 * value for value in found.values()], markersize=4, **style)
+            if plain is not None:
+                level = axes.axhline(100 * plain, color=style["color"], linewidth=1)
+            handles.append(drawn[0] if found else level)
+        if setting in OF_SUITE:
+            tables = read_results(folder / "benchmark-small", [OF_SUITE[setting]])
+            local = next(row for row in tables[0].rows if row.name == "local-tuned")
+            level = mean(value for value in local.accuracy.values() if value is not None)
+            axes.axhline(100 * level, color="black", linestyle=(0, (1.5, 2)), linewidth=1.6)
+        axes.set_title(setting, size=9)
+        axes.set(xscale="log", xlabel="epsilon")
+        axes.set_xticks([1, 3, 10], ["1", "3", "10"])
+        axes.minorticks_off()
+        style_axes(axes)
+    panels[0].set_ylabel("accuracy [%]")
+    legend(panels[0], handles, list(names.values()))
+    figure.savefig(RESULTS / "closed-form-privacy.png", **SHEET)
+
+
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
     """Lines of shares, in percent."""
     if not lines:
@@ -214,6 +249,7 @@ def main() -> None:
         "unlike-own-data": unlike_own_data,
         "sizes": sizes,
         "others-rows": others_rows,
+        "closed-form-privacy": closed_form_privacy,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=drawn)

@@ -1,0 +1,175 @@
+"""What noise on the sums of the closed form costs: accuracy over epsilon, in three settings.
+
+    python scripts/closed_form_privacy.py docs/results/closed-form-privacy.json [SETTING ...]
+    python scripts/result_figures.py closed-form-privacy docs/results
+
+Rows' features are computed once for each width and seed, and all levels of noise and shrinkages are tried on the same
+sums, by the functions and the draws of the method (`polyfed.methods.closed_form`): what `polyfed run` gives with these
+settings, without the run. Width and shrinkage are chosen for each epsilon on validation rows with the tuning seed.
+
+Needs cifar10 below $POLYFED_DATA, and pip install 'polyfed[naturals,privacy]'.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.inference import map_batches
+from polyfed.core.randomness import generator
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.privacy_ledger import package
+from polyfed.experiments.build import build_federation
+from polyfed.functional import class_statistics
+from polyfed.functional.random_features import apply_map, draw_map
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {  # name -> recipe, settings, seeds; the first two are those of suites/small
+    "watch": ("recipes/naturals/watch.toml", ["data.split=official:8:2"], (0, 1, 2, 3, 4)),
+    "two classes": ("recipes/federation-worth.toml", ["data.split=official:9:1"], (0, 1, 2)),
+    "two classes, all images": (
+        "recipes/federation-worth.toml",
+        ["data.split=official:9:1", "data.num_clients=10", "data.max_train_per_client=5000"],
+        (0, 1, 2),
+    ),
+}
+TUNING_SEED = 100
+EPSILONS = (1.0, 3.0, 10.0)
+DELTA = 1e-5
+FEATURES = (36, 144, 576)
+SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A client's sums, its class counts, and (phi, y) of its validation and test rows."""
+
+    sums: dict[str, Tensor]
+    own: Tensor
+    scored: dict[str, tuple[Tensor, Tensor]]
+
+
+@functools.lru_cache(maxsize=1)
+def holders(setting: str, features: int, seed: int) -> list[Holder]:
+    path, settings, _ = SETTINGS[setting]
+    federation = build_federation(Recipe.load(ROOT / path, [*settings, f"run.seed={seed}"], method="local"))
+    found = []
+    drawn: dict[str, Tensor] = {}
+    for client in federation.clients:
+        if not drawn:
+            draws = generator(seed, "random features")
+            drawn = draw_map(client.prepare(client.data.train.x[:1]), features, draws, client.categories, unit=True)
+        found.append(_holder(client, drawn))
+    return found
+
+
+def _holder(client: Client, drawn: dict[str, Tensor]) -> Holder:
+    def phi(samples: LabeledSamples) -> Tensor:
+        nothing = torch.nn.Identity()
+        return map_batches(lambda x: apply_map(drawn, x), nothing, samples, client.prepare)
+
+    data = client.data
+    return Holder(
+        class_statistics.sum_rows(phi(data.train), data.train.y, client.classes),
+        data.train.y.bincount(minlength=client.classes),
+        {"validation": (phi(data.validation), data.validation.y), "test": (phi(data.test), data.test.y)},
+    )
+
+
+def released(holder: Holder, number: int, seed: int, noise: float) -> dict[str, Tensor]:
+    """What a client sends."""
+    sums = {**holder.sums, "counts": holder.sums["counts"].double()}
+    if not noise:
+        return sums
+    draws = generator(seed, "noise on sums", number)
+    return class_statistics.add_noise(
+        sums, noise, lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
+    )
+
+
+def score(holder: Holder, sums: dict[str, Tensor], shrinkage: float, rows: str) -> float:
+    weight, bias = class_statistics.discriminant(sums, shrinkage)
+    phi, y = holder.scored[rows]
+    found = class_statistics.log_posterior(phi.double() @ weight + bias, sums["counts"], holder.own)
+    return float((found.argmax(dim=1) == y).double().mean())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A line: clients "together", "summed" (they share the noise of one, as nobody sees a message) or "alone"."""
+
+    who: str
+    epsilon: float | None
+
+    def accuracies(self, setting: str, features: int, seed: int, rows: str) -> dict[float, float]:
+        """By shrinkage, the mean over clients."""
+        held = holders(setting, features, seed)
+        noise = float(package().get_sigma_gaussian(self.epsilon, DELTA)) if self.epsilon else 0.0
+        if self.who == "summed":
+            noise /= len(held) ** 0.5
+        sent = [released(one, number, seed, noise) for number, one in enumerate(held)]
+        if self.who != "alone":
+            sent = [class_statistics.nearest_possible(functools.reduce(class_statistics.add, sent))] * len(held)
+        return {
+            shrinkage: _mean([score(one, sums, shrinkage, rows) for one, sums in zip(held, sent, strict=True)])
+            for shrinkage in SHRINKAGES
+        }
+
+
+KINDS = [
+    *(Kind(who, epsilon) for who in ("together", "summed") for epsilon in EPSILONS),
+    Kind("together", None),
+    Kind("alone", None),
+]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def measure(setting: str) -> list[dict[str, object]]:
+    """A line for each kind."""
+    tried: dict[Kind, dict[tuple[int, float], float]] = {kind: {} for kind in KINDS}
+    for features in FEATURES:
+        for kind in KINDS:
+            scores = kind.accuracies(setting, features, TUNING_SEED, "validation")
+            tried[kind] |= {(features, shrinkage): value for shrinkage, value in scores.items()}
+    chosen = {kind: max(found, key=lambda key: found[key]) for kind, found in tried.items()}
+    scored: dict[Kind, dict[str, float]] = {kind: {} for kind in KINDS}
+    for seed in SETTINGS[setting][2]:
+        for features in FEATURES:
+            for kind in [one for one in KINDS if chosen[one][0] == features]:
+                scored[kind][str(seed)] = kind.accuracies(setting, features, seed, "test")[chosen[kind][1]]
+    lines: list[dict[str, object]] = []
+    for kind in KINDS:
+        features, shrinkage = chosen[kind]
+        about = {"who": kind.who, "epsilon": kind.epsilon, "features": features, "shrinkage": shrinkage}
+        print(setting, about, f"{_mean(list(scored[kind].values())):.4f}", flush=True)
+        lines.append({**about, "accuracy": scored[kind]})
+    return lines
+
+
+def main() -> None:
+    """Measure the settings that are named, or all; those that the file holds stay."""
+    path = Path(sys.argv[1])
+    content: dict[str, Any] = {"delta": DELTA, "tuning_seed": TUNING_SEED, "settings": {}}
+    for setting in sys.argv[2:] or SETTINGS:
+        lines = measure(setting)
+        if path.exists():
+            content = json.loads(path.read_text(encoding="utf-8"))
+        content["settings"] = {**content["settings"], setting: lines}
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

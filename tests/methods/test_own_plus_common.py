@@ -146,7 +146,8 @@ def test_numbers_are_weighted_means_of_both_predictions() -> None:
     with torch.no_grad():
         own = done.models[0].network(x)
     expected = (own.double() + ClosedForm().predict(None, x, client.state)) / 2
-    torch.testing.assert_close(fed.method.predict(done.models[0].network, x, client.state), expected, rtol=1e-6, atol=1e-6)
+    found = fed.method.predict(done.models[0].network, x, client.state)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_on_digits_the_others_rows_are_worth_points() -> None:

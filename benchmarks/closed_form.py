@@ -3,9 +3,9 @@
     python benchmarks/closed_form.py
     python benchmarks/closed_form.py --recipe suites/small/digits.toml --features 144,576 --out closed-form.json
 
-For each D the method `closed-form` runs one round of the recipe in a process of its own; then the parts of its work are
-timed by themselves: a client's map and sums, and the server's solution. Memory is the largest of the process, beyond
-what it had with the data loaded. Needs the recipe's data.
+For each D the method `closed-form` runs one round of the recipe; then the parts of its work are timed by themselves: a
+client's map and sums, and the server's solution. Memory is the largest that these parts add to a process of their own,
+on random inputs of the same form. Needs the recipe's data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import get_group, nbytes
 from polyfed.core.randomness import generator
 from polyfed.experiments.build import build_federation
+from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import discriminant, sum_rows
 from polyfed.functional.random_features import apply_map, draw_map
 
@@ -37,39 +37,48 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return work(), time.process_time() - began
 
 
-def peak() -> int:
-    """Bytes of the largest memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def memory_now(name: str) -> int:
+    """Bytes of "VmRSS", or "VmHWM", the largest since it was reset (Linux)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    line = next(line for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])
 
 
-def measure(recipe: str, overrides: list[str], features: int, shrinkage: float) -> dict[str, Any]:
-    """The figures of one D."""
-    torch.set_num_threads(1)
+def measure(recipe: str, overrides: list[str], features: int, shrinkage: float) -> tuple[dict[str, Any], torch.Size]:
+    """The figures of one D but for memory, and the form of a client's inputs."""
     named = ["training.rounds=1", f"method.features={features}", f"method.shrinkage={shrinkage}", *overrides]
     federation = build_federation(Recipe.load(Path(recipe), named, method="closed-form"))
-    loaded = peak()
     done = federation.run()
     client = federation.clients[0]
-    drawn = draw_map(
-        client.prepare(client.data.train.x[:1]), features, generator(client.seed, "random features"), client.categories
-    )
-    rows = client.prepare(client.data.train.x[:])
-    phi, map_seconds = timed(lambda: apply_map(drawn, rows))
+    inputs = client.prepare(client.data.train.x[:])
+    drawn = draw_map(inputs[:1], features, generator(client.seed, "random features"), client.categories)
+    phi, map_seconds = timed(lambda: apply_map(drawn, inputs))
     sums, sum_seconds = timed(lambda: sum_rows(phi, client.data.train.y[:], client.classes))
     total = get_group(federation.server.state, "sums")
     _, solve_seconds = timed(lambda: discriminant(total, shrinkage))
-    return {
+    found = {
         "features": phi.shape[1],
         "shrinkage": shrinkage,
-        "rows": len(rows),
+        "rows": len(inputs),
         "up": nbytes({"sums": sums}),
         "down": nbytes({"solution": get_group(federation.server.state, "solution")}),
         "map_seconds": map_seconds,
         "sum_seconds": sum_seconds,
         "solve_seconds": solve_seconds,
-        "memory": peak() - loaded,
         "accuracy": done.result["accuracy"],
     }
+    return found, inputs.shape
+
+
+def memory(shape: torch.Size, features: int, shrinkage: float) -> int:
+    """Bytes that map, sums and solution add to the largest memory of this process."""
+    inputs = torch.randn(shape)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the largest
+    before = memory_now("VmRSS")
+    phi = apply_map(draw_map(inputs[:1], features, torch.Generator()), inputs)
+    sums = sum_rows(phi, torch.arange(len(inputs)) % 2, 2)
+    discriminant(class_statistics.add(sums, sums), shrinkage)
+    return memory_now("VmHWM") - before
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -100,10 +109,12 @@ def main() -> None:
     parser.add_argument("--shrinkage", type=float, default=0.1, help="s [%(default)s]")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     found = []
     for features in map(int, given.features.split(",")):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:  # memory of a process of its own
-            found.append(pool.apply(measure, (given.recipe, given.set, features, given.shrinkage)))
+        one, shape = measure(given.recipe, given.set, features, given.shrinkage)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(one | {"memory": pool.apply(memory, (shape, features, given.shrinkage))})
         print(json.dumps(found[-1]), flush=True)
     print(table(found))
     if given.out:

@@ -32,12 +32,11 @@ from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
-from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.methods import FML, FedAvg, FedGH, Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
 from tests.helpers.interrupt import Interrupt
-from tests.helpers.mutants import sound
 from tests.helpers.quick import others_slow
 
 
@@ -408,6 +407,6 @@ def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
     mine = tiny_model(1, 4, 6)
     before = {n: t.clone() for n, t in mine.state_dict().items()}
     clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
-    run = Federation(clients, sound.FML(), SHORT).run()
+    run = Federation(clients, FML(), SHORT).run()
     assert difference(before, dict(mine.state_dict())) is None
     assert difference(before, dict(run.models[0].state_dict())) is not None

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,33 +17,11 @@ from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional.losses import task_loss
-from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.methods import FML, FedAvg, FedGH, FedProto, FedProx, Local
 from polyfed.testing import Reduction
-from tests.helpers.mutants import broken, sound
+from tests.helpers import broken_methods as broken
 from tests.helpers.quick import others_slow
-from tests.testing.test_conformance import averaging_bytes, cross_entropy
-
-
-def proximal(model: Any, batch: Any, context: Any) -> float:
-    """CE + (mu/2) ||w - w_received||^2, mu = 0.5, in float64."""
-    pairs = [
-        (p.detach().double().numpy(), context["reference"][n].double().numpy()) for n, p in model.named_parameters()
-    ]
-    return cross_entropy(model, batch, context) + 0.25 * sum(float(((w - w0) ** 2).sum()) for w, w0 in pairs)
-
-
-def mutual(model: Any, batch: Any, context: Any) -> float:
-    """Half of CE and KL for either network; KL summed over classes."""
-
-    def log_softmax(network: Any) -> np.ndarray[Any, Any]:
-        logits = network(batch.x).detach().double().numpy()
-        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-
-    p, m = log_softmax(model.private), log_softmax(model.shared)
-    rows = np.arange(len(p)), batch.y.numpy()
-    kl = ((np.exp(m) * (m - p)).sum(axis=1) + (np.exp(p) * (p - m)).sum(axis=1)).mean()
-    return float(0.5 * (kl - p[rows].mean() - m[rows].mean()))
-
+from tests.testing.test_conformance import averaging_bytes, cross_entropy, proximal
 
 # what each sound method is asked with; its mutants are asked the same
 OPTIONS: dict[type[Method], dict[str, Any]] = {
@@ -52,28 +29,14 @@ OPTIONS: dict[type[Method], dict[str, Any]] = {
     FedAvg: {"counted": "updates", "expected_bytes": averaging_bytes},
     FedGH: {"skip": dict.fromkeys(("order_of_uploads", "client_order_invariant"), "pair by pair")},
     broken.DeadKnob: {"changed_values": {"mu": 0.7}},  # one value, where the kit would try five
-    sound.FedProx: {"reference_loss": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
-    sound.FedProto: {
-        "counted": "statistics",
-        "reductions": [Reduction({"strength": 0.0}, Local())],
-    },
-    sound.FML: {
-        "reference_loss": mutual,
-        "reductions": [Reduction({"alpha": 1.0}, Local(), part="private.")],
-    },
-    sound.Scaffold: {
-        "no_effect": {"aggregation": "one architecture only"},
-        "skip": {"missing_upload_is_not_zero": "the server's control moves by |S| / N (Karimireddy et al., eq. 5)"},
-    },
-    sound.Drift: {},
+    FedProx: {"reference_loss": proximal},
+    FedProto: {"counted": "statistics"},
+    FML: {"reductions": [Reduction({"alpha": 1.0}, Local(), part="own.")]},
+    broken.Drift: {},
 }
 
-# the sound ones of this folder; those of the library are in test_conformance.py
-test_fedprox = pytest.mark.slow(testing.conformance(sound.FedProx(), **OPTIONS[sound.FedProx]))
-test_fedproto = pytest.mark.slow(testing.conformance(sound.FedProto(), **OPTIONS[sound.FedProto]))
-test_fml = pytest.mark.slow(testing.conformance(sound.FML(), **OPTIONS[sound.FML]))
-test_scaffold = pytest.mark.slow(testing.conformance(sound.Scaffold(), **OPTIONS[sound.Scaffold]))
-test_drift = pytest.mark.slow(testing.conformance(sound.Drift(), **OPTIONS[sound.Drift]))
+# the one that is sound and not in the library, whose methods are in test_conformance.py
+test_drift = pytest.mark.slow(testing.conformance(broken.Drift()))
 
 CAUGHT_BY = {
     broken.HeaderInNoOptimizer: "learns",

@@ -1,4 +1,7 @@
-"""Methods with one error each, of a kind that was found in published code for federated learning."""
+"""Methods that are wrong on purpose: does the conformance kit tell them from the right ones?
+
+Each has one error, of a kind that was found in published code for federated learning.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,24 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, get_group, get_tensor
-from polyfed.core.method import Batch, Context, Requirements, StepResult, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    StepResult,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import as_split_model, float_state
 from polyfed.core.server import Server
+from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
+from polyfed.methods import FML, FedAvg, FedGH, FedProto, FedProx, Local
 from polyfed.methods.building_blocks import weight_averaging
-from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.fedgh import FedGH
-from polyfed.methods.local import Local
-from tests.helpers.mutants.sound import FML, Drift, FedProto, FedProx
 
 
 class HeaderInNoOptimizer(FedGH):
@@ -64,8 +74,11 @@ class PreviousIsLive(FedAvg):
         return super().upload(client, trained)
 
 
+@hyperparameters
 class LastIsUnbound(FedProx):
     """The last client alone is without the proximal term."""
+
+    mu: float = 0.35
 
     def receive(self, client: Client, message: Message) -> Context:
         return {**super().receive(client, message), "bound": torch.tensor(client.id != 5)}
@@ -113,22 +126,22 @@ class AbsentClassesAreZero(FedProto):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)
-        rows, means = get_tensor(message, "labels").long(), get_tensor(message, "means")
+        rows, means = get_tensor(message, "labels").long(), get_tensor(message, "prototypes")
         dense = means.new_zeros(client.classes, means.shape[1]).index_copy(0, rows, means)
         labels = torch.arange(client.classes, dtype=torch.int32)
-        return {"labels": labels, "means": dense, "counts": torch.ones(client.classes, dtype=torch.int64)}
+        return {"labels": labels, "prototypes": dense, "counts": torch.ones_like(labels)}
 
 
 class UndetachedTeacher(FML):
     """Both divergences push both networks."""
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
-        p, m = model.private(batch.x), model.shared(batch.x)
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        p, m = model.own(batch.x), model.auxiliary_model(batch.x)
         lp, lm = F.log_softmax(p, 1), F.log_softmax(m, 1)
         kl_p = F.kl_div(lp, lm, reduction="batchmean", log_target=True)
         kl_m = F.kl_div(lm, lp, reduction="batchmean", log_target=True)
         task = self.alpha * cross_entropy(p, batch.y, batch.w) + self.beta * cross_entropy(m, batch.y, batch.w)
-        return task + (1 - self.alpha) * kl_p + (1 - self.beta) * kl_m, {"kl": kl_p}
+        return task + (1 - self.alpha) * kl_p + (1 - self.beta) * kl_m
 
 
 class BuffersStayAtHome(FedAvg):
@@ -156,12 +169,32 @@ class BuffersOfTheFirst(FedAvg):
             server.state["model union"] = {**get_group(server.state, "model union"), **first}
 
 
-class SeedInConstructor(FML):
+class SeedInConstructor(Local):
     """Every network is built after torch.manual_seed(0); repeats with other seeds are the same run."""
 
     def build(self, model: Any, variant: str) -> nn.Module:
         torch.manual_seed(0)
         return super().build(model, variant)
+
+
+@hyperparameters
+class Drift(Method):
+    """Every client moves along a random direction beside its loss: a method that draws, in the allowed way."""
+
+    card = MethodCard(name="toy-drift", paper="none")
+    size: float = 0.1
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "personal"
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        shape = (client.training.batch_size, *client.data.train.x.shape[1:])
+        return {"noise": torch.randn(shape, generator=generator)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        x = batch.x + self.size * context["noise"][: len(batch.x)]
+        return cross_entropy(model(x), batch.y, batch.w)
 
 
 class SeededDraws(Drift):

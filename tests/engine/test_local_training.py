@@ -25,7 +25,7 @@ from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.models import build
-from polyfed.testing.fixtures import difference, draw, tiny_model
+from polyfed.testing.fixtures import draw, tiny_model
 from polyfed.testing.spy import Spy
 from tests.helpers import regression
 from tests.helpers.toys import NETS, Two, clients, moved, rounds, same, two_parameter_clients
@@ -96,55 +96,6 @@ def test_a_single_row_is_left_out_only_where_batchnorm_cannot_take_it() -> None:
     training = Training(rounds=1, batch_size=4)
     assert [len(batch.y) for batch in batches(training)[0, 1]] == [4, 4, 4, 4, 4, 1]
     assert [len(batch.y) for batch in batches(training, norm=True)[0, 1]] == [4, 4, 4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"momentum": 0.9, "weight_decay": 0.01},
-        {"optimizer": "adam", "weight_decay": 0.01},
-        {"optimizer": "adamw", "weight_decay": 0.01},
-    ],
-    ids=str,
-)
-def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str, Any]) -> None:
-    training = Training(rounds=2, local_epochs=2, batch_size=8, lr=0.05, **settings)
-    model = tiny_model(1, 4, 6)
-    client = Client(model, draw(21, (0, 1, 2), 0))
-    recorded: list[tuple[int, Batch]] = []
-
-    def inputs(call: Any, client: Client, step: int, generator: torch.Generator) -> Context:
-        recorded.append((client.round, None))  # type: ignore[arg-type]
-        return {}
-
-    def gradients(call: Any, model: Any, batch: Batch, context: Context) -> StepResult:
-        recorded[-1] = (recorded[-1][0], batch)
-        return call(model, batch, context)
-
-    federation = Federation([client], Spy(Local(), step_inputs=inputs, gradients=gradients), training)
-    federation.run()
-    own = copy.deepcopy(model)
-    total = 0.0
-    for number in (1, 2):
-        name = training.optimizer
-        if name == "sgd":
-            optimizer: Any = torch.optim.SGD(
-                own.parameters(), 0.05, training.momentum, weight_decay=training.weight_decay
-            )
-        else:
-            kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-            optimizer = kind(own.parameters(), 0.05, weight_decay=training.weight_decay)
-        total = 0.0
-        for batch in [batch for round, batch in recorded if round == number]:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(own(batch.x), batch.y)
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * len(batch.y)
-    assert federation.clients[0].weights is not None
-    assert difference(federation.clients[0].weights, dict(own.state_dict()), 1e-5) is None
-    assert federation.history[-1]["train_loss"] == pytest.approx(total / 42, rel=1e-5)
 
 
 def test_dropout_repeats_and_differs_by_client_and_round() -> None:

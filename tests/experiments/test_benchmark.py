@@ -489,32 +489,3 @@ def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     assert found.failures == {"short, tuning: header_lr=0, seed 7": "no"}
     assert [row.name for row in found.settings[0].rows] == ["local", "fedproto"]
     assert "Not finished: short (fedgh); long." in (tmp_path / "out/results/benchmark.md").read_text()
-
-
-def test_a_variant_of_local_may_have_its_rate_tuned(tmp_path: Path) -> None:
-    """The row has the rate that validation chose; one with another rate is another row."""
-    (tmp_path / "plain.toml").write_text(RECIPE)
-    protocol = (
-        'title = "Rates"\nmethods = ["local-tuned"]\nseeds = [0]\ntuning_seeds = [7]\n'
-        '[variants.local-tuned]\nname = "local"\n'
-        '[settings.only]\nrecipe = "plain.toml"\n'
-        '[settings.only.tuning.local-tuned]\n"training.lr" = [0.0, 0.2]\n'
-    )
-    (tmp_path / "protocol.toml").write_text(protocol)
-    (found,) = benchmark(tmp_path, tmp_path / "out").settings
-    assert found.tuning["local-tuned"].chosen == {"training.lr": 0.2}
-    rates = {
-        name: tomllib.loads((tmp_path / f"out/only/{name}/seed-0/recipe.toml").read_text())["training"]["lr"]
-        for name in ("local", "local-tuned")
-    }
-    assert rates == {"local": 0.1, "local-tuned": 0.2}
-    tuned = found.row("local-tuned")
-    assert tuned is not None
-    assert tuned.hyperparameters["training.lr"] == 0.2
-    assert tuned.accuracy != found.rows[0].accuracy
-    again = {"out": tmp_path / "again", "results": tmp_path / "out" / "results"}
-    assert benchmark(tmp_path, **again).settings == (found,)
-    assert runs_in(tmp_path / "again") == set()
-    (tmp_path / "protocol.toml").write_text(protocol.replace("[0.0, 0.2]", "[0.0, 0.3]"))
-    benchmark(tmp_path, **again)
-    assert "only/local-tuned/seed-0" in runs_in(tmp_path / "again")

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.methods import FD
-from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, batch, federation, model_with, rounds, samples, worker
+from tests.helpers.toys import CLASSES, NETS, batch, federation, model_with, rounds, samples, softmax, worker
 
 MIXED = ["bn", "broad", "wide"]  # nothing alike but the classes
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
@@ -20,11 +18,6 @@ SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
 
 def members(classes=SOME):
     return [Client(MIXED[i % 3], samples(9 + i, i, own)) for i, own in enumerate(classes)]
-
-
-def softmax(f):
-    p = np.exp(f - f.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def outputs(client, weights, method):
@@ -133,12 +126,3 @@ def test_networks_with_more_scores_than_classes():
     assert second.down[0]["outputs"].shape == (2, 2)
     assert second.down[0]["outputs"].sum(1).numpy() == pytest.approx(np.ones(2), abs=1e-6)
     assert not second.record["refused"]
-
-
-def test_bytes_as_in_table_3_of_fedgh():
-    method = FD()
-    round = second_round(method, 10, 2, 6)  # client 5 has the classes of client 0
-    assert kib(method, round, 0) == "0.16"
-    assert sum(method.nbytes_in_paper(m[0]) for m in (round.down, round.up)) == 160
-    assert (nbytes(round.down[0]), nbytes(round.up[0])) == (4 * 2 * 11, 4 * 2 * 12)
-    assert method.nbytes_in_paper(round.down[1]) == 0  # nobody else has its classes

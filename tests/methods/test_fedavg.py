@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.core.client import Client
-from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import ConfigError
 from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep, Local
 from tests.helpers.toys import (
@@ -120,37 +119,6 @@ def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
     for number, architecture in enumerate(architectures):
         own = {name for name, t in NETS[architecture]().state_dict().items() if t.is_floating_point()}
         assert history[1].down[number]["model"].keys() == own
-
-
-def test_layer_wise_starts_alike_where_names_are_shared():
-    (round,) = rounds(FedAvg(), clients(["shallow", "deep"]), rounds=1)
-    shallow, deep = (round.down[i]["model"] for i in (0, 1))
-    assert shallow.keys() < deep.keys()
-    assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
-    start = ModelFactory(NETS, FedAvg().build, 0, torch.device("cpu")).initial_state("deep")
-    assert same(deep, start), "the largest architecture's tensors, however the others are named"
-
-
-def test_same_shape_never_mixes_architectures():
-    architectures, sizes = ["shallow", "wide", "shallow", "broad", "wide"], [4, 8, 12, 8, 4]
-    history = rounds(
-        FedAvg(aggregation="same-shape"), clients(architectures, sizes), rounds=2, lose=lambda r, i: i == 3
-    )
-    for round in history:
-        for architecture in set(architectures):
-            members = [i for i, a in enumerate(architectures) if a == architecture and i != 3]
-            after = round.after[f"model {architecture}"]
-            for name, value in after.items():
-                if members:
-                    expected = numpy_mean([round.trained[i] for i in members], [sizes[i] for i in members], name)
-                    np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
-                else:
-                    assert torch.equal(value, round.before[f"model {architecture}"][name])
-    # the other architectures' data make no difference to one's model
-    alone = rounds(
-        FedAvg(aggregation="same-shape"), clients(architectures[:1] * 3, sizes[:3]), rounds=1, lose=lambda r, i: i == 1
-    )
-    assert same(alone[0].after["model shallow"], history[0].after["model shallow"])
 
 
 def test_layer_wise_refuses_what_is_not_nested():

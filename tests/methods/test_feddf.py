@@ -89,18 +89,6 @@ def test_two_rounds_by_hand(weighting):
 # who answers, and which networks --------------------------------------------------------------------------------------
 
 
-def test_batchnorm_and_dropout_of_the_distilled_networks():
-    """Statistics move on with the server's steps; dropout is drawn from the run's own streams."""
-    method = FedDF(server_batch=5, server_steps=4)
-    before = torch.get_rng_state()
-    first, again = (played(method, ["dropout", "deep-bn"]) for _ in range(2))
-    assert torch.equal(before, torch.get_rng_state())
-    assert same(first[-1].after["model dropout"], again[-1].after["model dropout"])
-    sent = first[-1].up[0]["model"]["extractor.bn.running_mean"]
-    assert not torch.equal(first[-1].after["model dropout"]["extractor.bn.running_mean"], sent)
-    assert all(round.record["refused"] == [] for round in first)
-
-
 def test_a_lone_client_is_averaged_alone():
     """Its own scores are its own network's; Adam would take steps of full length along rounding errors."""
     (round,) = played(FedDF(**WHOLE), ["shallow"], rounds=1)

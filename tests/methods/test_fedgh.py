@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.methods import FedGH, fedgh
 from polyfed.models import zoo
-from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -35,19 +33,6 @@ def header(state):
 
 
 # ---- bytes (8.7)  ----
-
-
-def test_bytes_on_ten_classes_and_the_totals_of_table_3():
-    method = FedGH()
-    round = second_round(method, 10, 2, 10)
-    for i in range(10):
-        assert (nbytes(round.down[i]), nbytes(round.up[i])) == (20_040, 4_008)
-        assert kib(method, round, i) == "23.45"
-    record = round.record
-    assert record["bytes_down"] + record["bytes_up"] == 10 * 24_048
-    paper = record["bytes_down_paper"] + record["bytes_up_paper"]
-    assert paper == 10 * 24_008
-    assert f"{2 * paper / 1024:.2f}" == "468.91"  # KiB over the 2 rounds to 90 %
 
 
 # ---- the header  ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
@@ -61,21 +60,6 @@ def sources(features, pool):
         assert len(places) == 1, "a pair was torn apart, or sent by nobody"
         found.append(places[0])
     return found
-
-
-@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
-def test_who_receives_whose_pairs(client_fraction):
-    members = clients([*MIXED, "shallow", "deep"])
-    history = rounds(FedIN(), members, rounds=5, client_fraction=client_fraction)
-    senders = set()
-    for last, round in itertools.pairwise(history):
-        for i, message in round.down.items():
-            places = sources(message["features"], last.up)
-            assert len(places) == len(set(places)) == 4
-            assert i not in {sender for sender, _ in places}
-            senders |= {sender for sender, _ in places}
-        assert round.before.keys() >= {"pool"}
-    assert len(senders) > 2
 
 
 def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
@@ -392,18 +376,6 @@ def test_the_misfit_and_its_gradient_by_hand(number):
         inner = name.startswith("intermediate")
         (expected,) = torch.autograd.grad(local + loss if inner else local, p, retain_graph=True)
         torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
-
-
-def test_one_width_has_one_matrix_and_another_seed_another():
-    fed, other = (federation(projected(), clients([*UNEQUAL, "deep"]), seed=seed)[0] for seed in (0, 1))
-    for one in (fed, other):
-        held = [projected().common.matrices(worker(one, i)) for i in range(4)]
-        assert torch.equal(held[0]["p_in"], held[2]["p_in"])
-        assert torch.equal(held[0]["p_in"], held[3]["p_in"])
-        assert torch.equal(held[0]["p_out"], held[1]["p_out"])
-        assert held[1]["p_in"].shape == (4, 9)
-        assert not held[0]["p_in"].requires_grad
-    assert not torch.allclose(*(projected().common.matrices(worker(one, 0))["p_in"] for one in (fed, other)))
 
 
 def test_the_step_of_trained_matrices_by_hand(monkeypatch):

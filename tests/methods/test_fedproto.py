@@ -10,11 +10,9 @@ import torch
 
 import polyfed
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import nbytes
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto
 from tests.helpers.few_classes import SOME, class_means, members
-from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, worker
 
 
@@ -123,15 +121,3 @@ def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) 
 
 
 # bytes, refusals ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("classes", "present", "shown"), [(10, 2, "7.81"), (100, 10, "39.06")])
-def test_bytes_as_in_table_3_of_fedgh(classes: int, present: int, shown: str) -> None:
-    method = FedProto()
-    round = second_round(method, classes, present, 2)
-    for i in range(2):
-        assert kib(method, round, i) == shown
-        assert nbytes(round.up[i]) == 4 * present * (500 + 2)
-        assert nbytes(round.down[i]) == 4 * 2 * present * (500 + 1)  # with those of the other client
-    record = round.record
-    assert record["bytes_up_paper"] == record["bytes_down_paper"] == 2 * 4 * 500 * present

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.methods import FedAvg
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.split import SequentialSplit
-from tests.helpers.toys import CLASSES, INPUTS, clients, federation, rounds, same, worker
+from tests.helpers.toys import clients, federation, rounds, same, worker
 
 
 def linear() -> SequentialSplit:
@@ -136,20 +135,6 @@ def test_what_rests_rests_bit_for_bit(training: dict[str, Any]) -> None:
     for name in start:
         assert torch.equal(start[name], turn[name]) == (not name.startswith("head.")), name  # running statistics, too
         assert torch.equal(turn[name], end[name]) == name.startswith("head."), name
-
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
-    def headless() -> SequentialSplit:
-        body = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
-        return SequentialSplit(nn.Linear(INPUTS, 6), body, nn.Identity(), "headless", feature_dim=CLASSES)
-
-    runs = [
-        rounds(method, clients(["headless"] * 3, [6, 9, 14]), {"headless": headless}, rounds=3, client_fraction=0.7)
-        for method in (FedRep(weighting=weighting), FedAvg(weighting=weighting))
-    ]
-    for mine, plain in zip(*runs, strict=True):
-        assert same(extractor(mine), extractor(plain))
 
 
 def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.methods import Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
 from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
@@ -67,26 +66,6 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
     assert signs >= {-1.0, 1.0}
     assert (mask[0] != mask[1]).any(), "the two should keep different entries"
     assert 0.7 <= mask[0].mean() < 1 or every == 2
-
-
-class Whole(FedSelect):
-    """Everything is personal from the start, biases too."""
-
-    def receive(self, client: Client, message: Any) -> Any:
-        ones = {n: torch.ones_like(p, dtype=torch.bool) for n, p in client.model.named_parameters()}
-        return {
-            "personal": ones,
-            "shared": {n: ~m for n, m in ones.items()},
-            "rows": torch.arange(client.n),
-            "mask is new": 0,
-        }
-
-
-def test_with_everything_personal_it_is_local() -> None:
-    members = clients(["shallow", "deep"], [8, 14])
-    mine = rounds(Whole(), members, rounds=3, momentum=0.9, weight_decay=0.1)
-    alone = rounds(Local(), members, rounds=3, momentum=0.9, weight_decay=0.1)
-    assert all(same(mine[-1].weights[i], alone[-1].weights[i]) for i in (0, 1))
 
 
 def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import LGFedAvg
 from polyfed.models import adapt
 from polyfed.models.split import SequentialSplit
-from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, federation, net, numpy_mean, rounds
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
@@ -85,15 +83,6 @@ def test_heads_of_other_names_are_one_head():
     heads = [{"bias": round.trained[i][name]} for i, name in enumerate(mine)]
     assert round.after["shared"]["head.bias"].numpy() == pytest.approx(numpy_mean(heads, [12, 5, 9], "bias"), abs=1e-6)
     assert all(set(message["shared"]) == {"head.weight", "head.bias"} for message in round.down.values())
-
-
-@pytest.mark.parametrize(("classes", "present", "shown"), [(10, 2, "39.14"), (100, 10, "391.41")])
-def test_bytes_as_in_table_3_of_fedgh(classes, present, shown):
-    method = LGFedAvg()
-    round = second_round(method, classes, present, 2)
-    for i in range(2):
-        assert kib(method, round, i) == shown
-        assert nbytes(round.up[i]) == nbytes(round.down[i]) == 4 * (500 * classes + classes)
 
 
 def test_heads_of_other_shapes_are_refused_before_round_1():

@@ -8,26 +8,12 @@ from torch import Tensor
 
 import polyfed as pf
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Requirements
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.methods.building_blocks import weight_averaging as averaging
-from polyfed.methods.building_blocks.weight_averaging import Aggregation, requirements
+from polyfed.methods.building_blocks.weight_averaging import Aggregation
 from polyfed.testing import ConformanceKit
-
-
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        (pf.methods.FedAvg(), requirements("layer-wise")),
-        (pf.methods.FedAvg(aggregation="same-shape"), requirements("same-shape")),
-        (pf.methods.SCAFFOLD(aggregation="same-shape"), requirements("same-shape")),
-    ],
-)
-def test_methods_ask_for_what_their_aggregation_needs(method: pf.Method, expected: Requirements) -> None:
-    assert method.requirements == expected
-
 
 # the shared model -------------------------------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ from torch import Tensor
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
+from polyfed.core.message import clone, nbytes
 from polyfed.core.settings import Privacy
-from polyfed.data.samples import LabeledSamples
 from polyfed.engine.run import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
+from polyfed.methods.own_plus_common import _best_weight
 from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import regression
 from tests.helpers.toys import CLASSES, federation, rounds, same, samples, worker
@@ -70,15 +70,6 @@ def test_in_between_it_adds_log_probabilities() -> None:
         torch.testing.assert_close(found, 0.2 * own + 0.8 * common, rtol=1e-9, atol=1e-9)
 
 
-def chosen(y: Tensor, network: Tensor, common: Tensor) -> float:
-    """The weight of a client whose network and whose common model give these scores of its validation rows."""
-    fed, _ = federation(SMALL, [Client("shallow", samples(9, 0), None, LabeledSamples(torch.zeros(len(y), 4), y))])
-    client = worker(fed, 0)
-    client.state["scores of validation rows"] = common
-    client.model.forward = lambda x: network[: len(x)]
-    return SMALL._choose_weight(client)
-
-
 def scores_of(predicted: Tensor, sure: float) -> Tensor:
     return F.log_softmax(sure * F.one_hot(predicted, CLASSES).double(), dim=1)
 
@@ -86,13 +77,19 @@ def scores_of(predicted: Tensor, sure: float) -> Tensor:
 def test_validation_rows_choose_the_network_only_where_it_is_surely_better() -> None:
     y = torch.arange(40) % CLASSES
     right, wrong = scores_of(y, 3.0), scores_of((y + 1) % CLASSES, 3.0)
-    some = scores_of(torch.where(torch.arange(40) < 38, y, (y + 1) % CLASSES), 3.0)
-    assert chosen(y, right, right) == 0.8
-    assert chosen(y, right, wrong) == 0.0
-    assert chosen(y, wrong, right) == 0.8  # which has it right, too
-    assert chosen(y, 9 * wrong, right) == 1.0
-    assert chosen(y, right, some) < 0.8
-    assert chosen(y[37:39], right[37:39], some[37:39]) == 0.8  # too few rows to tell
+    assert _best_weight(right, right, y) == 0.8
+    assert _best_weight(right, wrong, y) == 0.0
+    assert _best_weight(wrong, right, y) == 0.8  # which has it right, too
+    assert _best_weight(9 * wrong, right, y) == 1.0
+
+
+@pytest.mark.parametrize("rows", range(2, 40))
+def test_one_row_is_not_more_than_one_standard_error_and_two_of_many_are(rows: int) -> None:
+    y = torch.arange(rows) % CLASSES
+    for missed in (1, 2):
+        common = scores_of(torch.where(torch.arange(rows) < missed, (y + 1) % CLASSES, y), 3.0)
+        found = _best_weight(scores_of(y, 3.0), common, y)
+        assert (found < 0.8) == (missed > 1)
 
 
 def test_the_weight_is_that_of_the_network_and_the_common_model_at_the_end() -> None:
@@ -102,10 +99,23 @@ def test_the_weight_is_that_of_the_network_and_the_common_model_at_the_end() -> 
     for number, client in enumerate(fed.clients):
         again = worker(fed, number)
         again.model.load_state_dict(done.models[number].network.state_dict())
-        again.state["scores of validation rows"] = method._common(client.data.validation.x, client.state)
-        assert float(client.state["weight"]) == method._choose_weight(again)
+        again.state.pop("weight")
+        method._choose_weight(again)
+        assert torch.equal(client.state["weight"], again.state["weight"])
         assert "scores of validation rows" not in client.state
     assert min(float(client.state["weight"]) for client in fed.clients) < 0.8
+
+
+def test_classes_that_nobody_has_sent_rows_of_are_judged_by_the_network() -> None:
+    fed, _ = federation(SMALL, members())
+    done = fed.run()
+    client = fed.clients[2]  # has rows of all classes
+    others = clone(client.state)
+    others["solution"]["counts"][1] = 0  # type: ignore[index]
+    x, network = client.data.test.x, done.models[2].network
+    with torch.no_grad():
+        own = F.log_softmax(network(x).double(), dim=1)
+    torch.testing.assert_close(SMALL.predict(network, x, others)[:, 1], own[:, 1], rtol=1e-6, atol=1e-6)
 
 
 def test_classes_that_a_client_lacks_are_predicted_by_the_common_model_alone() -> None:

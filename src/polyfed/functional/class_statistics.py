@@ -55,11 +55,11 @@ def subtract(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[st
 
 
 def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
-    """Whether so many rows can have these sums: nothing varies by less than nothing within a class.
+    """Whether so many rows can have these sums: nothing varies by less than nothing within a class, no rows sum to 0.
 
     Where that holds of all that is added up, `discriminant` and `ridge` have a solution.
     """
-    if int(sums["counts"].sum()) != rows:
+    if int(sums["counts"].sum()) != rows or bool(sums["sums"][sums["counts"] == 0].any()):
         return False
     if "products" not in sums:
         return bool((sums["sums"] >= 0).all())  # counts of words

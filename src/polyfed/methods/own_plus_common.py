@@ -29,11 +29,12 @@ from torch import Tensor
 from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_tensor
-from polyfed.core.method import Context, Exchange, Method, Requirements, hyperparameters
+from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.methods.closed_form import ClosedForm
 
 _WEIGHT = 0.8  # v where nothing speaks for another
 _OTHER_WEIGHTS = (0.0, 0.2, 0.5, 1.0)
+_FEWEST = 2  # validation rows by which a standard error is known
 _LAST = "last"
 _VALIDATED = "scores of validation rows"  # the common model's, kept as long as it is the same
 
@@ -73,52 +74,62 @@ class OwnPlusCommon(ClosedForm):
         solution = super()._solve(sums, classes)
         if self.control == "none":
             return solution
-        return {name: tensor.roll(1, dims=-1) for name, tensor in solution.items()}
+        return {name: tensor if name == "counts" else tensor.roll(1, dims=-1) for name, tensor in solution.items()}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
-        if self.weight is None and "solution" in client.state and len(client.data.validation):
-            if "solution" in message or _VALIDATED not in client.state:
-                client.state[_VALIDATED] = self._scores_of_validation(client, lambda x: self._common(x, client.state))
-            client.state["weight"] = torch.tensor(self._choose_weight(client), dtype=torch.float64)
-        if client.exchange == _LAST:
-            client.state.pop(_VALIDATED, None)  # models that are handed out have no need of it
+        if "solution" in message:
+            client.state.pop(_VALIDATED, None)
+            self._choose_weight(client)
         return context
 
-    def _choose_weight(self, client: Client) -> float:
-        """v_k by validation rows."""
-        y = client.data.validation.y
-        own = self._scores_of_validation(client, lambda x: _log_probabilities(client.model(x), client.classes))
-        common = get_tensor(client.state, _VALIDATED)
-        usual = _errors(_add(own, common, _WEIGHT), y)
-        best, most = _WEIGHT, 0.0
-        for weight in _OTHER_WEIGHTS:
-            gained = usual - _errors(_add(own, common, weight), y)
-            standard_error = float(gained.std()) / len(y) ** 0.5
-            mean = float(gained.mean())
-            if mean > max(standard_error, most):
-                best, most = weight, mean
-        return best
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        self._choose_weight(client)
+        if client.exchange == _LAST:
+            client.state.pop(_VALIDATED, None)  # models that are handed out have no need of it
+        return super().upload(client, trained)
 
-    def _scores_of_validation(self, client: Client, scores: Callable[[Tensor], Tensor]) -> Tensor:
+    def _choose_weight(self, client: Client) -> None:
+        """v_k for the network and the common model of now, by validation rows, where there are enough."""
+        rows = client.data.validation
+        is_fixed = self.weight is not None or self.prior == "federation"
+        if is_fixed or "solution" not in client.state or len(rows) < _FEWEST:
+            return
+        if _VALIDATED not in client.state:
+            client.state[_VALIDATED] = self._scores_of(client, lambda x: self._common(x, client.state))
+        own = self._scores_of(client, lambda x: self._own(client.model, x, client.state))
+        common = _known_or_own(own, get_tensor(client.state, _VALIDATED), client.state)
+        chosen = _best_weight(own, common, rows.y)
+        client.state["weight"] = torch.tensor(chosen, dtype=torch.float64)
+
+    def _scores_of(self, client: Client, scores: Callable[[Tensor], Tensor]) -> Tensor:
         return inference.map_batches(scores, client.model, client.data.validation, client.prepare)
 
     def _common(self, x: Tensor, context: Context) -> Tensor:
         """t: log probabilities (N, C) of the common model, or numbers (N, 1); float64, on the CPU."""
         return ClosedForm.predict(self, None, x, context)
 
+    def _own(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Log probabilities (N, C) of the network, or numbers (N, 1); float64, on the CPU."""
+        scores: Tensor = model(x).cpu().double()
+        counts = context["solution"].get("counts")
+        return scores if counts is None else torch.log_softmax(scores[:, : len(counts)], dim=1)
+
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before there is a common model, and with v = 0, what the network gives."""
+        has_common = "solution" in context
+        if has_common and self.prior == "federation":
+            return self._common(x, context)
         weight = float(context.get("weight", _WEIGHT)) if self.weight is None else self.weight
-        if "solution" not in context or not weight:
+        if not has_common or not weight:
             scores: Tensor = model(x)
             return scores
         common = self._common(x, context)
-        if weight == 1 or self.prior == "federation":
+        if weight == 1:
             return common
-        classes = common.shape[1] if "counts" in context["solution"] else 0
-        return _add(_log_probabilities(model(x), classes), common, weight)
+        own = self._own(model, x, context)
+        return _add(own, _known_or_own(own, common, context), weight)
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
@@ -130,10 +141,27 @@ class OwnPlusCommon(ClosedForm):
         }
 
 
-def _log_probabilities(scores: Tensor, classes: int) -> Tensor:
-    """A network's scores as log probabilities of so many classes, as they are for numbers; float64, on the CPU."""
-    exact = scores.cpu().double()
-    return torch.log_softmax(exact[:, :classes], dim=1) if classes else exact
+def _known_or_own(own: Tensor, common: Tensor, context: Context) -> Tensor:
+    """The common model's scores; of a client's classes that nobody else has sent rows of yet, its network's."""
+    counts = context["solution"].get("counts")
+    if counts is None:
+        return common
+    is_unknown = (counts.cpu() == 0) & (context["own counts"].cpu() > 0)
+    return torch.where(is_unknown, own, common)
+
+
+def _best_weight(own: Tensor, common: Tensor, y: Tensor) -> float:
+    """The usual weight, or the best of those by which more than one standard error fewer rows are wrong."""
+    usual = _errors(_add(own, common, _WEIGHT), y)
+    best, most = _WEIGHT, 0.0
+    for weight in _OTHER_WEIGHTS:
+        gained = usual - _errors(_add(own, common, weight), y)
+        standard_error = float(gained.std()) / len(y) ** 0.5
+        mean = float(gained.mean())
+        # a single row gained is one standard error: not more, however it is rounded
+        if mean > max((1 + 1e-9) * standard_error, most):
+            best, most = weight, mean
+    return best
 
 
 def _add(own: Tensor, common: Tensor, weight: float) -> Tensor:

@@ -271,13 +271,6 @@ def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, erro
     assert ended.value.code == status
 
 
-def recipe_inputs() -> Any:
-    """Two images as a network takes them."""
-    import torch
-
-    return torch.zeros(2, 1, 8, 8)
-
-
 # In a process of its own
 
 

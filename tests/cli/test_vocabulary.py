@@ -50,10 +50,6 @@ OTHERS = {  # a function's parameter that is no option -> why
     "choices": "FigureOptions, whose fields are options",
     "local": "sweep: False where a benchmark tunes, which runs Local once for all",
 }
-SPELLED = {  # option -> parameter, where a shell needs another word
-    "set": "overrides: one setting a time, as KEY=VALUE",
-    "logger": "loggers: one a time",
-}
 TRAINING = ("run", "compare", "sweep", "benchmark", "check")
 
 

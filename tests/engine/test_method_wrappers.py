@@ -108,9 +108,6 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
     assert same(resumed, kit.run(alone(method), four))
 
 
-# bytes ------------------------------------------------------------------------------------------------------------
-
-
 # refused before round 1 -------------------------------------------------------------------------------------------
 
 

@@ -78,17 +78,6 @@ def test_off_draws_nothing_and_says_so() -> None:
         ]
 
 
-def test_probabilities_of_nought_are_off() -> None:
-    plain, zeros = (
-        ran(FedAvg()),
-        ran(FedAvg(), Availability(dropout_rate=0.0, dropout_stage="after", delay_rate=0.0, delay_rounds=3)),
-    )
-    assert difference(all_state(plain), all_state(zeros)) is None
-    assert records(plain) == records(zeros)
-    assert plain.settings == zeros.settings
-    assert "availability" not in zeros.settings
-
-
 def selections(settings: Availability, count: int, seed: int) -> Callable[[int], Round]:
     """Number of a round -> who is present, unreachable, silenced and late in it."""
 

@@ -20,6 +20,7 @@ from polyfed.core.modules import export_state
 from polyfed.engine import checkpoint
 from polyfed.engine.run_folder import RunFolder, why_not_longer
 from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
@@ -40,13 +41,16 @@ FINAL = {"method": {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}}
 AVERAGE = {"method": {"name": "fedhenn-homogeneous", "alignment_data": {"size": 10}, "final_average": True}}
 
 
-def recipe(rounds: int, **sections: Mapping[str, Any]) -> Recipe:
-    """Sections are laid over the settings; a method replaces the method."""
-    laid = {name: {**SETTINGS.get(name, {}), **table} for name, table in sections.items() if name != "method"}
-    method = {"method": sections["method"]} if "method" in sections else {}
-    settings = {**SETTINGS, **laid, **method}
-    settings["training"] = {**settings["training"], "rounds": rounds}
+def laid(base: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], **last: Mapping[str, Any]) -> Recipe:
+    """Sections are laid over the settings, and others over these; a method replaces the method."""
+    settings = dict(base)
+    for name, table in [*sections.items(), *last.items()]:
+        settings[name] = table if name == "method" else {**settings.get(name, {}), **table}
     return Recipe.from_dict(settings)
+
+
+def recipe(rounds: int, **sections: Mapping[str, Any]) -> Recipe:
+    return laid(SETTINGS, sections, training={"rounds": rounds})
 
 
 @functools.cache
@@ -294,10 +298,7 @@ SETTINGS_KEPT: Mapping[str, Any] = {
 
 
 def recipe_kept(keep: str = "best", **sections: Mapping[str, Any]) -> Recipe:
-    laid = {name: {**SETTINGS_KEPT.get(name, {}), **table} for name, table in sections.items() if name != "method"}
-    method = {"method": sections["method"]} if "method" in sections else {}
-    settings = {**SETTINGS_KEPT, **laid, **method}
-    return Recipe.from_dict({**settings, "run": {**settings["run"], "keep": keep}})
+    return laid(SETTINGS_KEPT, sections, run={"keep": keep})
 
 
 @pytest.fixture(scope="module")
@@ -313,21 +314,12 @@ def models(folder: Path | None) -> dict[str, bytes]:
 
 def until(rounds: int, folder: Path) -> dict[str, bytes]:
     """The models of a run of the same plan that was stopped after a round."""
-    federation = pf.Recipe.from_dict(recipe_kept("last").to_dict())
-    from polyfed.experiments.build import build_federation
-
-    made = build_federation(federation, loggers=[Interrupt(rounds)])
+    made = build_federation(recipe_kept("last"), loggers=[Interrupt(rounds)])
     with pytest.raises(RunInterrupted):
         made.run()
-    made.write_models(_folder(folder))
+    folder.mkdir()
+    made.write_models(RunFolder(folder))
     return models(folder)
-
-
-def _folder(path: Path) -> Any:
-    from polyfed.engine.run_folder import RunFolder
-
-    path.mkdir()
-    return RunFolder(path)
 
 
 def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
@@ -369,8 +361,6 @@ def test_killed_at_any_checkpoint_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: pf.Run
 ) -> None:
     """As by a power cut right after a checkpoint was written."""
-    from polyfed.engine import checkpoint
-
     write, written = checkpoint.write, []
 
     def dies(folder: Path, snapshot: Any, *best: Any) -> None:
@@ -439,8 +429,7 @@ RECORDS = {"recipe.toml", "result.json", "rounds.jsonl"}
 
 
 def recipe_nothing(keep: str = "nothing", rounds: int = 4) -> Recipe:
-    training = {**SLIM["training"], "rounds": rounds}
-    return Recipe.from_dict({**SLIM, "training": training, "run": {"keep": keep, "checkpoint_every": 1}})
+    return laid(SLIM, {}, training={"rounds": rounds}, run={"keep": keep, "checkpoint_every": 1})
 
 
 def figures(folder: Path) -> dict[str, Any]:

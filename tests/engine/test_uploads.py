@@ -36,17 +36,16 @@ from polyfed.methods import (
     HeteroFL,
     HomogeneousFedHeNN,
 )
-from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
+from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
 from tests.helpers.interrupt import Interrupt
-from tests.helpers.quick import others_slow
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
-HALVES, BYTES = Compression(dtype="float16"), Compression(dtype="int8")
+BYTES = Compression(dtype="int8")
 FEW = Compression(top_k_fraction=0.1)
 ALL = {
     "privacy": Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01),
@@ -82,16 +81,24 @@ def watched(method: Method, **options: Any) -> list[tuple[Message, Message]]:
 # off ----------------------------------------------------------------------------------------------------------------
 
 
+OFF: dict[str, Any] = {
+    "privacy": Privacy(),
+    "compression": Compression(top_k_fraction=1.0, error_feedback=False),
+    "robust_aggregation": RobustAggregation(),
+    "adversaries": Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
+    "availability": Availability(dropout_rate=0.0, dropout_stage="after", delay_rate=0.0, delay_rounds=3),
+}
+
+
 def test_off_is_as_if_there_were_no_such_settings() -> None:
-    plain, off = (
-        ran(FedAvg()),
-        ran(FedAvg(), privacy=Privacy(), compression=Compression(top_k_fraction=1.0, error_feedback=False)),
-    )
+    plain, off = ran(FedAvg()), ran(FedAvg(), **OFF)
     assert difference(all_state(plain), all_state(off)) is None
     assert records(plain) == records(off)
     assert plain.settings == off.settings
-    assert not {"privacy", "compression"} & (plain.settings.keys() | plain.facts.keys())
-    assert "bytes_up_uncompressed" not in plain.history[0]
+    assert plain.facts == off.facts
+    assert not {*OFF, "adversarial_clients"} & (plain.settings.keys() | plain.facts.keys())
+    assert not {*OFF, "bytes_up_uncompressed"} & plain.history[0].keys()
+    assert "clients" not in plain.facts["evaluation"]
 
 
 # bytes --------------------------------------------------------------------------------------------------------------
@@ -113,35 +120,6 @@ def test_bytes_are_those_that_travel() -> None:
         assert by_client == [int8_bytes(message) for message in own]
         assert record["bytes_up"] == sum(by_client) < 0.45 * before["bytes_up"]
         assert record["bytes_down"] == before["bytes_down"]
-
-
-# bounds -------------------------------------------------------------------------------------------------------------
-
-
-# who agrees ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [FedAvg(), pytest.param(FedIN(), marks=pytest.mark.slow)])
-def test_workers_give_the_serial_result(method: Method) -> None:
-    serial, pool = (
-        ran(method, **ALL, executor=name, workers=count) for name, count in (("serial", 1), ("processes", 2))
-    )
-    assert difference(all_state(serial), all_state(pool)) is None
-    assert records(serial) == records(pool)
-    assert "unsent model" in serial.clients[0].state
-
-
-def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    straight = ran(FedAvg(), THREE, **ALL)
-    with pytest.raises(RunInterrupted):
-        ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", loggers=[Interrupt(2)])
-    resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
-    resumed.run(resume=True)
-    assert difference(all_state(straight), all_state(resumed)) is None
-    assert records(straight) == records(resumed)
-    other = among(FedAvg()).federation(FedAvg(), THREE, compression=HALVES, out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds another recipe's run"):
-        other.run(resume=True)
 
 
 def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,17 +212,20 @@ def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
 
 # the page -----------------------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "uploads.md").read_text(encoding="utf-8")
+
+def told_of_methods(page: str, heading: str) -> dict[str, list[str]]:
+    """Method -> the further cells of its row, in the table that begins so."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    rows = [line.strip("|").split("|") for line in text.partition(heading)[2].partition("\n\n")[0].splitlines()]
+    every = {name: [c.strip() for c in cells] for names, *cells in rows for name in names.strip().split(", ")}
+    return {name: cells for name, cells in every.items() if name in METHODS}
 
 
 def test_the_page_names_every_method_as_it_is() -> None:
-    told = {}
-    for line in PAGE.partition("| method | top_k_fraction |")[2].partition("\n\n")[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        told |= {name: cells[1:3] for name in cells[0].split(", ") if name in METHODS}
+    told = told_of_methods("uploads.md", "| method | top_k_fraction |")
     for name, kind in METHODS.items():
         method = kind()
-        share, bound = told.pop(name)
+        share, bound, *_ = told.pop(name)
         silent = method.card.up == "nothing"
         thins = bool(set(method.card.delta_entries) - method.fixed_entries.keys())
         assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.fixed_entries)), (
@@ -265,57 +246,18 @@ COLLUDE: dict[str, Any] = {
 }
 
 
-def uploaded(**options: Any) -> dict[int, tuple[Message, Message]]:
-    """Of the first round of FedAvg, by client: what came down, and what came up."""
-    down: dict[int, Message] = {}
-    up: dict[int, Message] = {}
-
-    def receive(call: Callable[..., Any], client: Client, message: Message) -> Any:
-        down.setdefault(client.id, message)
-        return call(client, message)
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        up.update(uploads)
-        call(server, uploads)
-
-    one = Training(rounds=1, batch_size=8, lr=0.1)
-    among(FedAvg()).run(Spy(FedAvg(), receive=receive, aggregate=aggregate), one, **options)
-    return {i: (down[i], up[i]) for i in up}
-
-
 def hostile(federation: Federation) -> dict[int, str]:
     return {int(i): kind for i, kind in federation.facts["adversarial_clients"].items()}
-
-
-# off ----------------------------------------------------------------------------------------------------------------
-
-
-def test_without_adversaries_and_rules_it_is_as_if_there_were_no_such_settings() -> None:
-    plain, off = (
-        ran(FedAvg()),
-        ran(
-            FedAvg(),
-            robust_aggregation=RobustAggregation(),
-            adversaries=Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
-        ),
-    )
-    assert difference(all_state(plain), all_state(off)) is None
-    assert records(plain) == records(off)
-    assert plain.settings == off.settings
-    assert plain.facts == off.facts
-    assert not {"robust_aggregation", "adversaries", "adversarial_clients"} & plain.facts.keys()
-    assert not {"robust_aggregation", "adversaries"} & plain.history[0].keys()
-    assert "clients" not in plain.facts["evaluation"]
 
 
 # hostile clients ----------------------------------------------------------------------------------------------------
 
 
 def test_signs_are_flipped_on_the_way_and_the_others_send_what_they_did() -> None:
-    before, after = uploaded(), uploaded(adversaries=SIGNS)
+    before, after = watched(FedAvg()), watched(FedAvg(), adversaries=SIGNS)
     bad = hostile(among(FedAvg()).federation(FedAvg(), TWO, adversaries=SIGNS))
     assert list(bad.values()) == ["sign_flip"] * 2
-    for i, (down, up) in before.items():
+    for i, (down, up) in enumerate(before[:6]):  # of round 1
         start = flatten(down)
         for name, sent in flatten(up).items():
             if i in bad and name in start:
@@ -419,36 +361,37 @@ def test_an_upload_beyond_the_bound_is_refused_and_named_and_the_run_goes_on() -
 # who agrees ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", others_slow([ALL_ROBUST, COLLUDE], quick=[ALL_ROBUST]), ids=["alone", "colluding"])
-def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
-    world = among(FedAvg(), one=options is COLLUDE)
-    straight = world.run(FedAvg(), THREE, **options)
-    pool = world.run(FedAvg(), THREE, **options, executor="processes", workers=2)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (FedAvg(), ALL),
+        (FedAvg(), ALL_ROBUST),
+        pytest.param(FedIN(), ALL, marks=pytest.mark.slow),
+        pytest.param(FedAvg(), COLLUDE, marks=pytest.mark.slow),
+    ],
+)
+def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, method: Method, options: dict[str, Any]) -> None:
+    world = among(method, one=options is COLLUDE)
+    straight = world.run(method, THREE, **options)
+    pool = world.run(method, THREE, **options, executor="processes", workers=2)
     with pytest.raises(RunInterrupted):
-        world.run(FedAvg(), THREE, **options, out=tmp_path / "run", loggers=[Interrupt(2)])
-    resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
+        world.run(method, THREE, **options, out=tmp_path / "run", loggers=[Interrupt(2)])
+    resumed = world.federation(method, THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
+    assert ("unsent model" in straight.clients[0].state) == (options is ALL)
     for other in (pool, resumed):
         assert difference(all_state(straight), all_state(other)) is None
         assert records(straight) == records(other)
-    unlike = world.federation(FedAvg(), THREE, robust_aggregation=options["robust_aggregation"], out=tmp_path / "run")
+    unlike = world.federation(method, THREE, **dict([*options.items()][1:]), out=tmp_path / "run")
     with pytest.raises(ConfigError, match="holds another recipe's run"):
         unlike.run(resume=True)
 
 
-# recipes and folders ------------------------------------------------------------------------------------------------
-
-
 # the page -----------------------------------------------------------------------------------------------------------
-
-PAGE_ROBUST = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text(encoding="utf-8")
 
 
 def test_the_page_on_robustness_names_every_method_as_it_is() -> None:
-    told = {}
-    for line in PAGE_ROBUST.partition("| method | rules |")[2].partition("\n\n")[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        told |= {name: cells[1] for name in cells[0].split(", ") if name in METHODS}
+    told = {name: cells[0] for name, cells in told_of_methods("robustness.md", "| method | rules |").items()}
     expected = {name: "no" if kind().fixed_entries else "yes" for name, kind in METHODS.items()}
     expected |= {
         name: "geometric_median, multi_krum, norm_clipping"

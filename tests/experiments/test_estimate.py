@@ -66,10 +66,6 @@ def federation(method: Any, clients: int = 6, rows: int = 12, **training: Any) -
     )
 
 
-def checked(**training: Any) -> CostEstimate:
-    return estimate_costs(federation(Local(), **training))
-
-
 def test_networks_that_change_from_round_to_round(recipe: Path) -> None:
     """HeteroFL's clients draw a width in every round: who is measured in round 2 had another in round 1."""
     found = check(recipe, method="heterofl", overrides=["models.architectures=['digits-cnn2']", "data.num_clients=8"])

@@ -228,13 +228,6 @@ def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() 
 # ---- the figure ----
 
 
-def shapes(table: Any, folder: Path) -> str:
-    """The figure as SVG."""
-    png, svg = draw(table, folder)
-    assert png.read_bytes()[:4] == b"\x89PNG"
-    return svg.read_text()
-
-
 # ---- refused before anything is written ----
 
 

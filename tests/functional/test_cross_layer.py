@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyfed.functional import cross_layer
-from polyfed.functional.cross_layer import blocks, correct_updates, last_blocks, place, shallow_references
+from polyfed.functional.cross_layer import correct_updates, last_blocks, place, shallow_references
 from polyfed.models import zoo
 
 
@@ -63,21 +63,13 @@ def test_a_kernel_without_an_update_is_left_alone():
     assert correct_updates(g_k, g_0).dtype == g_k.dtype
 
 
-def test_blocks_of_a_resnet():
-    weights = zoo.build("resnet22", (3, 32, 32), 10).state_dict()
-    stages = blocks(weights)
-    assert {stage: list(members) for stage, members in stages.items()} == {
-        "intermediate.stage1.": [0, 1],
-        "intermediate.stage2.": [0, 1],
-        "intermediate.stage3.": [0, 1, 2],
-        "intermediate.stage4.": [0, 1, 2],
-    }
-    assert stages["intermediate.stage3."][2]["conv1.weight"] == "intermediate.stage3.2.conv1.weight"
+def zoo_weights(name):
+    with torch.device("meta"):
+        return zoo.build(name, (3, 32, 32), 10).state_dict()
 
 
 def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
-    with torch.device("meta"):
-        weights = zoo.build("resnet22", (3, 32, 32), 10).state_dict()
+    weights = zoo_weights("resnet22")
     found = shallow_references(weights)
     assert len(found) == 2 * (1 + 1 + 2 + 2)
     for name, reference in found.items():
@@ -85,9 +77,8 @@ def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
         assert block != "0"
         assert reference == f"intermediate.{stage}.0.conv2.weight"
         assert weights[name].shape == weights[reference].shape
-    with torch.device("meta"):
-        assert shallow_references(zoo.build("resnet10", (3, 32, 32), 10).state_dict()) == {}
-        assert shallow_references(zoo.build("fedgh-cnn1", (3, 32, 32), 10).state_dict()) == {}
+    assert shallow_references(zoo_weights("resnet10")) == {}
+    assert shallow_references(zoo_weights("fedgh-cnn1")) == {}
 
 
 def test_no_reference_across_shapes_and_no_1_x_1():
@@ -101,11 +92,6 @@ def test_no_reference_across_shapes_and_no_1_x_1():
         "fc.1.linear.weight": torch.zeros(4, 4),
     }
     assert shallow_references(weights) == {"body.2.conv.weight": "body.0.conv.weight"}
-
-
-def zoo_weights(name):
-    with torch.device("meta"):
-        return zoo.build(name, (3, 32, 32), 10).state_dict()
 
 
 def test_last_blocks_of_the_resnets():

@@ -118,6 +118,3 @@ def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) 
         scores = found.method.predict(found.network, x, found.state)
         z = found.network.represent(x)  # type: ignore[operator]
     assert scores.argmax(1).tolist() == labels[torch.cdist(z, prototypes).argmin(1)].tolist()
-
-
-# bytes, refusals ----------------------------------------------------------------------------------------------------

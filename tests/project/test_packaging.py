@@ -28,8 +28,6 @@ DEMO = (
     " --methods local,fedavg,fedin,fedhenn,fedgh --seeds 0 --out runs/quickstart"
 )
 
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-
 
 def pins() -> dict[str, str]:
     """constraints.txt as name -> version; fails on any line that is not a pin."""

@@ -105,8 +105,8 @@ def test_p_values_are_those_of_scipy() -> None:
     found = comparisons([setting(ROWS)], [["sure", "local"], ["local", "lucky"]])
     for one, (upper, lower) in zip(found, [(ROWS[2], ROWS[0]), (ROWS[0], ROWS[1])], strict=True):
         expected = ttest_rel([*upper["accuracy"].values()], [*lower["accuracy"].values()]).pvalue
-        assert one.p_value == pytest.approx(float(expected))
-    assert [one.adjusted for one in found] == pytest.approx(holm([one.p_value or 0.0 for one in found]))
+        assert one.gain.p_value == pytest.approx(float(expected))
+    assert [one.adjusted for one in found] == pytest.approx(holm([one.gain.p_value or 0.0 for one in found]))
     assert Estimate.of({0: 0.1, 1: 0.1, 2: 0.1}).p_value == 0.0
     assert Estimate.of({0: 0.0, 1: 0.0, 2: 0.0}).p_value == 1.0
     assert Estimate.of({0: 0.1, 1: 0.2}).p_value is None, "too few seeds to say"

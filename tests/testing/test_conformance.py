@@ -12,54 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed import testing
-from polyfed.methods import (
-    FD,
-    FIARSE,
-    FML,
-    MOON,
-    SCAFFOLD,
-    ClosedForm,
-    DepthFL,
-    FedAvg,
-    FedDF,
-    FedDPA,
-    FedET,
-    FedFomo,
-    FedGen,
-    FedGH,
-    FedHeNN,
-    FedIN,
-    FedKD,
-    FedKWAZ,
-    FedL2G,
-    FedLoRA,
-    FedMD,
-    FedMRL,
-    FedNova,
-    FedOpt,
-    FedORGP,
-    FedProto,
-    FedProx,
-    FedRE,
-    FedRep,
-    FedRolex,
-    FedSA,
-    FedSAF,
-    FedSelect,
-    FedTGP,
-    FjORD,
-    HeteroFL,
-    HomogeneousFedHeNN,
-    InclusiveFL,
-    InCoAvg,
-    LGFedAvg,
-    Local,
-    LocalMutual,
-    OwnPlusCommon,
-    ProtoNorm,
-    ScaleFL,
-)
+from polyfed import methods, testing
 from polyfed.models.split import SequentialSplit
 from polyfed.registry import METHODS
 from polyfed.testing import ChangedValue, Reduction
@@ -71,12 +24,25 @@ IN_ORDER = dict.fromkeys(
 )
 
 
+def log_softmax(scores: Any) -> Any:
+    """Of a tensor or an array, in float64 and numpy."""
+    scores = scores.detach().double().numpy() if isinstance(scores, torch.Tensor) else scores
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def of_labels(log_p: Any, y: Any) -> float:
+    """Cross-entropy of log probabilities."""
+    return float(-log_p[np.arange(len(y)), y.numpy()].mean())
+
+
+def divergence(log_p: Any, log_q: Any) -> float:
+    """KL(p || q), summed over classes."""
+    return float((np.exp(log_p) * (log_p - log_q)).sum(1).mean())
+
+
 def cross_entropy(model: Any, batch: Any, context: Any) -> float:
-    """In float64 and numpy, from the logits."""
-    logits = model(batch.x).detach().double().numpy()
-    logits -= logits.max(axis=1, keepdims=True)
-    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return float(-log_p[np.arange(len(batch.y)), batch.y.numpy()].mean())
+    return of_labels(log_softmax(model(batch.x)), batch.y)
 
 
 def alignment(model: Any, batch: Any, context: Any) -> float:
@@ -105,10 +71,6 @@ def generated(model: Any, batch: Any, context: Any) -> float:
     head = {name: p.detach().double().numpy() for name, p in model.head.named_parameters()}
     norm = g["norm.weight"] / np.sqrt(g["norm.running_var"] + 1e-5)
 
-    def log_softmax(logits: Any) -> Any:
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
     def made(z: Any, y: Any) -> Any:
         given = np.concatenate([z.double().numpy(), np.eye(3)[y.numpy()]], axis=1)
         hidden = given @ g["hidden.weight"].T + g["hidden.bias"]
@@ -116,9 +78,8 @@ def generated(model: Any, batch: Any, context: Any) -> float:
         features = np.maximum(hidden, 0) @ g["output.weight"].T + g["output.bias"]
         return log_softmax(features @ head["weight"].T + head["bias"])
 
-    drawn = -made(context["z_y"], context["y"])[np.arange(len(context["y"])), context["y"].numpy()].mean()
-    log_p, log_q = made(context["z"][: len(batch.y)], batch.y), log_softmax(model(batch.x).detach().double().numpy())
-    kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()  # summed over classes
+    drawn = of_labels(made(context["z_y"], context["y"]), context["y"])
+    kl = divergence(made(context["z"][: len(batch.y)], batch.y), log_softmax(model(batch.x)))
     return cross_entropy(model, batch, context) + 0.98 * (0.2 * drawn + 0.1 * kl)  # of round 2
 
 
@@ -229,30 +190,21 @@ def pulled(model: Any, batch: Any, context: Any) -> float:
     return cross_entropy(model, batch, context) + pull
 
 
-def both_scores(model: Any, x: Any) -> tuple[Any, Any]:
-    """Log probabilities of the client's own network and of the auxiliary model, in float64 and numpy."""
-    logits = [net(x).detach().double().numpy() for net in (model.own, model.auxiliary_model)]
-    own, other = (one - np.log(np.exp(one).sum(axis=1, keepdims=True)) for one in logits)
-    return own, other
-
-
 def mutual(model: Any, batch: Any, context: Any) -> float:
     """0.3 CE(w) + 0.7 KL(m || w) + 0.6 CE(m) + 0.4 KL(w || m) in float64."""
-    own, other = both_scores(model, batch.x)
-    rows = np.arange(len(own)), batch.y.numpy()
-    task = 0.3 * own[rows] + 0.6 * other[rows]
-    return float((0.7 * np.exp(other) * (other - own) + 0.4 * np.exp(own) * (own - other)).sum(1).mean() - task.mean())
+    own, other = log_softmax(model.own(batch.x)), log_softmax(model.auxiliary_model(batch.x))
+    task = 0.3 * of_labels(own, batch.y) + 0.6 * of_labels(other, batch.y)
+    return task + 0.7 * divergence(other, own) + 0.4 * divergence(own, other)
 
 
 def mentored(model: Any, batch: Any, context: Any) -> float:
     """CE(w) + CE(m) = s, + [1.5 (KL(m || w) + KL(w || m)) + 0.5 * 2 MSE(H_w, W H_m)] / s, in float64."""
-    own, other = both_scores(model, batch.x)
-    rows = np.arange(len(own)), batch.y.numpy()
-    s = float(-(own[rows] + other[rows]).mean())
-    kl = ((np.exp(other) - np.exp(own)) * (other - own)).sum(1).mean()
+    own, other = log_softmax(model.own(batch.x)), log_softmax(model.auxiliary_model(batch.x))
+    s = of_labels(own, batch.y) + of_labels(other, batch.y)
+    kl = divergence(other, own) + divergence(own, other)
     h_w, h_m = (net.represent(batch.x).detach().double().numpy() for net in (model.own, model.auxiliary_model))
     gap = h_w - h_m @ model.projector.weight.detach().double().numpy().T
-    return s + (1.5 * float(kl) + float((gap**2).mean())) / s
+    return s + (1.5 * kl + float((gap**2).mean())) / s
 
 
 def nested(model: Any, batch: Any, context: Any) -> float:
@@ -260,12 +212,9 @@ def nested(model: Any, batch: Any, context: Any) -> float:
     z = [net.represent(batch.x).detach().double().numpy() for net in (model.auxiliary_model, model.own)]
     weights = [layer.state_dict() for layer in (model.projection, model.own.head, model.auxiliary_model.head)]
     (p, b), own, common = ([t.double().numpy() for t in layer.values()] for layer in weights)
-    r, total = np.concatenate(z, axis=1) @ p.T + b, 0.0
-    for inputs, (w, bias) in ((r, own), (r[:, :4], common)):
-        logits = inputs @ w.T + bias
-        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        total -= float(log_p[np.arange(len(r)), batch.y.numpy()].mean())
-    return total
+    r = np.concatenate(z, axis=1) @ p.T + b
+    outputs = [inputs @ w.T + bias for inputs, (w, bias) in ((r, own), (r[:, :4], common))]
+    return sum(of_labels(log_softmax(logits), batch.y) for logits in outputs)
 
 
 def fedin_normed_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -282,23 +231,23 @@ def fedin_projected_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 def masked(model: Any, batch: Any, context: Any) -> float:
     """CE in float64, the logits of absent classes being 0."""
-    logits = model(batch.x).detach().double().numpy() * context["classes"].numpy()
-    log_p = logits - logits.max(axis=1, keepdims=True)
-    log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
-    return float(-log_p[np.arange(len(batch.y)), batch.y.numpy()].mean())
+    return of_labels(log_softmax(model(batch.x) * context["classes"]), batch.y)
+
+
+def of_width(w: int, f: int) -> int:
+    """Numbers of a convolution, a block of `w` channels, one of `f`, and the head."""
+    return (9 * w + w) + (9 * w * w + w) + (9 * w * f + f) + (f * 3 + 3)
 
 
 def sliced_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of the whole network for the first three clients, of its half for the others; three classes, a byte each."""
-    w, f = ((8, 12), (4, 6))[client_id // 3]
-    p = (9 * w + w) + (9 * w * w + w) + (9 * w * f + f) + (f * 3 + 3)
+    p = of_width(*((8, 12), (4, 6))[client_id // 3])
     return 4 * p, 4 * p + 3
 
 
 def fjord_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of a third, two thirds and all of 8 and 12 channels."""
-    w, f = ((3, 4), (6, 8), (8, 12))[client_id // 2]
-    p = (9 * w + w) + (9 * w * w + w) + (9 * w * f + f) + (f * 3 + 3)
+    p = of_width(*((3, 4), (6, 8), (8, 12))[client_id // 2])
     return 4 * p, 4 * p
 
 
@@ -312,8 +261,7 @@ def ordered_dropout(model: Any, batch: Any, context: Any) -> float:
     inner = tiny_model(1, w, f)
     for (_, small), (_, large) in zip(inner.named_parameters(), model.named_parameters(), strict=True):
         small.data = large.detach()[tuple(slice(0, n) for n in small.shape)]
-    p, q = (torch.log_softmax(net(batch.x).detach().double(), 1) for net in (model, inner))
-    return task + float((p.exp() * (p - q)).sum(1).mean())
+    return task + divergence(log_softmax(model(batch.x)), log_softmax(inner(batch.x)))
 
 
 def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -330,8 +278,8 @@ def exits(model: Any, batch: Any, context: Any) -> float:
     *early, own = [cross_entropy(lambda x, out=out: out, batch, context) for out in outputs]
     if not early:
         return own
-    p, q = (torch.log_softmax(out.detach().double() / 3, 1).numpy() for out in reversed(outputs))
-    return (early[0] + 0.3 * 9 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
+    q, p = (log_softmax(out.double() / 3) for out in outputs)
+    return (early[0] + 0.3 * 9 * divergence(p, q) + 2 * own) / 3
 
 
 def depthfl_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -346,8 +294,8 @@ def mutual_exits(model: Any, batch: Any, context: Any) -> float:
     total = sum(cross_entropy(lambda x, out=out: out, batch, context) for out in outputs)
     if len(outputs) == 1:
         return total
-    p, q = (torch.log_softmax(out.detach().double(), 1).numpy() for out in outputs)
-    return total + 0.6 * np.exp(-5 * 0.75**2) * float(((np.exp(p) - np.exp(q)) * (p - q)).sum(1).mean())
+    p, q = map(log_softmax, outputs)
+    return total + 0.6 * float(np.exp(-5 * 0.75**2)) * (divergence(p, q) + divergence(q, p))
 
 
 def fiarse_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -422,8 +370,7 @@ def fd_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 def taught(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.6 soft CE to the class's target, in float64, a mean over all rows of the batch."""
-    logits, targets = (t.detach().double().numpy() for t in (model(batch.x), context["targets"]))
-    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    log_p, targets = log_softmax(model(batch.x)), context["targets"].double().numpy()
     rows = [-(targets[c] * p).sum() * bool(context["known"][c]) for p, c in zip(log_p, batch.y.numpy(), strict=True)]
     return cross_entropy(model, batch, context) + 0.6 * float(np.mean(rows))
 
@@ -439,21 +386,14 @@ def fedre_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return 4 * (3 * 6 + 3), 4 * (6 + 3)
 
 
-def fedsa_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Down 4 C D, up 4 (S D + S)."""
-    present = PRESENT[client_id]
-    return 4 * 3 * 6, 4 * (present * 6 + present)
-
-
 def anchored(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.7 mean_d (z - A[y])^2 + 0.4 CE(-(||z - A[c]|| + delta [c = y])) + 0.3 mean_c CE(h(A[c]), c), float64."""
     z, a = (t.detach().double().numpy() for t in (model.represent(batch.x), context["anchors"]))
     y, delta = batch.y.numpy(), float(context["margin"])
     pulled = ((z - a[y]) ** 2).mean()
     away = np.sqrt(((z[:, None] - a) ** 2).sum(axis=2)) + delta * np.eye(3)[y]
-    contrasted = (away[np.arange(len(y)), y] + np.log(np.exp(-away).sum(axis=1))).mean()
-    scores = model.head(context["anchors"]).detach().double().numpy()
-    calibrated = (np.log(np.exp(scores).sum(axis=1)) - scores.diagonal()).mean()
+    contrasted = of_labels(log_softmax(-away), batch.y)
+    calibrated = of_labels(log_softmax(model.head(context["anchors"])), torch.arange(3))
     return cross_entropy(model, batch, context) + 0.7 * pulled + 0.4 * contrasted + 0.3 * calibrated
 
 
@@ -486,30 +426,25 @@ def two_outputs(model: Any, x: Any) -> list[Any]:
     found = []
     for net in (model.own, model.auxiliary_model):
         z = net.represent(x)
-        scores = net.head(z).detach().double().numpy()
-        logs = [scores / t - np.log(np.exp(scores / t).sum(axis=1, keepdims=True)) for t in (4, 1)]
-        found.append((z.detach().double().numpy(), *logs))
+        scores = net.head(z)
+        found.append((z.detach().double().numpy(), log_softmax(scores / 4), log_softmax(scores)))
     return found
 
 
 def taught_by_each_other(model: Any, batch: Any, context: Any) -> float:
     """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 16 KL, in float64."""
 
-    def kl(p: Any, q: Any) -> float:
-        return 16 * float((np.exp(p) * (p - q)).sum(1).mean())
-
     def outputs(number: int) -> list[Any]:
         order, share = context["order"][number][: len(batch.y)].argsort(), context["maps"][number]
         return two_outputs(model, share * batch.x + (1 - share) * batch.x[order])
 
     (z, p, plain), (z_m, q, plain_m) = two_outputs(model, batch.x)
-    rows = np.arange(len(z)), batch.y.numpy()
-    task = -float(plain[rows].mean() + plain_m[rows].mean())
-    both = 2 * float(((z - z_m) ** 2).mean()) + kl(q, p) + kl(p, q)
+    task = of_labels(plain, batch.y) + of_labels(plain_m, batch.y)
+    both = 2 * float(((z - z_m) ** 2).mean()) + 16 * (divergence(q, p) + divergence(p, q))
     (first, _, _), (first_m, _, _) = outputs(0)
     (_, own, _), (_, teacher, _) = outputs(1)
     (_, taught, _), (_, other, _) = outputs(2)
-    mixed = 2 * float(((first - first_m) ** 2).mean()) + kl(teacher, own) + kl(taught, other)
+    mixed = 2 * float(((first - first_m) ** 2).mean()) + 16 * (divergence(teacher, own) + divergence(taught, other))
     return task + 0.7 * both + 0.4 * mixed
 
 
@@ -519,7 +454,7 @@ def taught_by_means(model: Any, batch: Any, context: Any) -> float:
         return taught_by_each_other(model, batch, context)
     total, y = 0.0, batch.y.numpy()
     for (z, _, log_p), teacher in zip(two_outputs(model, batch.x), ("auxiliary", "own"), strict=True):
-        total -= float(log_p[np.arange(len(y)), y].mean())
+        total += of_labels(log_p, batch.y)
         if "known" in context:
             f, t = (context[f"{teacher}_{what}"].double().numpy()[y] for what in ("features", "scores"))
             known = context["known"].numpy()[y]
@@ -535,156 +470,164 @@ def fedkwaz_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 # one line per method: what is tested, with the options of its own
 
-test_local = testing.conformance(Local(), reference_loss=cross_entropy, expected_bytes=nothing)
+test_local = testing.conformance(methods.Local(), reference_loss=cross_entropy, expected_bytes=nothing)
 
 MUTUAL: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
 ANOTHER: dict[str, Any] = {"shared": "largest"}
 
 test_local_mutual = testing.conformance(
-    LocalMutual(**MUTUAL),
+    methods.LocalMutual(**MUTUAL),
     reference_loss=taught_by_each_other,
     expected_bytes=nothing,
     changed_values=ANOTHER,
-    reductions=[Reduction({"mutual": 0.0, "mixed": 0.0}, Local(), part="own.")],
+    reductions=[Reduction({"mutual": 0.0, "mixed": 0.0}, methods.Local(), part="own.")],
 )
 
 test_fedavg = testing.conformance(
-    FedAvg(),
+    methods.FedAvg(),
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     counted="updates",
     changed_values={"aggregation": ChangedValue("same-shape")},
-    reductions=[Reduction(FedAvg(aggregation="same-shape"), FedAvg(), "received", same_architecture=True)],
+    reductions=[
+        Reduction(methods.FedAvg(aggregation="same-shape"), methods.FedAvg(), "received", same_architecture=True)
+    ],
 )
 
 test_fedopt = testing.conformance(
-    FedOpt(),
+    methods.FedOpt(),
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     counted="updates",
     changed_values={"aggregation": ChangedValue("same-shape")},
-    reductions=[Reduction({"server_optimizer": "none"}, FedAvg(), "received")],
+    reductions=[Reduction({"server_optimizer": "none"}, methods.FedAvg(), "received")],
 )
 
 test_fedprox = testing.conformance(
-    FedProx(mu=0.35),
+    methods.FedProx(mu=0.35),
     reference_loss=proximal,
     expected_bytes=averaging_bytes,
     counted="updates",
     changed_values={"aggregation": ChangedValue("same-shape")},
     reductions=[
-        Reduction({"mu": 0.0}, FedAvg(), "received"),
-        Reduction({"weighting": "uniform"}, FedIN(exchange_features=False, mu=0.35), "received"),
-        Reduction({"aggregation": "same-shape"}, FedProx(mu=0.35), "received", same_architecture=True),
+        Reduction({"mu": 0.0}, methods.FedAvg(), "received"),
+        Reduction({"weighting": "uniform"}, methods.FedIN(exchange_features=False, mu=0.35), "received"),
+        Reduction({"aggregation": "same-shape"}, methods.FedProx(mu=0.35), "received", same_architecture=True),
     ],
 )
 
 test_fedet = testing.conformance(
-    FedET(
-        server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5
-    ),  # layer-wise: tests/methods/test_fedet.py
+    # layer-wise: tests/methods/test_fedet.py
+    methods.FedET(server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5),
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     changed_values={"network": "smallest"},
-    reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
+    reductions=[
+        Reduction({"server_steps": 0}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True)
+    ],
 )
 
 OF_PUBLIC_INPUTS = "the distilled network's statistics move on to those of the public inputs"
 
 test_feddf = testing.conformance(
-    FedDF(server_steps=4, server_batch=8, server_lr=0.01),
+    methods.FedDF(server_steps=4, server_batch=8, server_lr=0.01),
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     skip={"batchnorm": OF_PUBLIC_INPUTS},
     reductions=[
-        Reduction({"server_steps": 0}, FedAvg(aggregation="same-shape"), "received"),
-        Reduction({"server_lr": 0.0}, FedAvg(aggregation="same-shape"), "received"),
+        Reduction({"server_steps": 0}, methods.FedAvg(aggregation="same-shape"), "received"),
+        Reduction({"server_lr": 0.0}, methods.FedAvg(aggregation="same-shape"), "received"),
         Reduction(
             {"server_steps": 0, "weighting": "uniform"},
-            FedAvg(aggregation="same-shape", weighting="uniform"),
+            methods.FedAvg(aggregation="same-shape", weighting="uniform"),
             "received",
         ),
     ],
 )
 
 test_fedl2g = testing.conformance(
-    FedL2G(guide_weight=0.8, warmup_rounds=0, server_lr=1.0),  # the representation: tests/methods/test_fedl2g.py
+    # the representation: tests/methods/test_fedl2g.py
+    methods.FedL2G(guide_weight=0.8, warmup_rounds=0, server_lr=1.0),
     reference_loss=guided,
     expected_bytes=fedl2g_bytes,
     changed_values={"warmup_rounds": 1},
-    reductions=[Reduction({"guide_weight": 0.0}, Local())],
+    reductions=[Reduction({"guide_weight": 0.0}, methods.Local())],
 )
 
 test_fedmd = testing.conformance(
-    FedMD(public_epochs=0, private_epochs=0, public_rows=16),  # with transfer learning: tests/methods/test_fedmd.py
+    # with transfer learning: tests/methods/test_fedmd.py
+    methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16),
     reference_loss=digesting,
     expected_bytes=fedmd_bytes,
     changed_values={"public_rows": 8},
-    reductions=[Reduction({"digest_epochs": 0}, Local())],
+    reductions=[Reduction({"digest_epochs": 0}, methods.Local())],
 )
 
 MOVES_BY_N = "c moves by 1/N of every answer (eq. 5), so one answer of six moves it by a sixth"
 
 test_scaffold = testing.conformance(
-    SCAFFOLD(),
+    methods.SCAFFOLD(),
     reference_loss=cross_entropy,
     expected_bytes=scaffold_bytes,
     skip={"missing_upload_is_not_zero": MOVES_BY_N},
-    reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", same_architecture=True)],
+    reductions=[Reduction({"aggregation": "same-shape"}, methods.SCAFFOLD(), "received", same_architecture=True)],
 )
 
 test_fednova = testing.conformance(
-    FedNova(),
+    methods.FedNova(),
     reference_loss=cross_entropy,
     expected_bytes=fednova_bytes,
     counted="updates",
-    reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", same_architecture=True)],
+    reductions=[Reduction({"aggregation": "same-shape"}, methods.FedNova(), "received", same_architecture=True)],
 )
 
 test_moon = testing.conformance(
-    MOON(mu=1.5, temperature=0.4),
+    methods.MOON(mu=1.5, temperature=0.4),
     reference_loss=contrastive,
     expected_bytes=averaging_bytes,
     counted="updates",
     reductions=[
-        Reduction({"mu": 0.0}, FedAvg(), "received"),
-        Reduction({"aggregation": "same-shape"}, MOON(mu=1.5, temperature=0.4), "received", same_architecture=True),
+        Reduction({"mu": 0.0}, methods.FedAvg(), "received"),
+        Reduction(
+            {"aggregation": "same-shape"}, methods.MOON(mu=1.5, temperature=0.4), "received", same_architecture=True
+        ),
     ],
 )
 
 test_incoavg = testing.conformance(
-    InCoAvg(),
+    methods.InCoAvg(),
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     reductions=[
-        Reduction({"theta_rule": "none"}, FedAvg(weighting="uniform"), "received"),
-        Reduction({"theta_rule": "none", "weighting": "samples"}, FedAvg(), "received"),
-        Reduction({}, FedAvg(weighting="uniform"), "received", same_architecture=True),  # one block: nothing to correct
+        Reduction({"theta_rule": "none"}, methods.FedAvg(weighting="uniform"), "received"),
+        Reduction({"theta_rule": "none", "weighting": "samples"}, methods.FedAvg(), "received"),
+        # one block: nothing to correct
+        Reduction({}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
     ],
 )
 
 test_inclusivefl = testing.conformance(
-    InclusiveFL(),
+    methods.InclusiveFL(),
     reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     reductions=[
-        Reduction({"beta": 0.0, "local_last_block": False}, FedAvg(), "received"),
-        Reduction({"beta": 0.5}, FedAvg(), "received", same_architecture=True),
+        Reduction({"beta": 0.0, "local_last_block": False}, methods.FedAvg(), "received"),
+        Reduction({"beta": 0.5}, methods.FedAvg(), "received", same_architecture=True),
     ],
 )
 
 test_fedgen = testing.conformance(
-    FedGen(alpha=0.2, beta=0.1),
+    methods.FedGen(alpha=0.2, beta=0.1),
     reference_loss=generated,
     expected_bytes=fedgen_bytes,
     reductions=[
-        Reduction({"alpha": 0.0, "beta": 0.0}, FedAvg(), "received"),
-        Reduction({"alpha": 0.0, "beta": 0.0, "weighting": "uniform"}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"alpha": 0.0, "beta": 0.0}, methods.FedAvg(), "received"),
+        Reduction({"alpha": 0.0, "beta": 0.0, "weighting": "uniform"}, methods.FedAvg(weighting="uniform"), "received"),
     ],
 )
 
 test_fedgh = testing.conformance(
-    FedGH(header_lr=0.1),
+    methods.FedGH(header_lr=0.1),
     reference_loss=cross_entropy,
     expected_bytes=class_rows_bytes,
     skip=IN_ORDER,
@@ -693,19 +636,19 @@ test_fedgh = testing.conformance(
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
-    FedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
+    methods.FedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     reference_loss=alignment,
     expected_bytes=fedhenn_bytes,
     reductions=[
-        Reduction({"eta0": 0.0}, Local()),
+        Reduction({"eta0": 0.0}, methods.Local()),
         Reduction(
-            FedHeNN(
+            methods.FedHeNN(
                 alignment_data={"size": 16, "batch": 8, "refresh": 0},
                 eta0=0.5,
                 eta_schedule="constant",
                 uploads="kernels",
             ),
-            FedHeNN(
+            methods.FedHeNN(
                 alignment_data={"size": 16, "batch": 8, "refresh": 0},
                 eta0=0.5,
                 eta_schedule="constant",
@@ -725,11 +668,11 @@ test_fedhenn = testing.conformance(
 )
 
 test_fedhenn_homogeneous = testing.conformance(
-    HomogeneousFedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
+    methods.HomogeneousFedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     reference_loss=alignment,
     expected_bytes=fedhenn_homogeneous_bytes,
     counted="updates",
-    reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", same_architecture=True)],
+    reductions=[Reduction({"eta0": 0.0}, methods.FedAvg(), "received", same_architecture=True)],
     changed_values={"alignment_data.refresh": 0},
     no_effect=NO_RBF,
 )
@@ -744,7 +687,7 @@ OF_PAIRS = (
 OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
 
 test_fedin = testing.conformance(
-    FedIN(mu=0.35),
+    methods.FedIN(mu=0.35),
     reference_loss=proximal,
     expected_bytes=fedin_bytes,
     skip=IN_ORDER,
@@ -758,15 +701,19 @@ test_fedin = testing.conformance(
     },
     reductions=[
         Reduction(
-            FedIN(exchange_features=False, mu=0.0), FedAvg(), "received", same_architecture=True, equal_sizes=True
+            methods.FedIN(exchange_features=False, mu=0.0),
+            methods.FedAvg(),
+            "received",
+            same_architecture=True,
+            equal_sizes=True,
         ),
-        Reduction(FedIN(exchange_features=False, mu=0.0, weighting="samples"), FedAvg(), "received"),
+        Reduction(methods.FedIN(exchange_features=False, mu=0.0, weighting="samples"), methods.FedAvg(), "received"),
     ],
 )
 
 test_fedin_without_pairs = pytest.mark.slow(
     testing.conformance(
-        FedIN(exchange_features=False, mu=0.35, weighting="samples"),
+        methods.FedIN(exchange_features=False, mu=0.35, weighting="samples"),
         reference_loss=proximal,
         counted="updates",
         no_effect=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
@@ -774,24 +721,26 @@ test_fedin_without_pairs = pytest.mark.slow(
 )
 
 
-test_fedrep = testing.conformance(FedRep(head_epochs=2), reference_loss=cross_entropy, expected_bytes=fedrep_bytes)
+test_fedrep = testing.conformance(
+    methods.FedRep(head_epochs=2), reference_loss=cross_entropy, expected_bytes=fedrep_bytes
+)
 
 test_fedselect = testing.conformance(
-    FedSelect(grow_interval=1),
+    methods.FedSelect(grow_interval=1),
     reference_loss=cross_entropy,
     expected_bytes=fedselect_bytes,
     changed_values={"max_personal_fraction": 0.1},
     reductions=[
-        Reduction({"personal_rate": 0.0}, FedAvg(weighting="uniform"), "received"),
-        Reduction({"personal_rate": 0.0, "weighting": "samples"}, FedAvg(), "received"),
-        Reduction({"max_personal_fraction": 0.0}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"personal_rate": 0.0}, methods.FedAvg(weighting="uniform"), "received"),
+        Reduction({"personal_rate": 0.0, "weighting": "samples"}, methods.FedAvg(), "received"),
+        Reduction({"max_personal_fraction": 0.0}, methods.FedAvg(weighting="uniform"), "received"),
     ],
 )
 
 BY_NUMBER = "whose models a client is sent is drawn by its number"
 
 test_fedfomo = testing.conformance(
-    FedFomo(),
+    methods.FedFomo(),
     reference_loss=cross_entropy,
     expected_bytes=fedfomo_bytes,
     skip={"client_order_invariant": BY_NUMBER},
@@ -802,46 +751,46 @@ test_fedfomo = testing.conformance(
 )
 
 test_feddpa = testing.conformance(
-    FedDPA(lambda1=0.4, lambda2=0.3),
+    methods.FedDPA(lambda1=0.4, lambda2=0.3),
     reference_loss=pulled,
     expected_bytes=lambda server, client_id: (4 * numbers(server, client_id),) * 2,
     reductions=[
-        Reduction({"threshold": 1.0, "lambda2": 0.0}, FedAvg(), "received"),
+        Reduction({"threshold": 1.0, "lambda2": 0.0}, methods.FedAvg(), "received"),
     ],
 )
 
 test_fml = testing.conformance(
-    FML(alpha=0.3, beta=0.6),
+    methods.FML(alpha=0.3, beta=0.6),
     reference_loss=mutual,
     expected_bytes=auxiliary_bytes,
     counted="updates",
     changed_values={"shared": "largest"},
     reductions=[
-        Reduction({"alpha": 1.0}, Local(), part="own."),
-        Reduction({"beta": 1.0}, FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
+        Reduction({"alpha": 1.0}, methods.Local(), part="own."),
+        Reduction({"beta": 1.0}, methods.FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
     ],
 )
 
 test_fedkwaz = testing.conformance(
-    FedKWAZ(**MUTUAL),
+    methods.FedKWAZ(**MUTUAL),
     reference_loss=taught_by_means,
     expected_bytes=fedkwaz_bytes,
     changed_values=ANOTHER,
     reductions=[
-        Reduction({"global_epochs": 0}, LocalMutual(**MUTUAL)),
-        Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, Local(), part="own."),
+        Reduction({"global_epochs": 0}, methods.LocalMutual(**MUTUAL)),
+        Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, methods.Local(), part="own."),
     ],
 )
 
 test_fedkd = testing.conformance(
-    FedKD(distillation_weight=1.5, hidden_weight=0.5),
+    methods.FedKD(distillation_weight=1.5, hidden_weight=0.5),
     reference_loss=mentored,
     changed_values={"shared": "largest"},
-    reductions=[Reduction({"distillation_weight": 0.0, "hidden_weight": 0.0}, Local(), part="own.")],
+    reductions=[Reduction({"distillation_weight": 0.0, "hidden_weight": 0.0}, methods.Local(), part="own.")],
 )
 
 test_fedmrl = testing.conformance(
-    FedMRL(feature_dim=4),
+    methods.FedMRL(feature_dim=4),
     reference_loss=nested,
     expected_bytes=auxiliary_bytes,
     changed_values={"shared": "largest", "feature_dim": 3},
@@ -852,56 +801,58 @@ BY_NUMBER = "which rate a client has goes by its number"
 PLAIN = {"rates": "fix_a1", "masked": False}
 
 test_heterofl = testing.conformance(
-    HeteroFL(rates="fix_a1-b1"),
+    methods.HeteroFL(rates="fix_a1-b1"),
     models=WIDE,
     reference_loss=masked,
     expected_bytes=sliced_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     reductions=[
-        Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", same_architecture=True),
-        Reduction(HeteroFL(**PLAIN, weighting="samples"), FedAvg(), "received", same_architecture=True),
+        Reduction(methods.HeteroFL(**PLAIN), methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction(methods.HeteroFL(**PLAIN, weighting="samples"), methods.FedAvg(), "received", same_architecture=True),
     ],
 )
 
 test_fedrolex = testing.conformance(
-    FedRolex(rates="fix_a1-b1"),
+    methods.FedRolex(rates="fix_a1-b1"),
     models=WIDE,
     reference_loss=masked,
     expected_bytes=sliced_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     reductions=[
-        Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
-        Reduction(FedRolex(**PLAIN, step=0), FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"step": 0}, methods.HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
+        Reduction(
+            methods.FedRolex(**PLAIN, step=0), methods.FedAvg(weighting="uniform"), "received", same_architecture=True
+        ),
     ],
 )
 
 test_fjord = testing.conformance(
-    FjORD(num_widths=3),
+    methods.FjORD(num_widths=3),
     models=WIDE,
     reference_loss=ordered_dropout,
     expected_bytes=fjord_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"num_widths": 2},
-    reductions=[Reduction({"num_widths": 1}, FedAvg(), "received", same_architecture=True)],
+    reductions=[Reduction({"num_widths": 1}, methods.FedAvg(), "received", same_architecture=True)],
 )
 
 test_fedproto = testing.conformance(
-    FedProto(prototype_weight=0.7),
+    methods.FedProto(prototype_weight=0.7),
     reference_loss=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
-    reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
+    reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, methods.Local())],
 )
 
 test_protonorm = testing.conformance(
-    ProtoNorm(prototype_weight=0.7, spread_steps=50, scale=1.0),
+    methods.ProtoNorm(prototype_weight=0.7, spread_steps=50, scale=1.0),
     reference_loss=drawn_to,
     expected_bytes=lambda server, client_id: (84, class_rows_bytes(server, client_id)[1]),
     reductions=[
-        Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local()),
-        Reduction({"spread_steps": 0}, FedProto(prototype_weight=0.7, weighting="uniform")),
+        Reduction({"prototype_weight": 0.0, "predictor": "head"}, methods.Local()),
+        Reduction({"spread_steps": 0}, methods.FedProto(prototype_weight=0.7, weighting="uniform")),
     ],
 )
 
@@ -913,7 +864,7 @@ def closed_form_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 NOBODY_TRAINS = "nobody trains a network"
 test_closed_form = testing.conformance(
-    ClosedForm(features=12),
+    methods.ClosedForm(features=12),
     expected_bytes=closed_form_bytes,
     counted="statistics",
     no_effect={"keep_sums": "only the server keeps more"},
@@ -930,35 +881,35 @@ test_closed_form = testing.conformance(
 )
 
 test_own_plus_common = testing.conformance(
-    OwnPlusCommon(features=12),
+    methods.OwnPlusCommon(features=12),
     reference_loss=cross_entropy,
     expected_bytes=lambda server, client_id: (1, 8),  # in the last round both know what the other has
     counted="statistics",
     no_effect={"keep_sums": "only the server keeps more"},
-    reductions=[Reduction({"weight": 0.0}, Local())],
+    reductions=[Reduction({"weight": 0.0}, methods.Local())],
 )
 
 test_lgfedavg = testing.conformance(
-    LGFedAvg(),
+    methods.LGFedAvg(),
     reference_loss=cross_entropy,
     expected_bytes=lgfedavg_bytes,
     counted="updates",
     reductions=[
-        Reduction({"shared_part": "none"}, Local()),
-        Reduction({"shared_part": "all"}, FedAvg(), "received"),
-        Reduction({"shared_part": "all", "weighting": "uniform"}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"shared_part": "none"}, methods.Local()),
+        Reduction({"shared_part": "all"}, methods.FedAvg(), "received"),
+        Reduction({"shared_part": "all", "weighting": "uniform"}, methods.FedAvg(weighting="uniform"), "received"),
     ],
 )
 
 test_fd = testing.conformance(
-    FD(distillation_weight=0.6),
+    methods.FD(distillation_weight=0.6),
     reference_loss=taught,
     expected_bytes=fd_bytes,
-    reductions=[Reduction({"distillation_weight": 0.0}, Local())],
+    reductions=[Reduction({"distillation_weight": 0.0}, methods.Local())],
 )
 
 test_fedtgp = testing.conformance(
-    FedTGP(prototype_weight=0.7, server_epochs=10, server_lr=0.1),
+    methods.FedTGP(prototype_weight=0.7, server_epochs=10, server_lr=0.1),
     reference_loss=drawn_to,
     expected_bytes=class_rows_bytes,
     skip={
@@ -966,36 +917,36 @@ test_fedtgp = testing.conformance(
         "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
     },
     changed_values={"margin": 0.01},
-    reductions=[Reduction({"prototype_weight": 0.0}, Local())],
+    reductions=[Reduction({"prototype_weight": 0.0}, methods.Local())],
 )
 
 test_fedre = testing.conformance(
-    FedRE(header_lr=0.1),
+    methods.FedRE(header_lr=0.1),
     reference_loss=cross_entropy,
     expected_bytes=fedre_bytes,
     changed_values={"header_batch": 2},
     reductions=[
-        Reduction({"header_lr": 0.0}, FedGH(header_lr=0.0)),
-        Reduction({"header_lr": 0.0}, FedGH(header_lr=0.0), "received"),
+        Reduction({"header_lr": 0.0}, methods.FedGH(header_lr=0.0)),
+        Reduction({"header_lr": 0.0}, methods.FedGH(header_lr=0.0), "received"),
     ],
 )
 
 test_fedsa = testing.conformance(
-    FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8),
+    methods.FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8),
     reference_loss=anchored,
-    expected_bytes=fedsa_bytes,
-    reductions=[Reduction({"anchor_weight": 0.0, "contrast": 0.0, "calibration": 0.0}, Local())],
+    expected_bytes=lambda server, client_id: (72, class_rows_bytes(server, client_id)[1]),  # down 4 C D
+    reductions=[Reduction({"anchor_weight": 0.0, "contrast": 0.0, "calibration": 0.0}, methods.Local())],
 )
 
 test_fedsaf = testing.conformance(
-    FedSAF(structure_weight=0.7),
+    methods.FedSAF(structure_weight=0.7),
     reference_loss=structured,
     expected_bytes=class_rows_bytes,
-    reductions=[Reduction({"structure_weight": 0.0}, Local())],
+    reductions=[Reduction({"structure_weight": 0.0}, methods.Local())],
 )
 
 test_fedorgp = testing.conformance(
-    FedORGP(prototype_weight=0.7, gamma=0.5, server_epochs=10, server_lr=0.1),
+    methods.FedORGP(prototype_weight=0.7, gamma=0.5, server_epochs=10, server_lr=0.1),
     reference_loss=turned_to,
     expected_bytes=class_rows_bytes,
     skip={
@@ -1003,43 +954,43 @@ test_fedorgp = testing.conformance(
         "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
     },
     changed_values={"candidates": ChangedValue("own", {"predictor": "prototype"})},
-    reductions=[Reduction({"prototype_weight": 0.0}, Local())],
+    reductions=[Reduction({"prototype_weight": 0.0}, methods.Local())],
 )
 
 
 test_scalefl = testing.conformance(
-    ScaleFL(levels="0.5@0.5 1@1", gamma=0.3),
+    methods.ScaleFL(levels="0.5@0.5 1@1", gamma=0.3),
     models=WIDE,
     reference_loss=exits,
     expected_bytes=scalefl_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"levels": "0.5@0.3 1@1"},
-    reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
+    reductions=[Reduction({"levels": "1@1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
 test_depthfl = testing.conformance(
-    DepthFL(depths="1 0.5", distillation=0.6, ramp_up=4),
+    methods.DepthFL(depths="1 0.5", distillation=0.6, ramp_up=4),
     models=WIDE,
     reference_loss=mutual_exits,
     expected_bytes=depthfl_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"depths": "1 0.3"},
     reductions=[
-        Reduction({"depths": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
-        Reduction({"depths": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
+        Reduction({"depths": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"depths": "1", "weighting": "samples"}, methods.FedAvg(), "received", same_architecture=True),
     ],
 )
 
 test_fiarse = testing.conformance(
-    FIARSE(shares="1 0.25"),
+    methods.FIARSE(shares="1 0.25"),
     models=WIDE,
     reference_loss=pruned,
     expected_bytes=fiarse_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"shares": "1 0.5"},
     reductions=[
-        Reduction({"shares": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
-        Reduction({"shares": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
+        Reduction({"shares": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"shares": "1", "weighting": "samples"}, methods.FedAvg(), "received", same_architecture=True),
     ],
 )
 
@@ -1059,7 +1010,7 @@ def fedlora_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 ADAPTED: dict[str, Any] = {"models": [two_linear_layers], "reference_loss": cross_entropy}
 test_fedlora = testing.conformance(
-    FedLoRA(ranks="1 2 4", alpha=4.0),
+    methods.FedLoRA(ranks="1 2 4", alpha=4.0),
     expected_bytes=fedlora_bytes,
     skip={"client_order_invariant": BY_NUMBER},
     changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
@@ -1068,21 +1019,24 @@ test_fedlora = testing.conformance(
 # other settings of the same methods
 
 
-def constant(kernel: dict[str, Any], **options: Any) -> FedHeNN:
-    return FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
+def constant(kernel: dict[str, Any], **options: Any) -> methods.FedHeNN:
+    return methods.FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
 
 
 FIXED = {"size": 16, "batch": 8, "refresh": 0}
 OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fedavg, same shape": (FedAvg(aggregation="same-shape"), {"counted": "updates"}),
+    "fedavg, same shape": (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
     "scaffold, option I": (
-        SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
+        methods.SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
         {"skip": {"missing_upload_is_not_zero": MOVES_BY_N}},
     ),
-    "fednova, proximal": (FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
-    "fedgh, whole round": (FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
-    "fedgh, noise": (FedGH(control="noise", header_lr=0.1), {"skip": IN_ORDER}),
-    "fedmd, pseudo-labels": (FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"), {}),
+    "fednova, proximal": (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
+    "fedgh, whole round": (methods.FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
+    "fedgh, noise": (methods.FedGH(control="noise", header_lr=0.1), {"skip": IN_ORDER}),
+    "fedmd, pseudo-labels": (
+        methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"),
+        {},
+    ),
     "fedhenn, kernel uploads": (
         constant(
             {"similarity": "rbf", "precision": "int8"},
@@ -1097,35 +1051,39 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "fedhenn, permuted kernel": (constant({"control": "permuted"}, uploads="kernels", alignment_data=FIXED), {}),
     "fedhenn, procrustes": (
-        HomogeneousFedHeNN(kernel={"similarity": "procrustes"}, alignment_data={**FIXED, "refresh": 2}, eta0=0.5),
+        methods.HomogeneousFedHeNN(
+            kernel={"similarity": "procrustes"}, alignment_data={**FIXED, "refresh": 2}, eta0=0.5
+        ),
         {},
     ),
-    "fedin, noise": (FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": IN_ORDER}),
+    "fedin, noise": (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": IN_ORDER}),
     "fedin, fixed projections": (
-        FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
+        methods.FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         {"expected_bytes": fedin_projected_bytes, "skip": IN_ORDER},
     ),
     "fedin, trained projections": (
-        FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
+        methods.FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
         {"skip": IN_ORDER},
     ),
     "fiarse, by layer": (
-        FIARSE(shares="1 0.5 0.1", threshold="layer"),
+        methods.FIARSE(shares="1 0.5 0.1", threshold="layer"),
         {"models": WIDE, "reference_loss": pruned, "skip": {"client_order_invariant": BY_NUMBER}},
     ),
     **{
         f"fedlora, {rule}": (
-            FedLoRA(ranks="1 2 4", alpha=4.0, aggregation=rule),
+            methods.FedLoRA(ranks="1 2 4", alpha=4.0, aggregation=rule),
             {**ADAPTED, "skip": {"client_order_invariant": BY_NUMBER}},
         )
         for rule in ("svd", "slices", "pad", "select-and-fold")
     },
     "fedlora, average": (
-        FedLoRA(ranks="2", alpha=4.0, aggregation="average"),
+        methods.FedLoRA(ranks="2", alpha=4.0, aggregation="average"),
         {
             **ADAPTED,
             "reductions": [
-                Reduction({"aggregation": "pad"}, FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received")
+                Reduction(
+                    {"aggregation": "pad"}, methods.FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received"
+                )
             ],
         },
     ),
@@ -1152,7 +1110,7 @@ def test_no_method_is_left_out() -> None:
 @pytest.mark.slow
 def test_fedin_with_more_pairs() -> None:
     """What depends on networks with BatchNorm or on state that clients keep."""
-    method = FedIN(num_pairs=20)
+    method = methods.FedIN(num_pairs=20)
     asked = ["any_subset", "expected_bytes", "nan_is_rejected", "nothing_aliased", "nothing_written_in_place"]
     asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
     networks = [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
@@ -1163,10 +1121,10 @@ def test_fedin_with_more_pairs() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
-        FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
-        FedFomo(aggregation="same-shape", num_models=1),
-        FedDPA(aggregation="same-shape"),
+        methods.FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
+        methods.FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
+        methods.FedFomo(aggregation="same-shape", num_models=1),
+        methods.FedDPA(aggregation="same-shape"),
     ],
     ids=lambda method: method.name,
 )
@@ -1179,9 +1137,9 @@ def test_personal_methods_in_another_form(method: Any) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        FML(weighting="uniform"),
-        pytest.param(FedKD(energy_start=0.5, energy_end=0.9), marks=pytest.mark.slow),
-        pytest.param(FedMRL(feature_dim=3), marks=pytest.mark.slow),
+        methods.FML(weighting="uniform"),
+        pytest.param(methods.FedKD(energy_start=0.5, energy_end=0.9), marks=pytest.mark.slow),
+        pytest.param(methods.FedMRL(feature_dim=3), marks=pytest.mark.slow),
     ],
     ids=lambda method: method.name,
 )
@@ -1199,23 +1157,23 @@ def test_slices_with_batchnorm() -> None:
     asked = ["any_subset", "bytes_metered", "broadcast_without_side_effects", "nothing_aliased"]
     asked += ["nothing_written_in_place", "scoring_changes_nothing", "state_is_explicit"]
     assert not testing.violations(
-        FedRolex(rates="dynamic_a1-b1-c1"), asked, models=[lambda: tiny_model(1, 8, 12, norm=True)]
+        methods.FedRolex(rates="dynamic_a1-b1-c1"), asked, models=[lambda: tiny_model(1, 8, 12, norm=True)]
     )
 
 
 def test_a_hyperparameter_said_to_be_inert_must_be() -> None:
-    found = testing.violations(FedAvg(), ["hyperparameters_matter"], no_effect={"weighting": "no reason"})
+    found = testing.violations(methods.FedAvg(), ["hyperparameters_matter"], no_effect={"weighting": "no reason"})
     assert "has `no_effect` (no reason)" in found["hyperparameters_matter"]
 
 
 def test_check_names_the_property() -> None:
     everything_else = dict.fromkeys(set(testing.PROPERTIES) - {"reductions", "declared"}, "not here")
     with pytest.raises(testing.ConformanceError, match="reductions: local: "):
-        testing.check(Local(), reductions=[Reduction(Local(), FedAvg())], skip=everything_else)
+        testing.check(methods.Local(), reductions=[Reduction(methods.Local(), methods.FedAvg())], skip=everything_else)
 
 
 def test_the_kit_leaves_the_global_generators_alone() -> None:
     before = torch.get_rng_state()
-    assert not testing.violations(Local(), ["other_seed_other_result", "loss_is_pure", "learns"])
+    assert not testing.violations(methods.Local(), ["other_seed_other_result", "loss_is_pure", "learns"])
     assert torch.equal(before, torch.get_rng_state())
     assert torch.Generator.__module__ == "torch._C"

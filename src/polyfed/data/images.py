@@ -170,12 +170,17 @@ def _decoded(sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | 
     return found
 
 
-def _picture(path: Path, image_size: int | None) -> Tensor:
+def read_picture(path: Path) -> Tensor:
+    """The image in a file, (C, H, W) uint8."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-    x = decode(data, str(path))[None]
+    return decode(data, str(path))
+
+
+def _picture(path: Path, image_size: int | None) -> Tensor:
+    x = read_picture(path)[None]
     return resize(LabeledSamples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
 
 

@@ -26,7 +26,7 @@ from polyfed.data import safe_pickle, tables
 from polyfed.data.arrow_tables import Part, open_parquet
 from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.files import check_file, files_of
-from polyfed.data.images import PICTURES, decode, images_in
+from polyfed.data.images import PICTURES, decode, images_in, read_picture
 from polyfed.data.labeled_texts import read_lines
 from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing
 from polyfed.data.text import FIRST_WORD, Vocabulary
@@ -183,13 +183,7 @@ def _array(path: Path) -> Tensor:
 
 
 def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
-    rows = []
-    for path in paths:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-        rows.append(_fitted(decode(data, str(path))[None], form, str(path)))
+    rows = [_fitted(read_picture(path)[None], form, str(path)) for path in paths]
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 

@@ -25,7 +25,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import merge, update_rows
+from polyfed.functional.class_prototypes import merge
 from polyfed.methods.building_blocks import prototypes
 
 
@@ -67,11 +67,7 @@ class FedProto(prototypes.PrototypeMethod):
             return
         prototypes.record_owners(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        if "prototypes" in server.state:
-            labels, rows = update_rows(
-                get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
-            )
-        server.state |= {"labels": labels, "prototypes": rows}
+        prototypes.keep_latest(server, labels, rows)
 
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:

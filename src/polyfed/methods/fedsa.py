@@ -38,7 +38,7 @@ from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperpar
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.functional.class_prototypes import merge, prototype_distance, update_rows
+from polyfed.functional.class_prototypes import merge, prototype_distance
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.server_prototypes import draw_anchors, margin_contrastive_loss, mean_nearest_distance
@@ -93,10 +93,7 @@ class FedSA(prototypes.PrototypeUploads):
         anchors[known] = self.momentum * anchors[known] + (1 - self.momentum) * rows
         server.state["anchors"] = anchors
         if self.predictor == "prototype":
-            if "prototypes" in server.state:
-                before = get_tensor(server.state, "prototypes")
-                labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
-            server.state |= {"labels": labels, "prototypes": rows}
+            prototypes.keep_latest(server, labels, rows)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

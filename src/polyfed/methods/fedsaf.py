@@ -30,7 +30,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import batch_class_means, merge, structure_loss, to_dense, update_rows
+from polyfed.functional.class_prototypes import batch_class_means, merge, structure_loss, to_dense
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 
@@ -56,11 +56,7 @@ class FedSAF(prototypes.PrototypeUploads):
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        if "prototypes" in server.state:
-            labels, rows = update_rows(
-                get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
-            )
-        server.state |= {"labels": labels, "prototypes": rows}
+        prototypes.keep_latest(server, labels, rows)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -36,9 +36,7 @@ _MARKERS = 12  # of a line
 # gains --------------------------------------------------------------------------------------------------------------
 
 
-def gains_figure(
-    by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str], stem: str = "gains"
-) -> FigureWithData | None:
+def gains_figure(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str]) -> FigureWithData | None:
     """Every method's gain over Local and its federated gain: a map each, with a row per method, a column per setting.
 
     Args:
@@ -84,7 +82,7 @@ def gains_figure(
             for (x, y), gain in cells.items()
         ]
     add_colorbar(figure, shown, panels, "percentage points")
-    return FigureWithData(stem, figure, {"gains": rows}, rows)
+    return FigureWithData("gains", figure, {"gains": rows}, rows)
 
 
 def _map(

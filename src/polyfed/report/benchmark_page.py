@@ -221,7 +221,7 @@ def _primary(found: Sequence[Comparison]) -> Iterator[str]:
             Column("comparison", [f"{one.upper} - {one.lower}" for one in found], words=True),
             Column("setting", [one.setting for one in found], words=True),
             Column("difference", [gain_text(one.gain, one.score) for one in found], bold=shown),
-            Column("p", [_p_text(one.p_value) for one in found]),
+            Column("p", [_p_text(one.gain.p_value) for one in found]),
             Column("adjusted p", list(map(_p_text, adjusted)), bold=shown),
         ]
     )

@@ -43,11 +43,7 @@ def gains_of(setting: SettingResult) -> dict[str, Gains]:
 
 def gain_between(setting: SettingResult, lower: str, upper: str) -> Estimate:
     """How far the row `upper` lies above the row `lower`, paired by seed; not known where either is lacking."""
-    below = setting.row(lower)
-    above = setting.row(upper)
-    if below is None or above is None:
-        return Estimate()
-    return Estimate.gain(above.by_seed, below.by_seed, setting.main_score)
+    return _gain(setting, setting.row(lower), setting.row(upper))
 
 
 def counterpart(setting: SettingResult, control: RowResult) -> str:
@@ -165,7 +161,8 @@ class Comparison:
     """A primary comparison: how far one row lies above another one in a setting.
 
     Attributes:
-        p_value: of the paired t-test. adjusted: the same by Holm, over all primary comparisons that have one.
+        gain: its p-value is that of the paired t-test. adjusted: the same by Holm, over all primary comparisons that
+            have one.
     """
 
     setting: str
@@ -173,7 +170,6 @@ class Comparison:
     upper: str
     lower: str
     gain: Estimate
-    p_value: float | None
     adjusted: float | None
 
 
@@ -188,6 +184,6 @@ def comparisons(found: Sequence[SettingResult], primary: Sequence[Sequence[str]]
     tested = {at: gain.p_value for at, (*_, gain) in enumerate(gains) if gain.p_value is not None}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     return [
-        Comparison(one.setting, one.main_score, upper, lower, gain, tested.get(at), adjusted.get(at))
+        Comparison(one.setting, one.main_score, upper, lower, gain, adjusted.get(at))
         for at, (one, upper, lower, gain) in enumerate(gains)
     ]

@@ -36,7 +36,13 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, rows_of
 from polyfed.functional import server_prototypes
-from polyfed.functional.class_prototypes import class_means, nearest_prototype_scores, prototype_distance, to_dense
+from polyfed.functional.class_prototypes import (
+    class_means,
+    nearest_prototype_scores,
+    prototype_distance,
+    to_dense,
+    update_rows,
+)
 from polyfed.functional.losses import cross_entropy
 from polyfed.profiling import timed
 
@@ -86,6 +92,14 @@ def record_owners(server: Server, sent: ClassRows) -> None:
     before: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     now = {str(i): sent.labels[sent.owners == i] for i in sent.owners.unique().tolist()}
     server.state[_OWNED] = {**before, **now}
+
+
+def keep_latest(server: Server, labels: Tensor, rows: Tensor) -> None:
+    """Put a round's prototypes into the server's state; a class that nobody sent keeps its own of before."""
+    if "prototypes" in server.state:
+        before = get_tensor(server.state, "prototypes")
+        labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
+    server.state |= {"labels": labels, "prototypes": rows}
 
 
 def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:

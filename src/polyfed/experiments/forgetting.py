@@ -1,4 +1,4 @@
-"""Takes a client's rows out of a stopped run: what the server keeps is as if the client had never sent anything."""
+"""Takes a client's rows out of a stopped run: the server's sums and solution are as if it had sent none."""
 
 from __future__ import annotations
 

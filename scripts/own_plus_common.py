@@ -238,9 +238,13 @@ def verdicts(settings: Sequence[SettingResult], sizes: Sequence[SettingResult]) 
     largest = sizes[-1]
     gain = gain_between(largest, "local", MINE)
     yield line(f"with {rows_of(largest):,} rows not below Local", gain, is_not_below(gain))
-    vanished = [rows_of(one) for one in sizes if not lies_above(gain_between(one, ALONE, MINE))]
-    crossing = f"at {vanished[0]:,} rows" if vanished else f"not up to {rows_of(largest):,} rows"
-    yield f"- a number of rows from which the federated gain cannot be told from zero: {crossing}"
+    gains = {rows_of(one): gain_between(one, ALONE, MINE) for one in sizes}
+    told = {rows: gain for rows, gain in gains.items() if gain.margin is not None}
+    vanished = [f"at {rows:,} rows" for rows, gain in told.items() if not lies_above(gain)]
+    crossing = vanished[0] if vanished else f"none up to {max(told):,} rows"
+    few = [rows for rows in gains if rows not in told]
+    others = [f"with {rows:,} rows {gain_text(gains[rows])}, on too few seeds to tell" for rows in few]
+    yield f"- a number of rows from which the federated gain cannot be told from zero: {'; '.join([crossing, *others])}"
 
 
 def line(prediction: str, gain: Estimate, holds: bool) -> str:

@@ -85,7 +85,7 @@ def page() -> str:
         *elsewhere(),
         "## From how many rows does it not pay?\n",
         _table(size_columns(sizes)),
-        "CIFAR-10, ten clients, five CNNs (`suites/sizes`). With 4,800 rows eight rounds, and pooled networks on one seed.\n",
+        paragraph("CIFAR-10, ten clients, five CNNs (`suites/sizes`); 4,800 rows: eight rounds, pooled on one seed."),
         "![Gains over Local by the training rows of a client](sizes.png)\n",
         *costs(),
         "## What was predicted\n",

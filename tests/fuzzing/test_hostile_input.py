@@ -283,7 +283,7 @@ def test_arrays_of_impossible_shapes(shape: str, tmp_path: Path) -> None:
 
 
 RELEASE = {"what": "upload", "unit": "client", "noise": 2.0, "drawn": 0, "held": 0, "poisson": False, "times": 1}
-RELEASE |= {"clients": [0, 1]}
+RELEASE |= {"clients": [0, 1], "once": False}
 
 
 @pytest.mark.parametrize(

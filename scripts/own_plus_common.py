@@ -4,7 +4,9 @@
     python scripts/own_plus_common.py --elsewhere digits=runs/digits --elsewhere cifar10-few=runs/cifar10
 
 The second form first stores what `polyfed compare recipes/own-plus-common.toml` found with the presets `all-classes`
-and `newcomers`.
+and `newcomers`. own-plus-common-cost.json is what `python benchmarks/closed_form.py --out` writes with these changes of
+recipes/own-plus-common.toml by `--set`: data.dataset=cifar10, data.num_clients=20, data.split=official:8:2,
+data.max_train_per_client=100, data.max_test_per_client=100, models.architectures=["fedgh-cnn1"].
 
 Reads docs/results/benchmark-small and benchmark-sizes, the comparisons in docs/results/tables that score other inputs
 than a client's own, and the costs by number of features. All text is in this file, so that no number is typed.

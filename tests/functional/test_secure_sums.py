@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from polyfed.functional import class_statistics
-from polyfed.functional.secure_sums import FixedPoint, add, mask, pair_seeds, subtract
+from polyfed.functional.class_statistics import add, subtract
+from polyfed.functional.secure_sums import FixedPoint, mask, pair_seeds
 
 POINT = FixedPoint(clients=4)
 KEY = bytes(32)

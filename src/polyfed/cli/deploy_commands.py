@@ -110,9 +110,9 @@ def forget(
 ) -> None:
     """Take a client's rows out of a run that is stopped.
 
-    Of methods that can: closed-form and own-plus-common, with method.keep_sums=true. The checkpoints are then as if
-    the client had never sent anything; it is not asked again, and receives what all receive. Models and records stay
-    as they are.
+    Of methods that can: closed-form and own-plus-common, with method.keep_sums=true. The server's sums and
+    solution are then as if the client had sent none; it is not asked again, and receives what all receive. Models and
+    records stay as they are.
 
     \b
     polyfed deploy forget runs/ours 2

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyfed.functional.class_statistics import add, subtract  # of int64 modulo 2^64
+
 Sums = Mapping[str, Tensor]
 _RING = 64  # bits
 
@@ -89,16 +91,6 @@ def mask(encoded: Sums, client: int, seeds: Mapping[int, bytes]) -> dict[str, Te
         stream = {name: _draw(seed, name, tensor) for name, tensor in encoded.items()}
         masked = add(masked, stream) if client < other else subtract(masked, stream)
     return masked
-
-
-def add(one: Sums, other: Sums) -> dict[str, Tensor]:
-    """The sum modulo 2^64."""
-    return {name: one[name] + other[name] for name in one}  # int64 wraps around
-
-
-def subtract(whole: Sums, part: Sums) -> dict[str, Tensor]:
-    """The difference modulo 2^64."""
-    return {name: whole[name] - part[name] for name in whole}
 
 
 def _draw(seed: bytes, name: str, like: Tensor) -> Tensor:

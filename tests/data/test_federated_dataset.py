@@ -312,8 +312,6 @@ def test_keys_without_effect_are_left_out() -> None:
     assert kept(**by_user, min_samples=10)["min_samples"] == 10
     assert recipe(**by_user).data.partition_options.min_samples is None
     assert set(kept(feature_shift="noise")) == ALWAYS | {"feature_shift", "feature_shift_strength"}
-    assert kept(partition="flwr:Any", partitioner={"alpha": 0.5})["partitioner"] == {"alpha": 0.5}
-    assert set(kept(partition="flwr:Any")) == ALWAYS
     assert set(kept(train_splits=["train", "extra"], public_dataset="plants")) == ALWAYS | {
         "train_splits",
         "public_dataset",

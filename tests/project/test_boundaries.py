@@ -292,7 +292,7 @@ def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     """In `registry.import_object`; readers of run folders ask `registry.check_trusted` before they come there."""
     importers = callers("import_module")
     fixed = {"polyfed", "polyfed.models.third_party"}  # the face's own modules; timm, torchvision and transformers
-    constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.run"}
+    constant = {"polyfed.engine.run"}
     assert importers - fixed - constant == {"polyfed.registry"}
     assert callers("import_object") == {
         *(

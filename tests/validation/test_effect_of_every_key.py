@@ -77,7 +77,6 @@ KEYS: dict[str, str | Refused] = {
     "data.class_assignment": refused(NO_PARTITION, class_assignment="shards"),
     "data.group_by": refused(NO_PARTITION, group_by="user"),
     "data.num_groups": refused(NO_PARTITION, num_groups=3),
-    "data.partitioner": refused(NO_PARTITION, partitioner={"alpha": 0.1}),
     "data.split": "rows are always split",
     "data.test": "there always are test rows",
     "data.holdout": "the rows are taken from the clients, whether a method reads them or not",

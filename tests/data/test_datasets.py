@@ -476,7 +476,7 @@ number = 7
     [
         ("own_data:pairs", "cannot import data set 'own_data:pairs': AttributeError"),
         ("no.such:function", "cannot import data set 'no.such:function': ModuleNotFoundError"),
-        ("imags:photos", "before a path: 'images:', 'csv:', 'clients:', 'npz:' or 'leaf:'"),
+        ("imags:photos", "before a path: 'images:', 'csv:', 'clients:' or 'npz:'"),
         ("own_data:number", "should be a function without arguments, got a int"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
         ("own_data:masked", "expected training inputs and labels in 'own_data:masked' without masked values, got 1"),

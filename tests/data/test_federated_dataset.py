@@ -311,7 +311,6 @@ def test_keys_without_effect_are_left_out() -> None:
     assert kept(**by_user, num_clients=10)["num_clients"] == 10
     assert kept(**by_user, min_samples=10)["min_samples"] == 10
     assert recipe(**by_user).data.partition_options.min_samples is None
-    assert set(kept(feature_shift="noise")) == ALWAYS | {"feature_shift", "feature_shift_strength"}
     assert set(kept(train_splits=["train", "extra"], public_dataset="plants")) == ALWAYS | {
         "train_splits",
         "public_dataset",

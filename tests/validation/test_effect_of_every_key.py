@@ -85,8 +85,6 @@ KEYS: dict[str, str | Refused] = {
     "data.halved_client_fraction": refused(
         "does nothing with 4 clients; set it to at least", halved_client_fraction=0.1
     ),
-    "data.feature_shift": refused("images", dataset=TABLE, feature_shift="noise"),
-    "data.feature_shift_strength": refused("set feature_shift to", feature_shift_strength=0.5),
     "data.public_dataset": refused(
         "data.public_dataset does nothing with method 'local', which uses no public data",
         public_dataset="others:images",

@@ -216,8 +216,7 @@ def common_inputs(run: RunRecord, count: int, inputs_from: str = "test", cache: 
         whose = "rows of the common test set"
     else:
         rows = [client.test for client in data.clients]
-        skew = run.recipe.data.get("feature_shift", "none")
-        whose = "test rows of all clients together" + ("" if skew == "none" else f", each with its client's {skew}")
+        whose = "test rows of all clients together"
     x = torch.cat([part.x for part in rows])
     y = torch.cat([part.y for part in rows])
     order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]

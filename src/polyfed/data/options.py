@@ -125,9 +125,6 @@ class PartitionOptions:
             client that holds its group; without groups, to nobody.
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
             and test rows of other classes are left out. Needs ``test="local"``.
-        feature_shift: "rotation", "noise" or "color": every client's own rows, its test rows too, are changed as
-            `polyfed.data.transforms.FeatureShift` says; the hold-out and a common test set are not.
-        feature_shift_strength: 0..1; 0 is off.
     """
 
     num_clients: int | None = 10
@@ -145,5 +142,3 @@ class PartitionOptions:
     group_by: str | None = None
     num_groups: int | None = None
     label_space: str = "shared"
-    feature_shift: str = "none"
-    feature_shift_strength: float = 0.25

@@ -67,7 +67,7 @@ def rank_collapse(folder: Path) -> None:
     """The share of the common update's energy beyond the smallest rank, by round."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for run in load_runs(folder):
-        shares = {one.round: one.server[KEY] for one in run.rounds if KEY in one.server}
+        shares = {one.round: one.server[KEY] for one in run.read_rounds() if KEY in one.server}
         if shares:
             lines[run.name] = (list(shares), list(shares.values()))
     with (RESULTS / "rank-collapse.csv").open("w", newline="", encoding="utf-8") as stream:

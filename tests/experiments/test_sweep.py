@@ -15,10 +15,11 @@ import polyfed
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import Sweep, parse, sweep
+from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import draw
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
-from polyfed.results.schema import RoundRecord, RunResult
+from polyfed.results.schema import RunResult
 
 RECIPE = """
 [data]
@@ -171,11 +172,11 @@ def record(path: str, validation: float | None, accuracy: float, seed: int = 0, 
         "accuracy_best_by_validation": accuracy, "seconds": 1.0,
     }  # fmt: skip
     rounds = [
-        {"round": 1, "evaluated": True, "validation": 0.99},
-        {"round": 2, "evaluated": True, "validation": validation},
-        {"round": 3, "evaluated": False, "validation": None},
+        RoundFigures(round=1, evaluated=True, validation=0.99),
+        RoundFigures(round=2, evaluated=True, validation=validation),
+        RoundFigures(round=3),
     ]
-    return RunRecord(Path(path), RunResult(**result), [RoundRecord(**line) for line in rounds])
+    return RunRecord(Path(path), RunResult(**result), rounds)
 
 
 def cells(

@@ -1,6 +1,8 @@
 """Finding, reading, naming run folders, and what is said when they are broken."""
 
+import dataclasses
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,11 @@ import pytest
 
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
+from polyfed.report import run_records
+from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import load_runs
 from polyfed.results.read import seal
+from polyfed.results.schema import RoundRecord
 
 
 def test_finds_runs_at_and_below_and_counts_each_once(two_by_two: Path) -> None:
@@ -54,6 +59,42 @@ def test_unfinished_runs_come_last_and_say_so(make: Any) -> None:
     assert [(run.name, run.finished) for run in runs] == [("local", True), ("fedgh", False), ("fedin", False)]
     assert "unfinished, 2 of 2 rounds done" in runs[1].notes[0]
     assert "unfinished, 0 of 9 rounds done" in runs[2].notes[0]
+
+
+def test_one_record_of_a_round_is_held_at_a_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("a", accuracies=(0.5,) * 9)
+    make("b", accuracies=(0.5,) * 9, seed=1)
+    made: list[weakref.ref[Any]] = []
+    held: list[int] = []
+
+    def counted(model: Any, value: Any) -> Any:
+        found = model.model_validate(value)
+        if model is RoundRecord:
+            made.append(weakref.ref(found))
+            held.append(sum(one() is not None for one in made))
+        return found
+
+    monkeypatch.setattr(run_records, "validated", counted)
+    assert sum(len(run.rounds) for run in load_runs(make.root)) == len(made) == 18
+    assert max(held) <= 2  # and that of the line before it
+
+
+def test_what_is_kept_of_a_round_does_not_grow_with_the_clients() -> None:
+    def size(clients: int) -> int:
+        everyone = list(range(clients))
+        record = RoundRecord.model_validate(
+            {
+                "round": 1, "clients": everyone, "dropped": everyone, "late": everyone,
+                "discarded": [{"client": client, "from": 1} for client in everyone],
+                "refused": [{"client": client, "reason": "not finite"} for client in everyone],
+                "bytes_by_client": {str(client): {"down": 1, "up": 1} for client in everyone},
+                "accuracy": {"personal": {"mean": 0.5}}, "accuracy_per_client": [0.5] * clients,
+                "held_out_per_client": {"received": {str(client): 0.5 for client in everyone}},
+            }
+        )  # fmt: skip
+        return len(json.dumps(dataclasses.asdict(RoundFigures.of(record))))
+
+    assert size(100) == size(900)
 
 
 def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
+from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import figure_of, sensitivity
 from polyfed.report.sweeps import SweepCell, build_table, is_sweep, read_sweep, write
-from polyfed.results.schema import RoundRecord, RunResult
+from polyfed.results.schema import RunResult
 from tests.helpers.readable import unreadable
 
 LR, EPOCHS = "training.lr", "training.local_epochs"
@@ -21,7 +22,7 @@ def record(accuracy: float, validation: float, seed: int = 0) -> RunRecord:
         "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": seed, "accuracy": accuracy,
         "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
     }  # fmt: skip
-    line = RoundRecord(round=1, evaluated=True, validation=validation)
+    line = RoundFigures(round=1, evaluated=True, validation=validation)
     return RunRecord(Path("run"), RunResult(**result), [line])
 
 

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 
 from polyfed.errors import ConfigError
+from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.statistics import Estimate, leader, paper_bytes, parse_target, to_target
 from polyfed.results.schema import RoundRecord
@@ -128,7 +129,7 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
     lines[0] |= {"evaluated": False, "accuracy": {}}
     for number, line in enumerate(lines, start=1):
         line |= {"bytes_up_paper": 10 * number, "bytes_down_paper": number}
-    rounds = [RoundRecord(**line) for line in lines]
+    rounds = [RoundFigures.of(RoundRecord(**line)) for line in lines]
     found = to_target([RunRecord(run.path, run.result, rounds)], 0.6, "personal")
     assert (found.rounds.mean, found.bytes, found.bytes_paper.mean) == (2, 6144, 33)
     assert paper_bytes(rounds, both_ways=False) == 60

@@ -234,11 +234,13 @@ def _sources(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
 
 def _last_round(record: RunRecord, client: int) -> int:
     """The last round in which the client worked, and was not refused."""
-    upto = record.result.models_of_round or len(record.rounds)  # whose network is at hand
-    for line in reversed(record.rounds[:upto]):
-        refused = {upload.client for upload in line.refused}
-        if client in line.clients and client not in refused:
-            return line.round
+    last = None
+    for line in record.read_rounds():
+        is_at_hand = line.round <= (record.result.models_of_round or line.round)
+        if is_at_hand and client in line.clients and client not in {upload.client for upload in line.refused}:
+            last = line.round
+    if last is not None:
+        return last
     raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
 
 

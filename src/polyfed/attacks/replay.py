@@ -150,7 +150,7 @@ class Replay:
 def last_upload_rounds(record: RunRecord) -> dict[int, int]:
     """Client -> the last round in which the server got an upload of it; final rounds do not count."""
     found: dict[int, int] = {}
-    for line in record.rounds:
+    for line in record.read_rounds():
         lost = {upload.client for upload in line.refused} | {*line.dropped}
         if not line.final_round:
             found |= {client: line.round for client in line.clients if client not in lost}
@@ -204,7 +204,7 @@ def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:
 def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: int) -> bool:
     """Whether the rounds from `first` on have the recorded losses."""
     equal = True
-    for old, anew in zip(record.rounds, history, strict=False):
+    for old, anew in zip(record.read_rounds(), history, strict=False):
         if old.round < first:
             continue
         new = validated(RoundRecord, anew)

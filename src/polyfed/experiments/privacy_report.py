@@ -67,7 +67,7 @@ def privacy_costs(folders: Sequence[Path | str], delta: float | None = None) -> 
 
 def _of_run(run: RunRecord, delta: float | None) -> list[PrivacyCost]:
     accounts: dict[int, list[Release]] = {}
-    for record in run.rounds:
+    for record in run.read_rounds():
         for client, releases in from_record([entry.model_dump() for entry in record.releases]).items():
             accounts.setdefault(client, []).extend(releases)
     at = delta or run.result.delta or _DELTA

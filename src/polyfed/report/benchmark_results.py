@@ -246,7 +246,7 @@ def _row(found: RowRuns) -> RowResult:
 
 def _curve_of(run: RunRecord) -> dict[str, float]:
     """Evaluated round -> accuracy in the run's own stage."""
-    scores = {str(record.round): finite(record.mean_accuracy(run.stage)) for record in run.rounds if record.evaluated}
+    scores = {str(record.round): finite(record.mean(run.stage)) for record in run.rounds if record.evaluated}
     return {number: score for number, score in scores.items() if score is not None}
 
 

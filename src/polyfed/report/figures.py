@@ -37,7 +37,6 @@ from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import Estimate, finite, scores_by_seed
 from polyfed.report.text_tables import format_mean_std
 from polyfed.results.main_score import MainScore
-from polyfed.results.schema import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,20 +173,9 @@ def _points(
             spent.pop("simulated", None)
         elif "simulated" in spent:
             spent["simulated"] += record.simulated_seconds
-        value = finite(_value(record, stage, metric))
+        value = finite(record.mean(stage, metric))
         if value is not None:
             yield (record.round, record.final_round), (dict(spent), float(value))
-
-
-def _value(record: RoundRecord, stage: str, metric: str) -> float | None:
-    """A figure of one record, in one stage; None where it was not recorded."""
-    if metric == "accuracy":
-        return record.mean_accuracy(stage)
-    if metric == "bottom_decile":
-        scored = record.accuracy.get(stage)
-        return None if scored is None else scored.bottom_decile
-    figure = record.metrics.get(stage, {}).get(metric)
-    return None if figure is None else figure.mean
 
 
 def axes_of(runs: Iterable[RunRecord]) -> list[str]:

@@ -237,7 +237,7 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
 
 def _about_tuning(runs: Sequence[RunRecord]) -> str:
     """For how many epochs networks of pooled data were trained on clients' own rows."""
-    final = [run.rounds[-1].server for run in runs]
+    final = [run.server for run in runs]
     epochs = ", ".join(f"{found.get('tuned_epochs')} (seed {run.seed})" for found, run in zip(final, runs, strict=True))
     has_validation = any(name.startswith("validation_after") for found in final for name in found)
     why = "as validation chose" if has_validation else "as no client has validation rows"

@@ -26,6 +26,7 @@ from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages
 from polyfed.report.heatmaps import heat_maps
 from polyfed.report.results_page import read_command
+from polyfed.report.round_figures import LOST
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import finite
 from polyfed.report.text_tables import Column
@@ -39,7 +40,6 @@ _NAMES = 500  # classes that are called by their names
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _TIMES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
-_LOST = {"refused": "refused", "dropped": "dropped out", "late": "late", "discarded": "discarded"}
 _NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -268,15 +268,17 @@ def _labels(tables: Sequence[Sequence[ClientRow]], at: int) -> Mapping[str, int]
 def _lost(group: Group) -> dict[str, Any]:
     """Uploads refused, late or discarded, and clients dropped out, over all rounds and seeds; all-zero columns go."""
     counts = {
-        name: {key: sum(len(getattr(record, key)) for run in runs for record in run.rounds) for key in _LOST}
+        name: {key: sum(record.lost.get(key, 0) for run in runs for record in run.rounds) for key in LOST}
         for name, runs in group.rows.items()
     }
     for name, runs in group.rows.items():  # a record may be shorter than the result that sums it up
         counts[name]["refused"] = max(counts[name]["refused"], sum(run.result.refused or 0 for run in runs))
-    shown = [key for key in _LOST if any(row[key] for row in counts.values())]
+    shown = [key for key in LOST if any(row[key] for row in counts.values())]
     columns = [Column("method", list(counts), words=True)]
-    columns += [Column(_LOST[key], [str(row[key]) for row in counts.values()]) for key in shown]
-    reasons = Counter(upload.reason for run in group.runs for record in run.rounds for upload in record.refused)
+    columns += [Column(LOST[key], [str(row[key]) for row in counts.values()]) for key in shown]
+    reasons: Counter[str] = Counter()
+    for record in (record for run in group.runs for record in run.rounds):
+        reasons.update(record.reasons)
     lines = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
     if len(reasons) > _REASONS:
         lines.append(f"refused for {len(reasons) - _REASONS} other reasons")

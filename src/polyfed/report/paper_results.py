@@ -153,7 +153,7 @@ def _per_client(run: RunRecord, both_ways: bool) -> float | None:
     for record in run.rounds:
         total = paper_bytes([record], both_ways)
         if record.clients and not record.final_round and total is not None:
-            sent.append(total / len(record.clients))
+            sent.append(total / record.clients)
     return statistics.median(sent) if sent else None
 
 

@@ -1,7 +1,8 @@
 """Run folders as they lie on disk: found, read, checked and named.
 
 A run folder holds ``recipe.toml`` (resolved), ``rounds.jsonl`` (one object a round) and, once the run is finished,
-``result.json``. Everything that a report shows is read from these three; no engine is needed.
+``result.json``. Everything that a report shows is read from these three; no engine is needed. The records of rounds
+are read one by one, and reduced as they come, as those of many clients are large.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.places import check_name, shown_place, without_places
+from polyfed.report.round_figures import RoundFigures
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import check_links, flat_table, parse_toml, unseal
 from polyfed.results.schema import RoundRecord, RunResult, Summary
@@ -53,20 +55,22 @@ class RunRecord:
     Attributes:
         path: the run folder.
         stored: ``result.json``; None when the run is unfinished.
-        rounds: the lines of ``rounds.jsonl``.
+        rounds: the figures of ``rounds.jsonl``.
         recipe: ``recipe.toml``; empty when there is none.
         name: the run's label or method, with the hyperparameters that tell it from the other runs found with it.
         notes: what was odd about the folder, for people.
         trusted: whether code that the folder names may be imported.
+        server: the server's own metrics of the last round.
     """
 
     path: Path
     stored: RunResult | None
-    rounds: Sequence[RoundRecord]
+    rounds: Sequence[RoundFigures]
     recipe: StoredRecipe = field(default_factory=StoredRecipe)
     name: str = ""
     notes: tuple[str, ...] = ()
     trusted: bool = False
+    server: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -151,6 +155,10 @@ class RunRecord:
             found["personalize"] = self.recipe.method["personalize"]
         return found
 
+    def read_rounds(self) -> Iterator[RoundRecord]:
+        """The whole lines of ``rounds.jsonl``, one by one."""
+        return _read_rounds(self.path / "rounds.jsonl", [])
+
 
 def load_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> list[RunRecord]:
     """Read every run folder at or below the given paths; a folder met twice counts once.
@@ -226,17 +234,15 @@ def _pooled_rows(run: RunRecord) -> Iterator[RunRecord]:
 
 def _pooled_validation(run: RunRecord, kind: str) -> float | None:
     """The score of a row of pooled data on the validation rows of all clients together; None where it is not known."""
-    found = run.rounds[-1].server if run.rounds else {}
-    tuned = f"validation_after_{found.get('tuned_epochs')}"
-    value: float | None = found.get({"": "validation", "shares": "validation_by_shares", "tuned": tuned}[kind])
+    tuned = f"validation_after_{run.server.get('tuned_epochs')}"
+    value: float | None = run.server.get({"": "validation", "shares": "validation_by_shares", "tuned": tuned}[kind])
     return run.result.validation if value is None and not kind else value
 
 
-def _by_predictor(record: RoundRecord, kind: str) -> RoundRecord:
+def _by_predictor(record: RoundFigures, kind: str) -> RoundFigures:
     """A round with the scores by one of the further predictors."""
-    accuracy = {stage: scores[kind] for stage, scores in record.accuracy_by_predictor.items() if kind in scores}
-    nothing: dict[str, Any] = {"accuracy_by_predictor": {}, "validation": None, "bytes_up": 0, "bytes_down": 0}
-    return record.model_copy(update={"accuracy": accuracy, **nothing, **_NOT_BY_PREDICTOR})
+    scores = record.scores_by_predictor.get(kind, {})
+    return replace(record, scores=scores, scores_by_predictor={}, validation=None, bytes_up=0, bytes_down=0)
 
 
 def _scored_by(result: RunResult, kind: str, label: str, validation: float | None) -> RunResult:
@@ -290,7 +296,11 @@ def _read(folder: Path) -> RunRecord:
     result = None
     if (folder / "recipe.toml").exists():
         recipe = _parse(folder / "recipe.toml", parse_toml, StoredRecipe)
-    rounds = _read_rounds(folder / "rounds.jsonl", notes)
+    rounds = []
+    server: Mapping[str, Any] = {}
+    for record in _read_rounds(folder / "rounds.jsonl", notes):
+        rounds.append(RoundFigures.of(record))
+        server = record.server
     if (folder / "result.json").exists():
         result = _parse(folder / "result.json", functools.partial(unseal, needed=False), RunResult)
     wanted = recipe.rounds
@@ -299,20 +309,13 @@ def _read(folder: Path) -> RunRecord:
         why = "no result.json" if result is None else f"result.json is of {result.rounds}"
         notes.insert(0, f"{shown_place(folder)}: unfinished, {len(rounds)}{of} rounds done, {why}")
         result = None
-    return RunRecord(folder, result, rounds, recipe, notes=tuple(notes))
+    return RunRecord(folder, result, rounds, recipe, notes=tuple(notes), server=server)
 
 
 def _parse(path: Path, parse: Callable[[bytes], Any], model: type[R]) -> R:
     try:
-        return validated(model, parse(_bytes_of(path)))
-    except ValueError as error:  # JSON, TOML and UTF-8 errors are ValueErrors
-        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
+        return validated(model, parse(path.read_bytes()))
+    except (OSError, ValueError) as error:  # JSON, TOML and UTF-8 errors are ValueErrors
         raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
 
 
@@ -320,20 +323,28 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
-    rounds: list[RoundRecord] = []
-    lines = _bytes_of(path).split(b"\n") if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+def _read_rounds(path: Path, notes: list[str]) -> Iterator[RoundRecord]:
+    for number, line in enumerate(_lines_of(path), start=1):
         if not line.strip():
             continue
         try:
-            rounds.append(validated(RoundRecord, unseal(line.rstrip(), needed=False)))
+            record = validated(RoundRecord, unseal(line.rstrip(), needed=False))
         except ValueError as error:
-            if number == len(lines):  # no newline after it: the writer was stopped in the middle
+            if not line.endswith(b"\n"):  # the writer was stopped in the middle
                 notes.append(f"{shown_place(path)}: the last line is cut off and was ignored")
                 break
             raise ConfigError(f"{path}, line {number}, cannot be read: {_one_line(error)}") from error
-    return rounds
+        yield record
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    try:
+        with path.open("rb") as lines:
+            yield from lines
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
 
 
 def _named(records: list[RunRecord]) -> list[RunRecord]:

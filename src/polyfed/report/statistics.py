@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.errors import ConfigError
+from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord
 from polyfed.results.main_score import MainScore
-from polyfed.results.schema import RoundRecord
 
 LEVEL = 0.95
 POWER = 0.8
@@ -197,7 +197,7 @@ def parse_target(text: str | float) -> float:
     return share
 
 
-def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float | None:
+def paper_bytes(records: Sequence[RoundFigures], both_ways: bool = True) -> float | None:
     """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded.
 
     both_ways: up and down; else up alone.
@@ -257,7 +257,7 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
     )
 
 
-def _rounds_to(run: RunRecord, accuracy: float, stage: str) -> Sequence[RoundRecord]:
+def _rounds_to(run: RunRecord, accuracy: float, stage: str) -> Sequence[RoundFigures]:
     """The rounds of a run up to the first at or above an accuracy; none if there is no such round."""
     for number, record in enumerate(run.rounds, start=1):
         score = _mean(record, stage)
@@ -271,6 +271,6 @@ def _falls_below(run: RunRecord, accuracy: float, stage: str, after: int) -> boo
     return any(score is not None and score < accuracy for score in scores)
 
 
-def _mean(record: RoundRecord, stage: str) -> float | None:
+def _mean(record: RoundFigures, stage: str) -> float | None:
     """The mean accuracy of a round in a stage; None where it was not scored."""
-    return finite(record.mean_accuracy(stage)) if record.evaluated else None
+    return finite(record.mean(stage)) if record.evaluated else None

@@ -250,11 +250,6 @@ class RoundRecord(ScoredRecord):
         None, description="only with `--profile`: section -> seconds spent in it, as below"
     )
 
-    def mean_accuracy(self, stage: str) -> float | None:
-        """The main score over clients in a stage; None where it was not scored."""
-        scored = self.accuracy.get(stage)
-        return None if scored is None else scored.mean
-
 
 class EvaluationFacts(Record):
     """How a run was scored."""

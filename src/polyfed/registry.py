@@ -7,10 +7,12 @@ resolved on first use, or an object registered by the user.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -178,13 +180,14 @@ def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
     packages = {name.partition(":")[0].partition(".")[0] for name in own_names(settings)}
     if not packages:
         return {}
-    folders = {Path(place).resolve() for place in beside}
+    real = functools.cache(os.path.realpath)  # thousands of modules lie in few folders
+    folders = {real(place) for place in beside}
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or name == "__main__":
             continue
-        if name.partition(".")[0] in packages or Path(file).resolve().parent in folders:
+        if name.partition(".")[0] in packages or real(os.path.dirname(file)) in folders:
             with contextlib.suppress(OSError):  # it has gone since, or lies in an archive
                 found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return found

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -266,7 +265,9 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(
         prediction.predict(tmp_path / "run", 1, wrong)
 
 
-def frame() -> pd.DataFrame:
+def frame() -> Any:
+    import pandas as pd
+
     return pd.DataFrame(
         {
             "age": [30, 40, 50, 36],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from tests.deploy.test_server import same
 from tests.helpers.nearby import recipe_of
-
-WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+from tests.helpers.on_flower import WITH_FLOWER
 
 
 @pytest.mark.parametrize("make", [make_server_app, make_client_app])

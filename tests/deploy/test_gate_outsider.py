@@ -21,10 +21,9 @@ import tomli_w
 from polyfed.deploy import OFFLINE, app_template
 from polyfed.deploy.local_cluster import LocalCluster, ProcessGroup, free_ports
 from polyfed.deploy.tls import make_node_key, make_server_certificate
-from tests.helpers.on_flower import PATIENCE, recipe_for_two, until
+from tests.helpers.on_flower import PATIENCE, WITH_FLOWER, recipe_for_two, until
 
-pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [WITH_FLOWER, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROTOBUF = "application/protobuf"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -20,9 +20,9 @@ from polyfed.deploy import app_template
 from polyfed.deploy.local_cluster import LocalCluster, free_ports, local
 from polyfed.experiments.run import run
 from polyfed.testing.fixtures import TIMES
-from tests.helpers.on_flower import recipe_for_two, until
+from tests.helpers.on_flower import WITH_FLOWER, recipe_for_two, until
 
-pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+pytestmark = WITH_FLOWER
 
 RECIPE = recipe_for_two(["digits-cnn1", "digits-cnn2"], rounds=4, lr=0.05)
 

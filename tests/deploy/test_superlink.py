@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,8 +22,9 @@ from polyfed.deploy import supernode
 from polyfed.deploy.superlink import Gate, check_system, is_own, serve_nodes
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.nearby import recipe_of
+from tests.helpers.on_flower import WITH_FLOWER
 
-pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+pytestmark = WITH_FLOWER
 
 
 def touched(path: Path) -> Path:
@@ -108,9 +111,16 @@ def test_a_nodes_secret_is_in_no_file_and_its_supernode_ends_with_it(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_what_goes_wrong_at_a_node_stays_there(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def logged() -> Iterator[StringIO]:
+    """What is logged."""
+    handler = logging.StreamHandler(text := StringIO())
+    logging.getLogger().addHandler(handler)
+    yield text
+    logging.getLogger().removeHandler(handler)
+
+
+def test_what_goes_wrong_at_a_node_stays_there(logged: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server gets the kind of an error; its text may hold a row."""
     from flwr.app import Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
@@ -126,12 +136,10 @@ def test_what_goes_wrong_at_a_node_stays_there(
     answer = supernode.reply(app, asked, None)  # type: ignore[arg-type]
     assert answer.has_error()
     assert answer.error.reason == "ValueError"
-    assert "row 7: age 43" in caplog.text
+    assert "row 7: age 43" in logged.getvalue()
 
 
-def test_a_message_that_never_arrives_does_not_keep_a_node(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_never_arrives_does_not_keep_a_node(logged: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run has ended while the SuperNode fetched it: part of it is announced for ever, and never there."""
     from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
     from flwr.proto.runtime_pb2 import AcquireTaskResponse, PullAppMessagesResponse, PullTaskInputResponse
@@ -160,7 +168,7 @@ def test_a_message_that_never_arrives_does_not_keep_a_node(
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(RunError, match="looked for work again"):
         supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)
     assert ends == ["failed"]
-    assert "expected a message to arrive within 0 s" in caplog.text
+    assert "expected a message to arrive within 0 s" in logged.getvalue()
 
 
 # the gate, with real connections of this machine ----------------------------------------------------------------------

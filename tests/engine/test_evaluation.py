@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as oracle
 from torch import Tensor, nn
 
 import polyfed as pf
@@ -121,6 +120,8 @@ def by_hand(run: Run, federation: Federation, number: int) -> tuple[torch.Tensor
 
 
 def test_records_and_result_say_what_the_models_do() -> None:
+    from sklearn import metrics as oracle
+
     federation, done = run(ALL)
     values: dict[str, list[float]] = {"accuracy": [], "balanced_accuracy": [], "f1": [], "auc": []}
     values["calibration_error"] = []

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import optimize, special
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
@@ -39,6 +38,8 @@ NOISY = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 2.0}
 
 def by_hand(noise: float, times: int, delta: float = 1e-5) -> float:
     """Epsilon of so many Gaussian mechanisms of that noise multiplier: one of noise / sqrt(times), in logarithms."""
+    from scipy import optimize, special
+
     mu = math.sqrt(times) / noise
 
     def surplus(epsilon: float) -> float:
@@ -256,6 +257,8 @@ DELTA = 1e-5
 
 def drawn(noise: float, share: float) -> float:
     """Epsilon of one about rows drawn with that share: delta = q delta'(ln(1 + (e^epsilon - 1) / q))."""
+    from scipy import optimize, special
+
     mu = 1 / noise
 
     def surplus(epsilon: float) -> float:

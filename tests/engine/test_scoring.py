@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as oracle
 from torch import nn
 
 import polyfed as pf
@@ -37,6 +36,8 @@ def run(method: pf.Method, executor: Any = "serial", clients: Sequence[Client] |
 
 
 def test_the_scores_are_scikit_learns() -> None:
+    from sklearn import metrics as oracle
+
     clients = regression.clients()
     found = run(pf.methods.Local(), clients=clients)
     errors, shares = [], []

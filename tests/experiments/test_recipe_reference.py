@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import tomllib
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from polyfed.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-SCHEMA = recipe_reference.to_schema()
+schema = functools.cache(recipe_reference.to_schema)
 
 
 def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -44,11 +45,13 @@ def test_every_key_is_described() -> None:
         assert [key.name for key in found[name].keys] == list(kind.model_fields)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_hyperparameter_is_described(name: str) -> None:
-    keys = recipe_reference.of_method(name).keys
-    assert [key.name for key in keys] == [one.name for one in method_table.list_hyperparameters(METHODS[name])]
-    assert all(key.meaning and key.type for key in keys)
+def test_every_hyperparameter_is_described() -> None:
+    for name in METHODS:
+        keys = recipe_reference.of_method(name).keys
+        assert [key.name for key in keys] == [one.name for one in method_table.list_hyperparameters(METHODS[name])], (
+            name
+        )
+        assert all(key.meaning and key.type for key in keys), name
 
 
 def test_a_section_a_method_and_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +101,11 @@ def test_the_page_is_what_is_made(page: str, made: Callable[[], str]) -> None:
 
 def test_the_schema_has_every_key_with_its_meaning() -> None:
     for name, kind in SECTIONS.items():
-        rules = SCHEMA["definitions"][kind.__name__]["properties"]
+        rules = schema()["definitions"][kind.__name__]["properties"]
         assert all(rule["description"] for rule in rules.values())
         assert list(rules) == list(kind.model_fields), name
     for name in METHODS:
-        rules = SCHEMA["definitions"][f"method {name}"]["properties"]
+        rules = schema()["definitions"][f"method {name}"]["properties"]
         keys = recipe_reference.of_method(name).keys
         assert {"name", "alone", "adapters", "personalize", *(key.name.partition(".")[0] for key in keys)} == set(rules)
         assert all(rules[key.name]["description"] == key.meaning for key in keys if "." not in key.name)
@@ -110,13 +113,13 @@ def test_the_schema_has_every_key_with_its_meaning() -> None:
 
 def test_the_schema_is_one() -> None:
     validator = pytest.importorskip("jsonschema").Draft7Validator
-    assert [error.message for error in validator(validator.META_SCHEMA).iter_errors(SCHEMA)] == []
+    assert [error.message for error in validator(validator.META_SCHEMA).iter_errors(schema())] == []
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_recipes_follow_the_schema(path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    checked = jsonschema.Draft7Validator(SCHEMA).iter_errors(tomllib.loads(path.read_text(encoding="utf-8")))
+    checked = jsonschema.Draft7Validator(schema()).iter_errors(tomllib.loads(path.read_text(encoding="utf-8")))
     assert [error.message for error in checked] == []
 
 
@@ -142,7 +145,7 @@ def test_the_schema_refuses(place: str, value: object) -> None:
         "method": {"name": "fedhenn", "kernel": {"rank": 4}},
         "methods": {"mine": {"name": "fedgh", "header_epochs": 3}},
     }
-    validator = jsonschema.Draft7Validator(SCHEMA)
+    validator = jsonschema.Draft7Validator(schema())
     validator.validate(recipe)
     wrong = copy.deepcopy(recipe)
     *tables, key = place.split(".")

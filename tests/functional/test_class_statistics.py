@@ -7,9 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import Ridge
-from sklearn.naive_bayes import MultinomialNB
 from torch import Tensor
 
 from polyfed.functional import class_statistics
@@ -62,6 +59,8 @@ def test_any_grouping_and_order_give_one_solution(cuts: tuple[int, ...], monkeyp
 @pytest.mark.parametrize("shrinkage", [0.01, 0.3])
 def test_the_discriminant_is_scikit_learns(shrinkage: float) -> None:
     """Its covariance is shrunk towards tr / D I class by class, which with the rows' own shares is the same."""
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
     weight, bias = discriminant(sum_rows(PHI, Y, CLASSES), shrinkage)
     assert not weight[:, 2].any()
     assert not bias[2]
@@ -82,6 +81,8 @@ def test_few_rows_and_rows_that_do_not_vary() -> None:
 
 @pytest.mark.parametrize("shrinkage", [0.01, 0.3])
 def test_numbers_are_fitted_by_ridge_regression(shrinkage: float) -> None:
+    from sklearn.linear_model import Ridge
+
     y = PHI[:, 0] * 2 - PHI[:, 1] + 3
     centered = (PHI.double() - PHI.double().mean(0)).numpy()
     alpha = shrinkage / (1 - shrinkage) * float(np.square(centered).sum()) / PHI.shape[1]
@@ -93,6 +94,8 @@ def test_numbers_are_fitted_by_ridge_regression(shrinkage: float) -> None:
 
 @pytest.mark.parametrize("shrinkage", [0.2, 0.5])
 def test_counts_of_words_are_scikit_learns_naive_bayes(shrinkage: float) -> None:
+    from sklearn.naive_bayes import MultinomialNB
+
     counts = torch.randint(5, PHI.shape, generator=torch.Generator().manual_seed(2)).float()
     sums = sum_rows(counts, Y, CLASSES, products=False)
     assert "products" not in sums

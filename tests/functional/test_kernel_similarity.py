@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import orthogonal_procrustes
 
 from polyfed.functional import kernel_similarity
 from polyfed.functional.kernel_similarity import kernel_distance, nystroem_features, procrustes, rbf_alignment
@@ -190,6 +189,8 @@ def test_a_factor_of_a_mean_of_rbf_kernels(norm):
 
 def oracle(a, m):
     """Least over orthogonal R of ||A - M R||_F^2, with SciPy's R put in."""
+    from scipy.linalg import orthogonal_procrustes
+
     x, y = (z - z.mean(0) for z in (a.numpy().astype(np.float64), m.numpy().astype(np.float64)))
     x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
     r, _ = orthogonal_procrustes(y, x)

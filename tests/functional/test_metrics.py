@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sklearn
 
 from polyfed.functional import metrics
 
@@ -18,6 +17,8 @@ def draw(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, to
 
 
 def test_counts_and_shares_are_scikit_learns() -> None:
+    from sklearn import metrics as sklearn
+
     scores, y = draw()
     predicted = scores.argmax(dim=1)
     counts = metrics.confusion_matrix(y, predicted, 4)
@@ -43,6 +44,8 @@ def test_classes_that_do_not_occur_are_not_averaged_over() -> None:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_auc_is_scikit_learns(classes: int) -> None:
+    from sklearn import metrics as sklearn
+
     scores, y = draw(classes=classes)
     scores[:20] = scores[20:40]  # ties, between samples of different classes too
     shares = scores.double().softmax(dim=1)
@@ -96,6 +99,8 @@ def test_equal_values_share_their_mean_rank() -> None:
 
 
 def test_the_error_of_numbers_is_scikit_learns() -> None:
+    from sklearn import metrics as sklearn
+
     g = torch.Generator().manual_seed(3)
     y, predicted = (20 * torch.randn(50, generator=g) - 3 for _ in range(2))
     assert metrics.rmse(predicted, y) == pytest.approx(sklearn.root_mean_squared_error(y, predicted))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from polyfed.functional.surgery import combine, cosine
 
@@ -43,6 +42,8 @@ def test_against_numpy_both_signs_of_b(mode):
 
 
 def test_projection_solves_the_constrained_problem():
+    from scipy.optimize import minimize
+
     for g_local, g_in in pairs(8, (5,)):
         x, y = g_local.numpy(), g_in.numpy()
         found = minimize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.helpers.small_recipe import small_recipe
 
+WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="the extra 'flower' is not installed")
 PATIENCE = 600.0  # seconds; a busy machine takes a minute for what takes seconds
 
 

@@ -92,23 +92,23 @@ def beside() -> dict[str, Any]:
     return {**script, "measured": script["ours"]()}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_privacy_section_is_true(name: str) -> None:
-    told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
-    method = METHODS[name]()
-    variants = ("outputs", "uploads", "aggregation")  # hyperparameters with which more can be clipped
-    bounded = has_upload(method) and (not method.fixed_entries or any(v in told for v in variants))
-    assert ("`upload_clip_norm` clips" in told) == bounded
-    phases = method.phases(Training())
-    by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
-    assert ("`max_grad_norm` is not supported" in told) == (not by_row and "`mu = 0`" not in told)
-    assert has_upload(method) == ("Not protected:" in told)
+def test_the_privacy_section_is_true() -> None:
+    for name in METHODS:
+        told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
+        method = METHODS[name]()
+        variants = ("outputs", "uploads", "aggregation")  # hyperparameters with which more can be clipped
+        bounded = has_upload(method) and (not method.fixed_entries or any(v in told for v in variants))
+        assert ("`upload_clip_norm` clips" in told) == bounded, name
+        phases = method.phases(Training())
+        by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
+        assert ("`max_grad_norm` is not supported" in told) == (not by_row and "`mu = 0`" not in told), name
+        assert has_upload(method) == ("Not protected:" in told), name
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_what_stands_beside_the_papers_is_published_and_measured(name: str, beside: dict[str, Any]) -> None:
-    expected = beside["with_section"](page(name), name, beside["measured"])
-    assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
+def test_what_stands_beside_the_papers_is_published_and_measured(beside: dict[str, Any]) -> None:
+    for name in METHODS:
+        expected = beside["with_section"](page(name), name, beside["measured"])
+        assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
 
 
 def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) -> None:
@@ -123,15 +123,17 @@ def test_the_tables_of_other_papers_are_those_of_the_file(beside: dict[str, Any]
     assert text == beside["with_tables"](text.replace("90.02", "90.03").replace("44.94", "44.95"))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_hyperparameter_table_is_the_methods(name: str) -> None:
-    shown = hyperparameter_table(page(name))
-    fields = {one.name: one.default for one in list_hyperparameters(METHODS[name])}
-    assert list(shown) == list(fields)
-    for hyperparameter, default in shown.items():
-        value, expected = read(default), fields[hyperparameter]
-        assert value == expected, f"the default of '{hyperparameter}' is {expected!r}, the page says {default}"
-        assert isinstance(value, bool) == isinstance(expected, bool)
+def test_the_hyperparameter_table_is_the_methods() -> None:
+    for name in METHODS:
+        shown = hyperparameter_table(page(name))
+        fields = {one.name: one.default for one in list_hyperparameters(METHODS[name])}
+        assert list(shown) == list(fields), name
+        for hyperparameter, default in shown.items():
+            value, expected = read(default), fields[hyperparameter]
+            assert value == expected, (
+                f"{name}: the default of '{hyperparameter}' is {expected!r}, the page says {default}"
+            )
+            assert isinstance(value, bool) == isinstance(expected, bool), name
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scipy.stats import ttest_rel
 
 from polyfed.report.benchmark_page import to_markdown, to_text
 from polyfed.report.benchmark_results import SettingResult
@@ -102,6 +101,8 @@ def test_holm_as_r_adjusts() -> None:
 
 
 def test_p_values_are_those_of_scipy() -> None:
+    from scipy.stats import ttest_rel
+
     found = comparisons([setting(ROWS)], [["sure", "local"], ["local", "lucky"]])
     for one, (upper, lower) in zip(found, [(ROWS[2], ROWS[0]), (ROWS[0], ROWS[1])], strict=True):
         expected = ttest_rel([*upper["accuracy"].values()], [*lower["accuracy"].values()]).pvalue

@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import pytest
-import scipy.stats
 
 from polyfed.errors import ConfigError
 from polyfed.report.round_figures import RoundFigures
@@ -16,6 +15,8 @@ from polyfed.results.schema import RoundRecord
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.1, 0.2, 0.15, 0.3, 0.22]])
 def test_the_interval_is_scipys(values: list[float]) -> None:
+    import scipy.stats
+
     n, mean = len(values), sum(values) / len(values)
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     low, high = scipy.stats.t.interval(0.95, n - 1, mean, std / math.sqrt(n))
@@ -32,6 +33,8 @@ def test_fewer_than_three_values_or_an_unknown_one_have_no_interval() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_differences_are_paired_and_have_a_sign(sign: int) -> None:
+    import scipy.stats
+
     mine, other = {0: 0.60, 1: 0.70, 2: 0.65, 9: 0.1}, {2: 0.60, 1: 0.54, 0: 0.50, 8: 0.9}
     found = Estimate.difference(mine, other) if sign == 1 else Estimate.difference(other, mine)
     assert set(found.seeds) == {0, 1, 2}

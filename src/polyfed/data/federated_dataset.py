@@ -404,7 +404,8 @@ def _client_data(
 ) -> ClientData:
     """A client's samples, with labels as it has them; a common test set as it is."""
     source = pool.source
-    parts = [pool.select(own) for own in (rows if common_test is None else rows[:2])]
+    own_rows = rows if common_test is None else rows[:2]
+    parts = [pool.select(own) for own in own_rows]
     if source.columns.flags:
         means = own_means(parts[0].x, source.columns, source.mean)
         parts = [fill_missing(part, source.columns, means) for part in parts]

@@ -16,7 +16,8 @@ from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.errors import kind_and_line
-from polyfed.testing.kit import ChangedValue, ConformanceError, ConformanceKit, NotApplicable, Reduction
+from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, Reduction
+from polyfed.testing.observation import ConformanceError
 from polyfed.testing.properties import FIRST, PROPERTIES
 
 __all__ = [

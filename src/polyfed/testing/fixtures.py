@@ -7,6 +7,7 @@ some 400 numbers, and a federation of two rounds takes some 50 ms.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,13 @@ def model_family(needs: Sequence[Requirements], one: bool = False, norm: bool = 
         kinds = [(1, 4, 6), (2, 3, 6), (0, 5, 6)]
     else:
         kinds = [(1, 4, 6), (2, 3, 5), (0, 5, 7)]
-    return [lambda kind=kind: tiny_model(*kind, norm=norm) for kind in kinds]  # type: ignore[misc]
+    return [_builder(*kind, norm) for kind in kinds]
+
+
+@functools.cache
+def _builder(depth: int, width: int, features: int, norm: bool) -> Build:
+    """One object for each network, by which equal federations are known."""
+    return functools.partial(tiny_model, depth, width, features, norm)
 
 
 def draw(size: int, labels: Sequence[int], place: int) -> LabeledSamples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import types
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, clone, first_nonfinite, flatten, shallow_copy
+from polyfed.core.message import Message, first_nonfinite, flatten
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -22,12 +21,9 @@ from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT, TinyFederation
+from polyfed.testing.observation import AggregationScene, ConformanceError, Observation
 from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
 from polyfed.validation.hyperparameters import flat_settings
-
-
-class ConformanceError(AssertionError):
-    """A property does not hold."""
 
 
 class NotApplicable(Exception):
@@ -79,9 +75,6 @@ class ConformanceKit:
         skip: property -> why it does not apply.
         device: where the networks compute. "cuda" is held to equal bits as well, for which a GPU needs
             `torch.use_deterministic_algorithms`.
-
-    Attributes:
-        seen: what a property saw in its run and another one asks for, by name.
     """
 
     method: Method
@@ -94,7 +87,6 @@ class ConformanceKit:
     models: Sequence[Callable[[], nn.Module]] | None = None
     skip: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
-    seen: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -155,9 +147,24 @@ class ConformanceKit:
             raise ConformanceError(f"{self.name}: {error}") from error
 
     @functools.cached_property
+    def observed(self) -> Observation:
+        """The plain run, made once."""
+        observation = Observation(self.method, self.usual, self.reference_loss)
+        observation.run()
+        return observation
+
+    @property
     def base(self) -> Federation:
         """The plain run that others are compared with."""
-        return self.run()
+        if self.observed.error is not None or self.observed.federation is None:
+            raise ConformanceError(f"{self.name}: {self.observed.error}") from self.observed.error
+        return self.observed.federation
+
+    @property
+    def scenes(self) -> list[AggregationScene]:
+        """The aggregations of the plain run, as they were before each."""
+        assert self.base
+        return self.observed.scenes
 
     # looking on -----------------------------------------------------------------------------------------------------
 
@@ -195,47 +202,6 @@ class ConformanceKit:
             if isinstance(cause, ConformanceError):
                 raise cause from None
             raise ConformanceError(f"{self.name}: {error}") from error
-
-    @functools.cached_property
-    def scenes(self) -> list[AggregationScene]:
-        """The aggregations of a short run of the usual clients, as they were before each."""
-        if "scenes" in self.seen:
-            return list(self.seen["scenes"])
-        found: list[AggregationScene] = []
-        self.aggregations(self.usual, SHORT, lambda scene: found.append(scene.snapshot()))
-        return found
-
-
-@dataclass(frozen=True)
-class AggregationScene:
-    """The server with all uploads before it."""
-
-    method: Method
-    server: Server
-    uploads: Mapping[int, Message]
-    federation: Federation
-
-    def snapshot(self) -> AggregationScene:
-        """The same in memory of its own."""
-        server = copy_server(self.server)
-        server.state = clone(self.server.state)
-        server.cache = dict(self.server.cache)
-        uploads = {number: clone(message) for number, message in self.uploads.items()}
-        return dataclasses.replace(self, server=server, uploads=uploads)
-
-    def after(self, uploads: Mapping[int, Message], server: Server | None = None) -> Server:
-        """A copy of the server after aggregating `uploads`; the real one stays as it is."""
-        trial = copy_server(self.server if server is None else server)
-        self.method.aggregate(trial, {number: clone(message) for number, message in uploads.items()})
-        return trial
-
-
-def copy_server(server: Server) -> Server:
-    """A copy of the server with a state of its own."""
-    trial = copy.copy(server)
-    trial.state = shallow_copy(server.state)
-    trial.log = dict(server.log)
-    return trial
 
 
 class _Watch:

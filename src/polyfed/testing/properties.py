@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import tempfile
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, clone, first_nonfinite, flatten, from_bytes, nbytes, to_bytes
-from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, not_a_hyperparameter
+from polyfed.core.method import Context, Method, Requirements, not_a_hyperparameter
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
@@ -25,22 +24,20 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import alone
 from polyfed.engine.uploads import find_mismatch
-from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted, kind_and_line, suggest
+from polyfed.errors import ConfigError, PolyfedError, RunInterrupted, suggest
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received, tiny_model
 from polyfed.testing.kit import (
-    AggregationScene,
     ChangedValue,
-    ConformanceError,
     ConformanceKit,
     NotApplicable,
-    copy_server,
     is_fixed,
     others,
     replaced,
     subsets,
 )
-from polyfed.testing.spy import Spy, global_draws, logged_seeds
+from polyfed.testing.observation import AggregationScene, ConformanceError, copy_server
+from polyfed.testing.spy import Spy, logged_seeds
 from polyfed.validation.hyperparameters import flat_settings
 
 # what a method says of itself: settings, messages of tensors, what it needs -------------------------------------------
@@ -63,36 +60,9 @@ def has_hyperparameters(kit: ConformanceKit) -> None:
 
 def speaks_in_tensors(kit: ConformanceKit) -> None:
     """Messages and states are tensors by name, or groups of them: no plain numbers."""
-
-    def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
-        message = call(first, second)
-        _all_tensors(kit, "upload" if isinstance(first, Client) else "broadcast", "a message", message)
-        _all_tensors(kit, "the method", "a state", first.state)
-        return message
-
-    scenes: list[AggregationScene] = []
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        scenes.append(AggregationScene(kit.method, server, dict(uploads), federation).snapshot())
-        call(server, uploads)
-        _all_tensors(kit, "aggregate", "the server's state", server.state)
-
-    federation = kit.usual.federation(Spy(kit.method, broadcast=look, upload=look, aggregate=aggregate), SHORT)
-    try:
-        federation.run()
-    except PolyfedError as error:
-        if isinstance(error.__cause__, ConformanceError):
-            raise error.__cause__ from None
-    else:
-        kit.seen["scenes"] = scenes
-
-
-def _all_tensors(kit: ConformanceKit, who: str, where: str, message: Message) -> None:
-    """Whether a message or a state holds nothing but tensors."""
-    try:
-        flatten(message)
-    except RunError as error:
-        kit.fail(f"{who} puts something else than tensors into {where}: {error}")
+    error = kit.observed.error
+    if error is not None and isinstance(error.__cause__, ConformanceError):
+        raise error.__cause__ from None
 
 
 def runs(kit: ConformanceKit) -> None:
@@ -102,7 +72,8 @@ def runs(kit: ConformanceKit) -> None:
         if not _needs_parts(needs):
             with contextlib.suppress(ConfigError):  # its `build` may refuse them
                 worlds.world([worlds.plain_model], 2 * needs.public).run(kit.method)
-        kit.usual.run(kit.method)
+        if kit.observed.error is not None:
+            raise kit.observed.error
     except PolyfedError as error:
         kit.fail(
             f"{error}; the kit's networks differ in all that `requirements` allow: do these name what it needs "
@@ -660,66 +631,21 @@ def expected_bytes(kit: ConformanceKit) -> None:
 # the loss of one batch: a pure function, equal to that of an oracle ---------------------------------------------------
 
 
-class _Whole(nn.Module):
-    """A network and its loss as one module, for `torch.func`."""
-
-    def __init__(self, method: Method, model: nn.Module) -> None:
-        super().__init__()
-        self.method = method
-        self.model = model
-
-    def forward(self, batch: Batch, context: Context) -> Tensor:
-        return _loss(self.method, self.model, batch, context)
-
-
-def _loss(method: Method, model: nn.Module, batch: Batch, context: Context) -> Tensor:
-    outcome = method.loss(model, batch, context)
-    return outcome[0] if isinstance(outcome, tuple) else outcome
-
-
-def _look_at_steps(kit: ConformanceKit) -> dict[str, str]:
-    """What is wrong with the loss, by property; in the second step of every client in the second round."""
-    found: dict[str, str] = {}
-    place = {"step": 0, "round": 0}
-
-    def receive(call: Callable[..., Context], client: Client, message: Message) -> Context:
-        place.update(step=0, round=client.round)
-        return call(client, message)
-
-    def gradients(call: Callable[..., StepResult], model: Any, batch: Batch, context: Context) -> StepResult:
-        place["step"] += 1
-        if place["step"] == 2 and place["round"] == 2:
-            for look in (_look_whether_pure, _ask_the_oracle):
-                try:
-                    look(kit, model, batch, context)
-                except ConformanceError as error:
-                    found.setdefault(look.__name__, str(error))
-        return call(model, batch, context)
-
-    federation = kit.usual.federation(Spy(kit.method, receive=receive, gradients=gradients), SHORT)
-    try:
-        federation.run()
-    except PolyfedError as error:
-        raise ConformanceError(f"{kit.name}: {error}") from error
-    return found
-
-
-def _raise_what_was_seen(kit: ConformanceKit, look: Callable[..., None]) -> None:
-    if "steps" not in kit.seen:
-        kit.seen["steps"] = _look_at_steps(kit)
-    if look.__name__ in kit.seen["steps"]:
-        raise ConformanceError(kit.seen["steps"][look.__name__])
-
-
 def loss_is_pure(kit: ConformanceKit) -> None:
     """The same again when called again; a function of parameters, batch and context under torch.func, also for many."""
-    _raise_what_was_seen(kit, _look_whether_pure)
+    if kit.base and kit.observed.impure:
+        raise ConformanceError(kit.observed.impure)
 
 
 def row_weights_count(kit: ConformanceKit) -> None:
     """`training.class_weights` change the weights, since the loss weights rows by `batch.w`."""
-    weighted = kit.run(training=SHORT.model_copy(update={"class_weights": [1.0, 2.0, 9.0]}))
-    if worlds.difference(worlds.weights(kit.base), worlds.weights(weighted)) is None:
+    before = worlds.weights(kit.base)
+    rounds = SHORT.rounds
+    if not kit.method.planned:  # else its first round of one is another than its first of two
+        before = kit.observed.first_weights
+        rounds = 1
+    weighted = kit.run(training=SHORT.model_copy(update={"class_weights": [1.0, 2.0, 9.0], "rounds": rounds}))
+    if worlds.difference(before, worlds.weights(weighted)) is None:
         kit.fail("training.class_weights change nothing: the loss is to weight each row by its batch.w")
 
 
@@ -727,45 +653,8 @@ def oracle(kit: ConformanceKit) -> None:
     """The loss equals the same by independent means, after a step away from where the client began."""
     if kit.reference_loss is None:
         raise NotApplicable("no oracle given")
-    _raise_what_was_seen(kit, _ask_the_oracle)
-
-
-def _look_whether_pure(kit: ConformanceKit, model: Any, batch: Batch, context: Context) -> None:
-    draws = global_draws()
-    first, second = (_loss(kit.method, model, batch, context) for _ in range(2))
-    if not torch.equal(first, second):
-        kit.fail(f"the loss of one batch is {first.item():.6g} and, asked again, {second.item():.6g}")
-    if global_draws() != draws:
-        kit.fail("the loss draws from a global generator; make all draws in `inputs`")
-    whole = _Whole(kit.method, model)
-    parameters = {name: p.detach().clone() for name, p in whole.named_parameters() if p.requires_grad}
-
-    def value(weights: Mapping[str, Tensor]) -> Tensor:
-        result: Tensor = torch.func.functional_call(whole, dict(weights), (batch, context))
-        return result
-
-    leaves = {name: p for name, p in whole.named_parameters() if p.requires_grad}
-    plain = torch.autograd.grad(first, list(leaves.values()), allow_unused=True)
-    expected = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), plain, strict=True)}
-    try:
-        kit.same(torch.func.grad(value)(parameters), expected, "torch.func.grad gives another gradient", 1e-5)
-        two = {name: torch.stack([p, 0.9 * p]) for name, p in parameters.items()}
-        found = torch.func.vmap(value)(two)
-    except ConformanceError:
-        raise
-    except Exception as error:
-        kit.fail(f"the loss does not run under torch.func: {kind_and_line(error)}")
-    each = torch.stack([value({name: p[i] for name, p in two.items()}) for i in range(2)])
-    kit.same({"loss": found}, {"loss": each}, "the loss of two clients at once is another than one by one", 1e-5)
-
-
-def _ask_the_oracle(kit: ConformanceKit, model: Any, batch: Batch, context: Context) -> None:
-    if kit.reference_loss is None:
-        return
-    found = float(_loss(kit.method, model, batch, context).detach())
-    expected = float(kit.reference_loss(model, batch, context))
-    if not math.isclose(found, expected, rel_tol=1e-5, abs_tol=1e-5):  # nor is NaN close to NaN
-        kit.fail(f"the loss is {found:.7g}, the oracle says {expected:.7g}")
+    if kit.base and kit.observed.off:
+        raise ConformanceError(kit.observed.off)
 
 
 # what the hyperparameters do, and that the method learns --------------------------------------------------------------
@@ -873,7 +762,6 @@ def _networks(among: TinyFederation) -> list[str]:
 
 def reductions(kit: ConformanceKit) -> None:
     """With a hyperparameter switched off it is the simpler method bit for bit."""
-    three = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
     for one in kit.reductions:
         sizes = (16,) * 6 if one.equal_sizes else SIZES
         method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
@@ -882,16 +770,34 @@ def reductions(kit: ConformanceKit) -> None:
         among = ConformanceKit(method=method, models=kit.models, device=kit.device).world(
             one.to, one=one.same_architecture, sizes=sizes
         )
-        a = kit.runs(among, method, three)
-        b = kit.runs(among, one.to, three)
-        if one.stage == "received":
-            pairs = [(received(a, client.id), received(b, client.id)) for client in a.clients]
-        else:
-            pairs = [(dict(x.weights or {}), dict(y.weights or {})) for x, y in zip(a.clients, b.clients, strict=True)]
-        for number, (mine, other) in enumerate(pairs):
+        simpler = (
+            type(one.to),
+            repr(one.to),
+            one.stage,
+            *among.builders.values(),
+            len(among.public or ()),
+            sizes,
+            kit.device,
+        )
+        if simpler not in _simpler:
+            _simpler[simpler] = _outcome(kit, among, one.to, one.stage)
+        for number, (mine, other) in enumerate(
+            zip(_outcome(kit, among, method, one.stage), _simpler[simpler], strict=True)
+        ):
             if one.part:
                 mine = {name[len(one.part) :]: t for name, t in mine.items() if name.startswith(one.part)}
             kit.same(mine, other, f"{method} is not {one.to} for client {number}")
+
+
+_simpler: dict[tuple[Any, ...], list[dict[str, Tensor]]] = {}  # the outcomes that several methods are compared with
+
+
+def _outcome(kit: ConformanceKit, among: TinyFederation, method: Method, stage: Stage) -> list[dict[str, Tensor]]:
+    """Each client's weights after three rounds, or what it would be sent."""
+    federation = kit.runs(among, method, SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7}))
+    if stage == "received":
+        return [received(federation, client.id) for client in federation.clients]
+    return [dict(client.weights or {}) for client in federation.clients]
 
 
 def learns(kit: ConformanceKit) -> None:

@@ -181,8 +181,6 @@ def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -
     assert pooled.result["accuracy_per_client"] == serial.result["accuracy_per_client"]
     plain = pf.run(project / "mine.toml", method="fedgh", overrides=[*more, "run.executor=serial"])
     assert plain.result["accuracy_per_client"] == serial.result["accuracy_per_client"], "share = 1 is FedGH"
-    guide = Path("pooled/models/README.md").read_text()
-    assert f"sys.path.append({str(project)!r})" in guide
 
 
 def test_compare_check_and_sweep_take_such_a_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -335,7 +335,6 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
     assert models(tmp_path / "best") != models(tmp_path / "last")
     index = json.loads((tmp_path / "best/models/index.json").read_text())
     assert {entry["round"] for entry in index.values()} == {number}
-    assert f"Weights are those after round {number}." in (tmp_path / "best/models/README.md").read_text()
     for client, network in run.models.items():
         loaded = export_state(load_model(tmp_path / "best", client).network)
         assert all(torch.equal(tensor, loaded[name]) for name, tensor in export_state(network).items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import sys
@@ -11,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import load_file
 
-import polyfed as pf
 from polyfed.cli import app as cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
@@ -41,11 +39,9 @@ def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[st
         with pytest.raises(SystemExit) as end:
             cli.main(words)
         assert end.value.code == 0, capsys.readouterr().err
-    guide = (place / "runs" / "mine" / "models" / "README.md").read_text(encoding="utf-8")
-    first, *_ = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
-    (shown,) = (block for block in blocks("python") if "load_state_dict" in block)
-    shown = shown.replace("the recipe's folder", str(place))
-    assert ast.dump(ast.parse(first)) == ast.dump(ast.parse(shown)), "the page's are laid out by the formatter"
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks("python") if "load_model" in block), names)
+    assert set(names["trained"].network.export()) == set(load_file("runs/mine/models/client-000.safetensors"))
     (exports,) = (block.splitlines() for block in blocks("bash") if "polyfed export" in block)
     for _, *words in map(shlex.split, exports):
         if words[2].endswith(".onnx"):
@@ -58,7 +54,7 @@ def executed(upto: str) -> dict[str, Any]:
     """What the page's blocks in Python leave behind, up to the one with this word; the run of a recipe left out."""
     names: dict[str, Any] = {"__name__": "own_model"}
     for block in blocks("python")[1:]:
-        if "load_state_dict" not in block:
+        if "load_model" not in block:
             exec(compile(block, "own-model.md", "exec"), names)
         if upto in block:
             return names
@@ -86,21 +82,3 @@ def test_a_personal_model_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     executed("onnxruntime.InferenceSession")
-
-
-def test_the_lines_in_a_run_folder_do_without_polyfed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where polyfed cannot be imported: the same scores as the run's own models, bit for bit."""
-    run = pf.run("mine.toml", overrides=["training.rounds=1"], out="run")
-    x = torch.rand(3, 1, 8, 8)
-    monkeypatch.chdir(place / "run" / "models")
-    monkeypatch.delitem(sys.modules, "mynets")
-    monkeypatch.setitem(sys.modules, "polyfed", None)
-    sections = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    *networks, inputs = sections
-    assert len(networks) == 2
-    assert "polyfed" not in inputs.replace("`polyfed predict`", "")
-    for client, lines in enumerate(networks):
-        names: dict[str, Any] = {}
-        exec(lines, names)
-        assert type(names["model"]) is nn.Sequential
-        assert torch.equal(names["model"](x), run.models[client](x))

@@ -140,13 +140,12 @@ class CompositeModel(nn.Module, abc.ABC):
         """The tensors by their exported names; not copies."""
 
 
-def export_state(module: nn.Module, every_name: bool = False) -> dict[str, Tensor]:
+def export_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict under the keys of the client's own module as it was before anything wrapped it; not copies.
 
-    Each tensor is there once, under its first name, unless it is to be under `every_name` of it.
+    Each tensor is there once, under its first name.
     """
-    state = dict(module.export() if isinstance(module, SplitModel | CompositeModel) else module.state_dict())
-    return state if every_name else without_ties(state)
+    return without_ties(module.export() if isinstance(module, SplitModel | CompositeModel) else module.state_dict())
 
 
 class StateIndex:

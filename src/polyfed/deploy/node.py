@@ -42,7 +42,7 @@ from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.executors.client_work import run_job, score_parts, working_copy
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.model_export import ModelReadme, model_entry
+from polyfed.engine.model_export import model_entry
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
 from polyfed.engine.scoring import ScoreCache, uses_default_predict
@@ -290,12 +290,9 @@ class NodeTask:
         alone = uses_default_predict(method)
         state = {} if alone else keeper.method_state
         folder = RunFolder(self._folder)
-        guide = ModelReadme(self._model_factory, alone)
         self._folder.mkdir(parents=True, exist_ok=True)
         with folder.models() as write:
             write(client.id, weights, state, about)
-            guide.add(client.id, weights, about)
-        folder.write_readme(guide.text())
         return Envelope("finish", {"shared": share}, serialize(merge_client_state(weights, state)) if share else b"")
 
     def _entry(self) -> Mapping[str, Any]:

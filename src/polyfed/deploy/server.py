@@ -37,10 +37,8 @@ from polyfed.deploy.protocol import ClientHello
 from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.method_wrappers import preview
-from polyfed.engine.model_export import ModelReadme
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
-from polyfed.engine.scoring import uses_default_predict
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
@@ -161,13 +159,9 @@ class DeployedFederation(Federation):
 
     def write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
-        guide = ModelReadme(self.model_factory, uses_default_predict(self.method))
         with folder.models() as write:
             for client, (weights, state) in self._nodes.save_models(self.exporter.present()):
-                about = self.exporter.about(client, None)
-                write(client.id, weights, state, about)
-                guide.add(client.id, weights, about)
-        folder.write_readme(guide.text())
+                write(client.id, weights, state, self.exporter.about(client, None))
 
     @property
     def data_checksum(self) -> None:

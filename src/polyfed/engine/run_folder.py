@@ -49,6 +49,23 @@ _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files th
 # keys of [run] that may differ when a run goes on: where, how often and by whom, and what stands beside results
 _MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "loggers", "paper_tables", "preset_note"}
 _MAY_DIFFER |= {"overrides", "modules", "client_names"}  # names are compared by themselves
+_MODELS_README = """# The networks of this run
+
+Each `client-*.safetensors` holds a client's weights under the keys of the network's own class, a tensor that layers
+share once; `index.json` says what else belongs to it: the network, the round, the classes' names, the size of images,
+mean and standard deviation of its inputs. With polyfed, in this folder:
+
+```python
+from polyfed.experiments.prediction import load_model
+
+trained = load_model("..", 0)  # of client 0; trust=True where networks or method are of your own
+network, prepare = trained.network, trained.prepare  # prepare: from inputs as the run stored them to the network's
+```
+
+`polyfed predict RUN --client 0 DATA` reads files, too. Without polyfed, a network of your own class loads them by
+`load_state_dict(safetensors.torch.load_file("client-000.safetensors"))`, and `polyfed export RUN FILE.pt2 --client 0`
+writes all of it as a program.
+"""
 
 
 @contextlib.contextmanager
@@ -312,6 +329,7 @@ class RunFolder:
         index = {}
         with explain_disk_errors(folder):
             folder.mkdir(exist_ok=True)
+            atomic_write(folder / "README.md", _MODELS_README.encode())
 
         def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
             name = f"client-{number:03d}.safetensors"
@@ -337,11 +355,6 @@ class RunFolder:
         with explain_disk_errors(self.path):
             atomic_write(self.path / "models" / WORDS_FILE, data)
         return hashlib.sha256(data).hexdigest()
-
-    def write_readme(self, text: str) -> None:
-        """How the models are loaded, beside them."""
-        with explain_disk_errors(self.path):
-            atomic_write(self.path / "models" / "README.md", text.encode())
 
 
 def _check_written(model: type[Record], value: Mapping[str, Any], what: str) -> None:

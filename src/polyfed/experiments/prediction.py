@@ -315,7 +315,7 @@ def _prepare(stored: Any, title: str) -> Callable[[Tensor], Tensor]:
     if stored is None:
         raise ConfigError(
             f"{title}'s inputs went through a function of your own (prepare), which a run folder does not "
-            "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
+            "hold; load the weights into the network yourself, and prepare its inputs as for the run"
         )
     if stored == "plain":
         return to_float

@@ -96,11 +96,10 @@ class Adapted(SplitModel):
     """What `split` returns: holds the module as `original` and runs the two halves of its forward.
 
     Attributes:
-        original: the module. found: whether a builder returned the module itself, and polyfed found where to cut it.
+        original: the module.
     """
 
     original: nn.Module
-    found: bool = False
     _halves: Mapping[bool, tuple[Half, Half]]  # by mode: x to s_in, s_in to z
 
     def __init__(self, module: nn.Module, head: str, extractor: str | None, architecture: str) -> None:
@@ -115,11 +114,6 @@ class Adapted(SplitModel):
     def head(self) -> nn.Module:
         """The submodule of `original` that was named as its head."""
         return self.original.get_submodule(self._head)
-
-    @property
-    def head_name(self) -> str:
-        """The head's dotted name within `original`."""
-        return self._head
 
     def extract(self, x: Tensor) -> Tensor:
         """The input to what leaves the named end of the extractor."""
@@ -146,18 +140,14 @@ class Adapted(SplitModel):
     def with_layers(self, layers: Mapping[str, nn.Module]) -> SplitModel:
         """See `SplitModel.with_layers`; the forward is recorded anew, for the new layers' tensors."""
         super().with_layers(layers)
-        again = split(self.original, self._head, self.extractor_name, architecture=self.architecture)
-        again.found = self.found
-        return again
+        return split(self.original, self._head, self.extractor_name, architecture=self.architecture)
 
     def projected(self, feature_dim: int) -> SplitModel:
         """A copy with ``<head>.projection``, a ReLU and a new ``<head>.head`` in the head's place."""
         projection, head = projection_and_head(self.head, feature_dim)
         module = copy.deepcopy(self.original)
         module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
-        narrow = split(module, f"{self._head}.head", self.extractor_name, architecture=self.architecture)
-        narrow.found = self.found
-        return narrow
+        return split(module, f"{self._head}.head", self.extractor_name, architecture=self.architecture)
 
     def _mode(self) -> bool:
         """Which record applies, train or eval; they differ only where the module's own code asks for its mode."""

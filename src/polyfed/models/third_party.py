@@ -4,7 +4,7 @@
 
 The part behind ``@`` names the submodule that ends the extractor; ``@none`` leaves the intermediate part empty. Weights
 are drawn, unless ``?pretrained`` stands behind the name of another package's network: then all but the head are those
-that the package fetches (and keeps on this machine). `python_source` writes the same in plain Python.
+that the package fetches (and keeps on this machine).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import contextlib
 import difflib
 import functools
 import importlib
-import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
 from polyfed.models.vit import DEPTHS, LARGE, from_timm
-from polyfed.registry import MODELS, import_object
+from polyfed.registry import MODELS
 
 FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after
     "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
@@ -111,9 +110,7 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
             f"head, got a {type(module).__name__} without one: wrap it with polyfed.split(module, head=..., "
             "extractor=...)"
         )
-    model = _cut(module, head, name, end)
-    model.found = True
-    return model
+    return _cut(module, head, name, end)
 
 
 def _head_of(module: nn.Module, classes: int) -> str | None:
@@ -130,76 +127,6 @@ def _cut(module: nn.Module, head: str, name: str, end: str | None) -> Adapted:
             with contextlib.suppress(ConfigError):
                 return split(module, head, found, architecture=name)
     return split(module, head, None, architecture=name)
-
-
-def python_source(
-    name: str,
-    model: nn.Module,
-    in_shape: tuple[int, ...],
-    classes: int,
-    feature_dim: int | None = None,
-    words: int | None = None,
-    beside: Sequence[str] = (),
-    categories: Sequence[int] = (),
-) -> list[str]:
-    """Lines of Python that make ``model``, a network that takes the exported weights of `model`.
-
-    They do without polyfed, unless the network is one of polyfed's own classes. The arguments are those of
-    `polyfed.models.build`, which made `model`; words: how many ids texts have, if the samples are texts.
-    """
-    name = name.partition("@")[0].removesuffix(_PRETRAINED)
-    package, _, called = name.partition(":")
-    given = f"{tuple(in_shape)}, {classes}"
-    if not isinstance(model, Adapted):
-        more: dict[str, object] = {"feature_dim": feature_dim, "words": words, "beside": list(beside) or None}
-        more["categories"] = tuple(categories) if any(categories) else None
-        given += "".join(f", {key}={value}" for key, value in more.items() if value is not None)
-        return ["from polyfed.models import build", f"model = build({name!r}, {given})"]
-    if package == "timm":
-        options = timm_options(called, in_shape, classes)
-        lines = ["import timm", f"model = timm.create_model({called!r}, {_arguments(options)})"]
-    elif package == "torchvision":
-        options = _torchvision_options(called, in_shape, classes)
-        lines = ["import torchvision", f"model = torchvision.models.get_model({called!r}, {_arguments(options)})"]
-        if in_shape[0] != 3:
-            first, conv = _first_convolution(model.original)
-            lines += ["from torch import nn", f"model.set_submodule({first!r}, nn.{conv!r})"]
-    elif package == "hf":
-        options = _hf_options(in_shape, classes)
-        lines = [
-            "from transformers import AutoConfig, AutoModelForImageClassification",
-            f"config = AutoConfig.from_pretrained({called!r}, {_arguments(options)})",
-            "model = AutoModelForImageClassification.from_config(config)",
-        ]
-    else:
-        kind = type(model.original)
-        function = import_object("model", name)
-        if words is not None and "words" in inspect.signature(function).parameters:
-            given += f", words={words}"
-        unwrap = ""
-        if not model.found:
-            unwrap = f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
-        found = ["import sys", *(f"sys.path.append({folder!r})" for folder in beside)] if beside else []
-        lines = [*found, f"from {package} import {called}", f"model = {called}({given}){unwrap}"]
-    return lines + _projection(model)
-
-
-def _projection(model: Adapted) -> list[str]:
-    """The lines that put `with_projection`'s layers in place of the head."""
-    place = model.head_name.rpartition(".")[0]
-    layers = dict(model.original.get_submodule(place).named_children())
-    if list(layers) != ["projection", "relu", "head"]:
-        return []
-    parts = ", ".join(f"{key}=nn.{layer!r}" for key, layer in layers.items())
-    return [
-        "from collections import OrderedDict",
-        "from torch import nn",
-        f"model.set_submodule({place!r}, nn.Sequential(OrderedDict({parts})))",
-    ]
-
-
-def _arguments(options: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
 def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) -> None:

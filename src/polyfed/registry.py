@@ -296,6 +296,10 @@ _RESNET = "polyfed.models.resnet"
 _VIT = "polyfed.models.vit"
 _LSTM = "polyfed.models.texts"
 _SERIES = "polyfed.models.series"
+_HARCNNS = tuple((blocks, stride) for blocks in (1, 2, 3) for stride in (1, 2, 3) if (blocks, stride) != (3, 3))
+_TRANSFORMERS = (  # heads, layers
+    (8, 1), (8, 2), (8, 4), (8, 8), (8, 16), (1, 4), (2, 4), (4, 4), (16, 4), (1, 1), (2, 2), (16, 16),
+)  # fmt: skip
 MODELS = Registry(
     "model",
     {
@@ -304,6 +308,7 @@ MODELS = Registry(
         "fedhenn-cifar10": f"{_CNN}:fedhenn_cifar10",
         "fedhenn-cifar100": f"{_CNN}:fedhenn_cifar100",
         **{f"fedhenn-lstm{i}": f"{_LSTM}:fedhenn_lstm{i}" for i in (1, 2)},
+        "fedavg-cnn": f"{_CNN}:fedavg_cnn",
         **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
         "mlp-16-32": "polyfed.models.mlp:mlp_16_32",
         "mlp-64-32": "polyfed.models.mlp:mlp_64_32",
@@ -311,7 +316,7 @@ MODELS = Registry(
         **{f"cnn1d-{w}": f"{_SERIES}:cnn1d_{w}" for w in (16, 32, 64)},
         **{f"{kind}-{w}": f"{_SERIES}:{kind}_{w}" for kind in ("gru", "tcn") for w in (32, 64)},
         "series-transformer": f"{_SERIES}:series_transformer",
-        **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
+        **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (4, 6, 8, 10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-half": f"{_RESNET}:resnet{d}_half" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-gn": f"{_RESNET}:resnet{d}_gn" for d in (8, 10, 12, 14)},
@@ -320,7 +325,11 @@ MODELS = Registry(
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
         **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
         "vit-xs": f"{_VIT}:vit_xs",
-        "text-transformer": "polyfed.models.texts:text_transformer",
+        **{f"harcnn{blocks}-s{s}": f"{_SERIES}:harcnn{blocks}_s{s}" for blocks, s in _HARCNNS},
+        "text-transformer": f"{_LSTM}:text_transformer",
+        "fasttext": f"{_LSTM}:fasttext",
+        **{f"text-{kind}": f"{_LSTM}:text_{kind}" for kind in ("linear", "lstm", "gru", "bilstm")},
+        **{f"text-transformer-h{h}-l{n}": f"{_LSTM}:text_transformer_h{h}_l{n}" for h, n in _TRANSFORMERS},
     },
 )
 

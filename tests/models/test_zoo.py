@@ -168,8 +168,8 @@ def small(name: str) -> tuple[int, int, int]:
     return DIGIT if name.startswith(("digits", "resnet")) else (1, 28, 28)
 
 
-SERIES = ("cnn1d", "gru", "tcn", "series")
-TEXTS = ("fedhenn-lstm", "text-transformer")
+SERIES = ("cnn1d", "gru", "tcn", "series", "harcnn")
+TEXTS = ("fedhenn-lstm", "text-", "fasttext")
 LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", *TEXTS, *SERIES))]
 
 

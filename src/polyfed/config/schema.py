@@ -24,6 +24,7 @@ from polyfed.data.files import CLIENT
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
+from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
 from polyfed.registry import MODELS, PARTITIONS, suggest
@@ -288,12 +289,26 @@ class Models(Settings):
     architectures: Annotated[list[str], Field(min_length=1)] = Field(
         description="names from `polyfed models`, 'timm:...', 'torchvision:...', 'hf:owner/name', or "
         "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
-        "with fetched weights, '@layer1' behind one with a colon ends the extractor there"
+        "with fetched weights, '@layer1' behind one with a colon ends the extractor there; or, in place of the list, "
+        "the name of a group of networks, such as 'htfe-8'"
     )
     assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("architectures", several=True)] = Field(
         "round_robin", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
     )
     feature_dim: Positive | None = Field(None, description="adds a projection to this width before the head")
+    feature_pool: Annotated[bool, ActsWith("feature_dim")] = Field(
+        False, description="adaptive average pooling to that width, without weights, in place of the projection"
+    )
+
+    @field_validator("architectures", mode="before", json_schema_input_type=list[str] | str)
+    @classmethod
+    def _of_group(cls, given: Any) -> Any:
+        """The networks of a group that is named alone."""
+        if not isinstance(given, str):
+            return given
+        if given not in GROUPS:
+            raise ValueError(f"expected a list of networks or a group of them, got '{given}'{suggest(given, GROUPS)}")
+        return GROUPS[given]
 
     @field_validator("architectures")
     @classmethod

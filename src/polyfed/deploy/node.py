@@ -160,6 +160,7 @@ class NodeTask:
                 source.words,
                 beside=recipe.beside,
                 categories=source.columns.counts,
+                feature_pool=recipe.models.feature_pool,
             )
             for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }

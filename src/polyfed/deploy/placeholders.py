@@ -84,8 +84,17 @@ def can_build(hello: ClientHello, recipe: Recipe) -> bool:
 
 def builder_of(name: str, hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
     """Makes a network for a client's inputs."""
-    form = (tuple(hello.shape), classes, recipe.models.feature_dim, max(hello.words, 0) or None)
-    return functools.partial(build, name, *form, beside=recipe.beside, categories=hello.categories)
+    return functools.partial(
+        build,
+        name,
+        tuple(hello.shape),
+        classes,
+        recipe.models.feature_dim,
+        max(hello.words, 0) or None,
+        beside=recipe.beside,
+        categories=hello.categories,
+        feature_pool=recipe.models.feature_pool,
+    )
 
 
 def placeholder_builder(hello: ClientHello, recipe: Recipe, classes: int) -> Builder:

@@ -253,7 +253,7 @@ def shared_config(recipe: Recipe) -> dict[str, Any]:
     settings = recipe.to_dict()
     shared = {section: settings[section] for section in _AGREED if section in settings}
     shared["run"] = {"seed": recipe.run.seed, "precision": recipe.run.precision}
-    shared["models"] = {"feature_dim": recipe.models.feature_dim}
+    shared["models"] = {"feature_dim": recipe.models.feature_dim, "feature_pool": recipe.models.feature_pool}
     data = {key: settings["data"][key] for key in _OF_ALL if key in settings["data"]}
     shared |= {"data": data} if data else {}
     return dict(json.loads(json.dumps(shared)))

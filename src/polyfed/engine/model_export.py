@@ -154,6 +154,7 @@ def model_entry(
         **({"name": client.name} if client.name else {}),
         "zoo": named,
         "feature_dim": None if models is None else models.get("feature_dim"),
+        "feature_pool": models is not None and models.get("feature_pool", False),
         "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
         "image_size": data.get("image_size"),
         "prepare": normalized or plain,

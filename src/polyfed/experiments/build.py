@@ -139,6 +139,7 @@ def _builder(recipe: Recipe, source: DatasetSource, name: str, outputs: int) -> 
         source.words,
         beside=recipe.beside,
         categories=source.columns.counts,
+        feature_pool=recipe.models.feature_pool,
     )
 
 

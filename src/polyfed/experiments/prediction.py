@@ -371,6 +371,7 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
             fetch=False,
             beside=entry.get("modules", []),
             categories=_table(entry)[0].counts,
+            feature_pool=entry.get("feature_pool", False),
         )
         for name in (own, auxiliary)
         if name is not None

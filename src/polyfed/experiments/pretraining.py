@@ -89,7 +89,8 @@ def _trained(
     """Trained weights but the head's, and the seconds that training them took, now or when they were cached."""
     settings = recipe.pretraining
     rows = compute_checksum({"x": public.samples.x, "y": public.samples.y}, {})
-    facts = [settings.model_dump_json(), rows, repr(public.prepare), name, str(recipe.models.feature_dim)]
+    width = f"{recipe.models.feature_dim} {recipe.models.feature_pool}"
+    facts = [settings.model_dump_json(), rows, repr(public.prepare), name, width]
     key = cache_key(["pretraining", *facts, str(recipe.run.seed), str(recipe.run.device), torch.__version__])
     kept = load_entry(key)
     if kept is not None:

@@ -142,11 +142,11 @@ class Adapted(SplitModel):
         super().with_layers(layers)
         return split(self.original, self._head, self.extractor_name, architecture=self.architecture)
 
-    def projected(self, feature_dim: int) -> SplitModel:
-        """A copy with ``<head>.projection``, a ReLU and a new ``<head>.head`` in the head's place."""
-        projection, head = projection_and_head(self.head, feature_dim)
+    def projected(self, feature_dim: int, average: bool = False) -> SplitModel:
+        """A copy with the layers of `projection_and_head` and a new ``<head>.head`` in the head's place."""
+        layers, head = projection_and_head(self.head, feature_dim, average)
         module = copy.deepcopy(self.original)
-        module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
+        module.set_submodule(self._head, nn.Sequential(OrderedDict([*layers.items(), ("head", head)])))
         return split(module, f"{self._head}.head", self.extractor_name, architecture=self.architecture)
 
     def _mode(self) -> bool:

@@ -1,4 +1,4 @@
-"""The plain convolutional networks of FedGH and FedHeNN, and five small ones for the bundled 8 x 8 digits.
+"""The plain convolutional networks of FedGH, FedHeNN and HtFLlib, and five small ones for the bundled 8 x 8 digits.
 
 All are conv blocks (conv, ReLU, 2 x 2 max pool), flatten, hidden layers (Linear, ReLU), and a linear head. Cuts:
 extractor = the first block, intermediate = the rest up to the last hidden ReLU, head = the last Linear. No activation
@@ -11,6 +11,8 @@ have 10.00, 6.92, 5.04, 4.04 (the paper's 3.81 fits no reading of its row) and 2
 FedHeNN (Makhija et al., ICML 2022), 3 x 32 x 32; conv 5 x 5 without padding (H5: 3 x 3, padding 1). The ends of the set
 H1..H5 are the paper's, the middle three take the code's sizes. From 100 classes on H3 and H4 are wider, as the code's
 network for CIFAR-100 is; the others only get the larger head.
+
+HtFLlib's FedAvgCNN (Zhang et al., KDD 2025, arXiv 2506.03954): conv 5 x 5 without padding, D = 512.
 
 Digits, 1 x 8 x 8, 10 classes; conv 3 x 3, padding 1, the same first block of 16 (s_in = 16 x 4 x 4), D = 64. They
 differ in the intermediate part, in depth and width.
@@ -123,6 +125,8 @@ fedhenn_h4 = _builder("fedhenn-h4", (64, 64), (120, 64), many=((64, 128), (256, 
 fedhenn_h5 = _builder("fedhenn-h5", (64, 128, 128), (256, 128), **_SMALL)
 fedhenn_cifar10 = _builder("fedhenn-cifar10", (64, 64), (120, 64))
 fedhenn_cifar100 = _builder("fedhenn-cifar100", (64, 128), (256, 128))
+
+fedavg_cnn = _builder("fedavg-cnn", (32, 64), (512,))
 
 digits_cnn1 = _builder("digits-cnn1", (16,), (64,), **_SMALL)
 digits_cnn2 = _builder("digits-cnn2", (16,), (128, 64), **_SMALL)

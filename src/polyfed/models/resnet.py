@@ -10,6 +10,9 @@ With 10 classes they have 12 288 023 parameters on average, the 12.28 M of FedIN
 (s_in 64 x 32 x 32), `resnetNN_half` half as many channels everywhere, for machines that carry no more.
 FedGH's network for CIFAR-100 (11 475 432 parameters) is ``build("resnet18-cifar", (3, 32, 32), 100, feature_dim=500)``.
 
+`resnet4`, `resnet6` and `resnet8` are those of HtFLlib (Zhang et al., KDD 2025, arXiv 2506.03954): the ResNet10 above,
+ended after its first, second or third stage.
+
 `resnetNN_gn` are for small images and clients with few of them: that stem, three stages of a quarter of the width,
 16-32-64, as He et al. have on CIFAR-10 (8 and 14 layers are their n = 1 and 2), and in place of BatchNorm, whose
 statistics clients would have to agree on, GroupNorm (Wu and He, ECCV 2018) of four groups. s_in is 16 x 32 x 32, D is
@@ -188,6 +191,17 @@ def _small_builder(depth: int) -> Builder:
     return registered(f"resnet{depth}-gn", about, _resnet, blocks, True, _SMALL_WIDTHS, group_norm)
 
 
+resnet4, resnet6, resnet8 = (
+    registered(
+        f"resnet{2 + 2 * stages}",
+        f"Blocks {' '.join('1' * stages)}, 7 x 7 stem, widths {' '.join(map(str, WIDTHS[:stages]))}.",
+        _resnet,
+        (1,) * stages,
+        False,
+        WIDTHS[:stages],
+    )
+    for stages in (1, 2, 3)
+)
 resnet10, resnet14, resnet18, resnet22, resnet26 = (_builder(f"resnet{d}", d) for d in BLOCKS)
 resnet10_cifar, resnet14_cifar, resnet18_cifar, resnet22_cifar, resnet26_cifar = (
     _builder(f"resnet{d}-cifar", d, cifar=True) for d in BLOCKS

@@ -1,4 +1,4 @@
-"""Small networks for series: 1-D CNNs, GRUs and dilated convolutions (TCN) of several widths, a small transformer.
+"""Networks for series: 1-D CNNs, GRUs and dilated convolutions (TCN) of several widths, a small transformer, HARCNNs.
 
 Inputs are numbers (N, channels, L), windows of a recording say, or ids (N, L) of words or characters, of which each
 gets a learned vector of 16 numbers. Every network ends with Linear (to D = 64), ReLU and a linear head, so that methods
@@ -10,20 +10,24 @@ The TCN is that of Bai et al. (arXiv 1803.01271) without dropout and weight norm
 `polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces of the series in place of an image's; the
 length is a multiple of 10. A GRU's training is not vectorized over clients: PyTorch has no such form of it.
 
+The HARCNNs are HtFLlib's (Zhang et al., KDD 2025, arXiv 2506.03954), for numbers: one to three blocks of convolution,
+ReLU and max pooling with 32, 64 and 128 filters, then Linear to 1024 and 512, D = 512. HtFLlib fixes what enters the
+first of these to one length; here it follows from the length. Its files have a series as (channels, 1, L), as images.
+
 Shapes: N series, L steps, C classes, W width.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SequentialSplit
+from polyfed.models.split import Builder, SequentialSplit, registered
 from polyfed.models.vit import Block
 
 _FEATURES = 64  # D
@@ -177,6 +181,47 @@ def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | Non
         raise ConfigError(f"{name} needs series of a length that is a multiple of {_PATCH}, got {in_shape[-1]}")
     first = _layers(pieces=Pieces(channels, in_shape[-1]), block1=Block(_WIDTH, _HEADS))
     return _split(name, vectors | first, _layers(block2=Block(_WIDTH, _HEADS), token=FirstToken()), _WIDTH, classes)
+
+
+def _harcnn(
+    name: str, in_shape: tuple[int, ...], classes: int, filters: Sequence[int], kernel: int, stride: int
+) -> SequentialSplit:
+    """A block of so many filters each; `stride` of the convolutions."""
+    image = len(in_shape) == 3 and in_shape[1] == 1
+    least = _steps_before(len(filters), kernel, stride)
+    _, channels = _input(name, (in_shape[0], in_shape[2]) if image else in_shape, None, least)
+    first = _layers(series=nn.Flatten(2)) if image else _layers()
+    rest = _layers()
+    length = in_shape[-1]
+    for number, width in enumerate(filters, start=1):
+        block = _layers(conv=nn.Conv1d(channels, width, kernel, stride), relu=nn.ReLU(), pool=nn.MaxPool1d(2))
+        part = first if number == 1 else rest
+        part.update({f"{layer}{number}": module for layer, module in block.items()})
+        channels = width
+        length = ((length - kernel) // stride + 1) // 2
+    rest |= _layers(
+        flatten=nn.Flatten(), fc1=nn.Linear(channels * length, 1024), fc1_relu=nn.ReLU(), fc2=nn.Linear(1024, 512),
+        fc2_relu=nn.ReLU(),
+    )  # fmt: skip
+    return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(512, classes), name)
+
+
+def _steps_before(blocks: int, kernel: int, stride: int) -> int:
+    """How long a series has to be for one step to be left after so many blocks."""
+    steps = 1
+    for _ in range(blocks):
+        steps = (2 * steps - 1) * stride + kernel
+    return steps
+
+
+def _har_builder(name: str, filters: Sequence[int], kernel: int, stride: int) -> Builder:
+    about = f"HtFLlib's HARCNN: {', '.join(map(str, filters))} filters of {kernel} steps, stride {stride}."
+    return registered(name, about, _harcnn, filters, kernel, stride)
+
+
+harcnn1_s1, harcnn1_s2, harcnn1_s3 = (_har_builder(f"harcnn1-s{s}", (32,), 9, s) for s in (1, 2, 3))
+harcnn2_s1, harcnn2_s2, harcnn2_s3 = (_har_builder(f"harcnn2-s{s}", (32, 64), 9, s) for s in (1, 2, 3))
+harcnn3_s1, harcnn3_s2 = (_har_builder(f"harcnn3-s{s}", (32, 64, 128), 5, s) for s in (1, 2))
 
 
 def _input(

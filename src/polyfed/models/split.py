@@ -89,10 +89,10 @@ class SplitModel(nn.Module):
             self.set_submodule(name, layer)
         return self
 
-    def projected(self, feature_dim: int) -> SplitModel:
+    def projected(self, feature_dim: int, average: bool = False) -> SplitModel:
         """See `with_projection`, which also checks the request."""
         raise ConfigError(
-            f"{type(self).__name__} cannot take a projection to {feature_dim} features; "
+            f"{type(self).__name__} cannot take another width, {feature_dim} features; "
             "build it as polyfed.models.SequentialSplit, or leave models.feature_dim out"
         )
 
@@ -144,19 +144,19 @@ class SequentialSplit(SplitModel):
         z: Tensor = self.intermediate(s_in)
         return z
 
-    def projected(self, feature_dim: int) -> SplitModel:
-        """A copy whose intermediate part ends with ``projection`` (Linear, ReLU), and with a new head."""
+    def projected(self, feature_dim: int, average: bool = False) -> SplitModel:
+        """A copy whose intermediate part ends with the layers of `projection_and_head`, and with a new head."""
         model = copy.deepcopy(self)
-        projection, head = projection_and_head(model.head, feature_dim)
+        layers, head = projection_and_head(model.head, feature_dim, average)
         if not isinstance(model.intermediate, nn.Sequential):
             model.intermediate = nn.Sequential(OrderedDict(body=model.intermediate))
-        model.intermediate.add_module("projection", projection)
-        model.intermediate.add_module("projection_relu", nn.ReLU())
+        for name, layer in layers.items():
+            model.intermediate.add_module(name, layer)
         model.head, model.feature_dim = head, feature_dim
         return model
 
 
-def with_projection(model: SplitModel, feature_dim: int) -> SplitModel:
+def with_projection(model: SplitModel, feature_dim: int, average: bool = False) -> SplitModel:
     """The recipe key ``models.feature_dim``: one feature width for networks that differ in theirs (FedGH, section 5).
 
     Adds Linear(D, feature_dim) and ReLU at the end of the intermediate part, and a fresh head of that width. A model
@@ -166,22 +166,27 @@ def with_projection(model: SplitModel, feature_dim: int) -> SplitModel:
     Args:
         model: its head must be an ``nn.Linear``.
         feature_dim: the new D, at least 1.
+        average: adaptive average pooling to this width in place of the projection, as HtFLlib has it (KDD 2025), which
+            trains nothing; ``models.feature_pool``.
 
     Raises:
         ConfigError: the width is not a positive whole number, or the head is no ``nn.Linear``.
     """
     if not isinstance(feature_dim, int) or isinstance(feature_dim, bool) or feature_dim < 1:
         raise ConfigError(f"models.feature_dim must be a whole number of at least 1, got {feature_dim!r}")
-    return model if feature_dim == model.feature_dim else model.projected(feature_dim)
+    return model if feature_dim == model.feature_dim else model.projected(feature_dim, average)
 
 
-def projection_and_head(head: nn.Module, feature_dim: int) -> tuple[nn.Linear, nn.Linear]:
-    """Fresh layers D -> feature_dim and feature_dim -> C in place of `head`, on its device and in its dtype."""
+def projection_and_head(head: nn.Module, feature_dim: int, average: bool) -> tuple[dict[str, nn.Module], nn.Linear]:
+    """Fresh layers D -> feature_dim by name, and feature_dim -> C, for `head`, on its device and in its dtype."""
     if not isinstance(head, nn.Linear):
         raise ConfigError(f"models.feature_dim needs a head that is an nn.Linear; this one is a {type(head).__name__}")
     device, dtype = head.weight.device, head.weight.dtype
-    projection = nn.Linear(head.in_features, feature_dim, device=device, dtype=dtype)
-    return projection, nn.Linear(feature_dim, head.out_features, head.bias is not None, device=device, dtype=dtype)
+    layers: dict[str, nn.Module] = {"average": nn.AdaptiveAvgPool1d(feature_dim)}
+    if not average:
+        projection = nn.Linear(head.in_features, feature_dim, device=device, dtype=dtype)
+        layers = {"projection": projection, "projection_relu": nn.ReLU()}
+    return layers, nn.Linear(feature_dim, head.out_features, head.bias is not None, device=device, dtype=dtype)
 
 
 def channels_last(model: SplitModel) -> SplitModel:

@@ -1,4 +1,4 @@
-"""Networks for texts: FedHeNN's two LSTMs (Makhija et al., ICML 2022), and a small transformer.
+"""Networks for texts: FedHeNN's two LSTMs (Makhija et al., ICML 2022), a small transformer, and HtFLlib's networks.
 
 Inputs are (N, L) int64 ids with padding 0 behind the words (`polyfed.data.text`), which changes nothing. Word vectors
 are learned; given ones stay as they are, are no parameters, and are neither sent nor stored.
@@ -11,15 +11,31 @@ ReLU, dropout 0.5, head = Linear 10-C; D = 10. In eval mode, in which FedHeNN co
 `text-transformer`: word vectors and positions of width 64 (given vectors are mapped to 64 numbers), two blocks with 4
 heads, the words' mean; no word attends to padding. Cuts: extractor = everything up to the mean (s_in: 64), intermediate
 = LayerNorm, head = Linear 64-C; D = 64.
+
+HtFLlib's (Zhang et al., KDD 2025, arXiv 2506.03954) learn vectors of 512 numbers; D = 512. The extractor is all that
+reads words, `fasttext` and `text-bilstm` have a Linear layer behind it, the others nothing.
+
+    fasttext, text-linear     the words' mean
+    text-lstm, text-gru       the last state of two layers with dropout 0.2, of the LSTM its ReLU, and dropout
+    text-bilstm               one layer in both directions, 1024 numbers
+    text-transformer-hH-lL    L of PyTorch's encoder layers of 2048 units, H heads and dropout 0.1, on words' vectors
+                              times sqrt(512) plus sines; what it gives for the first word
+
+Deviations from HtFLlib, where padding changes what comes out: means are over words, not over padding; the LSTM's state
+is that of the last word, not of the last column; the bidirectional one begins at the last word; no word attends to
+padding. HtFLlib's networks return log-probabilities, whose cross-entropy is that of the logits.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from polyfed.errors import ConfigError
 from polyfed.models.split import SequentialSplit, SplitModel
@@ -35,6 +51,9 @@ _DROPOUT = 0.5
 _TEXT_WIDTH = 64  # of the transformer
 _HEADS = 4
 _DEPTH = 2
+_WIDE = 512  # of HtFLlib's networks
+_LIGHT_DROPOUT = 0.2
+_TRANSFORMER_DROPOUT = 0.1
 
 
 class LSTMLastState(nn.Module):
@@ -121,6 +140,144 @@ def text_transformer(in_shape: tuple[int, ...], classes: int, words: int | Tenso
     _check_texts("text-transformer", in_shape)
     encoder = TextEncoder(words, in_shape[0])
     return SequentialSplit(encoder, nn.LayerNorm(_TEXT_WIDTH), nn.Linear(_TEXT_WIDTH, classes), "text-transformer")
+
+
+class WordMean(nn.Module):
+    """Ids (N, L) to the mean of their learned vectors (N, 512), padding left out; zeros for texts without words."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, _WIDE, padding_idx=PADDING)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        counted = (ids != PADDING).sum(dim=1, keepdim=True)
+        mean: Tensor = self.embedding(ids).sum(dim=1) / counted.clamp(min=1)
+        return mean
+
+
+class LastWordState(nn.Module):
+    """Ids (N, L) to what a recurrent layer gives for the last id that is no padding (N, 512), or twice as wide.
+
+    Args:
+        words: V. kind: nn.LSTM or nn.GRU. layers: how many, with dropout 0.2 between them.
+        both_ways: read from both ends.
+    """
+
+    def __init__(self, words: int, kind: type[nn.LSTM | nn.GRU], layers: int, both_ways: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, _WIDE, padding_idx=PADDING)
+        between = _LIGHT_DROPOUT if layers > 1 else 0.0
+        self.recurrent = kind(_WIDE, _WIDE, layers, batch_first=True, dropout=between, bidirectional=both_ways)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        lengths = (ids != PADDING).sum(dim=1).clamp(min=1)
+        packed = pack_padded_sequence(self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
+        last: Tensor = states[torch.arange(len(ids), device=ids.device), lengths - 1]
+        return last
+
+
+class FirstWord(nn.Module):
+    """Ids (N, L) to what a transformer's last layer gives for the first of them (N, 512)."""
+
+    sines: Tensor
+
+    def __init__(self, words: int, length: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, _WIDE)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.register_buffer("sines", position_sines(length, _WIDE), persistent=False)
+        self.dropout = nn.Dropout(_TRANSFORMER_DROPOUT)
+        layer = nn.TransformerEncoderLayer(_WIDE, heads, dropout=_TRANSFORMER_DROPOUT, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens = self.dropout(self.embedding(ids) * _WIDE**0.5 + self.sines[: ids.shape[1]])
+        padding = ids == PADDING
+        padding[:, 0] = False  # of empty texts one token is left
+        first: Tensor = self.encoder(tokens, src_key_padding_mask=padding)[:, 0]
+        return first
+
+
+def position_sines(length: int, width: int) -> Tensor:
+    """Sines and cosines of positions (length, width), Vaswani et al., 2017, section 3.5."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    angles = torch.arange(length).unsqueeze(1) * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
+
+
+def fasttext(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """HtFLlib's fastText: the words' mean, a Linear layer without activation, the head."""
+    ids = _learned("fasttext", in_shape, words)
+    return _wide("fasttext", classes, WordMean(ids), fc=nn.Linear(_WIDE, _WIDE))
+
+
+def text_linear(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """HtFLlib's logistic regression: the words' mean, the head."""
+    return _wide("text-linear", classes, WordMean(_learned("text-linear", in_shape, words)))
+
+
+def text_lstm(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """HtFLlib's LSTM of two layers."""
+    states = LastWordState(_learned("text-lstm", in_shape, words), nn.LSTM, layers=2)
+    return _wide("text-lstm", classes, states, relu=nn.ReLU(), dropout=nn.Dropout(_LIGHT_DROPOUT))
+
+
+def text_gru(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """HtFLlib's GRU of two layers."""
+    states = LastWordState(_learned("text-gru", in_shape, words), nn.GRU, layers=2)
+    return _wide("text-gru", classes, states, dropout=nn.Dropout(_LIGHT_DROPOUT))
+
+
+def text_bilstm(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """HtFLlib's bidirectional LSTM of one layer, behind it a Linear layer without activation."""
+    states = LastWordState(_learned("text-bilstm", in_shape, words), nn.LSTM, layers=1, both_ways=True)
+    return _wide("text-bilstm", classes, states, fc=nn.Linear(2 * _WIDE, _WIDE))
+
+
+def _wide_transformer(
+    name: str, in_shape: tuple[int, ...], classes: int, heads: int, layers: int, words: int | Tensor = IDS
+) -> SplitModel:
+    ids = _learned(name, in_shape, words)
+    head = nn.Linear(_WIDE, classes)
+    nn.init.uniform_(head.weight, -0.1, 0.1)
+    nn.init.zeros_(head.bias)
+    return SequentialSplit(FirstWord(ids, in_shape[0], heads, layers), nn.Sequential(), head, name)
+
+
+def _transformer_builder(heads: int, layers: int) -> Callable[..., SplitModel]:
+    name = f"text-transformer-h{heads}-l{layers}"
+
+    def build(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+        return _wide_transformer(name, in_shape, classes, heads, layers, words)
+
+    build.__name__ = name.replace("-", "_")
+    build.__doc__ = f"HtFLlib's transformer, {layers} deep, with {heads} heads a layer."
+    return build
+
+
+text_transformer_h8_l1, text_transformer_h8_l2, text_transformer_h8_l4, text_transformer_h8_l8 = (
+    _transformer_builder(8, layers) for layers in (1, 2, 4, 8)
+)
+text_transformer_h1_l4, text_transformer_h2_l4, text_transformer_h4_l4, text_transformer_h16_l4 = (
+    _transformer_builder(heads, 4) for heads in (1, 2, 4, 16)
+)
+text_transformer_h1_l1 = _transformer_builder(1, 1)
+text_transformer_h2_l2 = _transformer_builder(2, 2)
+text_transformer_h8_l16 = _transformer_builder(8, 16)
+text_transformer_h16_l16 = _transformer_builder(16, 16)
+
+
+def _wide(name: str, classes: int, reads: nn.Module, **behind: nn.Module) -> SequentialSplit:
+    return SequentialSplit(reads, nn.Sequential(OrderedDict(behind)), nn.Linear(_WIDE, classes), name)
+
+
+def _learned(name: str, in_shape: tuple[int, ...], words: int | Tensor) -> int:
+    """How many ids there are, whose vectors are to be learned."""
+    _check_texts(name, in_shape)
+    if isinstance(words, Tensor):
+        raise ConfigError(f"{name} learns its words' vectors, got given ones; leave out data.word_vectors")
+    return words
 
 
 def _check_texts(name: str, in_shape: tuple[int, ...]) -> None:

@@ -34,6 +34,7 @@ FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the 
     "features.1",
 )  # fmt: skip
 _PRETRAINED = "?pretrained"
+_WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # which a split network has no place for
 _TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  # networks of the zoo -> those of timm
     f"vit-s{depth}-half": "vit_tiny_patch16_224" for depth in DEPTHS
 }
@@ -283,7 +284,8 @@ def _torchvision(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modul
 
 def _torchvision_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     sized = {"image_size": in_shape[1]} if name.startswith("vit_") else {}
-    return {"weights": None, "num_classes": classes, **sized}
+    plain = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_HEADS else {}
+    return {"weights": None, "num_classes": classes, **sized, **plain}
 
 
 def _first_convolution(module: nn.Module) -> tuple[str, nn.Conv2d]:

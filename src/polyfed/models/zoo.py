@@ -22,10 +22,13 @@ _CIFAR100 = ((3, 32, 32), 100)
 _DIGITS = ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
 _WINDOWS = ((6, 100), 7)
+_AG_NEWS = ((200,), 4)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
+_HTFLLIB = "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954"
 _PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"
 _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
     ("fedgh-*", _CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
+    ("fedavg-cnn", _CIFAR10, _HTFLLIB),
     ("fedhenn-cifar100", _CIFAR100, _FEDHENN),
     ("fedhenn-lstm*", _SENTIMENT140, _FEDHENN),
     ("fedhenn-*", _CIFAR10, _FEDHENN),
@@ -34,10 +37,15 @@ _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the 
     ("resnet*-cifar", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images"),
     ("resnet*-gn", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; with GroupNorm"),
     ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
+    ("resnet[468]", _CIFAR10, _HTFLLIB),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("vit-xs", _CIFAR10, "polyfed; width 96, 3 heads"),
+    ("harcnn*", ((9, 128), 6), f"{_HTFLLIB}; for series, here of 9 channels and 128 steps"),
+    ("fasttext", _AG_NEWS, _HTFLLIB),
+    ("text-transformer-h*", _AG_NEWS, _HTFLLIB),
     ("text-transformer", _SENTIMENT140, "polyfed; width 64, 4 heads"),
+    ("text-*", _AG_NEWS, _HTFLLIB),
     ("vit-s*", ((3, 224, 224), 10), "FedIN, Chan et al., arXiv 2304.00759"),
     ("digits-*", _DIGITS, "polyfed"),
     ("cnn1d-*", _WINDOWS, "polyfed; for series and texts, here of 6 channels and 100 steps"),
@@ -57,6 +65,7 @@ def build(
     fetch: bool = True,
     beside: Sequence[str] = (),
     categories: Sequence[int] = (),
+    feature_pool: bool = False,
 ) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
@@ -76,6 +85,7 @@ def build(
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         categories: of a table with categories: per feature, how many there are, 0 for a number; goes to a builder's
             parameter of this name.
+        feature_pool: averages the representation to `feature_dim` in place of the projection.
 
     Raises:
         ConfigError: no such model or builder, or one without the parameter `categories` for a table with some; the data
@@ -96,7 +106,7 @@ def build(
     if feature_dim is None:
         return model
     try:
-        return with_projection(model, feature_dim)
+        return with_projection(model, feature_dim, feature_pool)
     except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
         why = kind_and_line(error)
         raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error

@@ -190,6 +190,7 @@ class ModelEntry(Record):
         "Python cannot, and neither can one of a function in `builders`",
     )
     feature_dim: Count | None = Field(None, description="width of the added projection, `models.feature_dim`")
+    feature_pool: bool = Field(False, description="whether it is an average instead, `models.feature_pool`")
     input: IfPresent[InputShape] = Field(None, description="one stored input")
     image_size: Count | None = Field(None, description="size that images were resized to, `data.image_size`")
     prepare: Any = Field(

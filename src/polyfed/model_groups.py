@@ -1,0 +1,42 @@
+"""Named groups of networks: those of HtFLlib (Zhang et al., KDD 2025, arXiv 2506.03954), in its order.
+
+``models.architectures = "htfe-8"`` stands for the group's list, so that client k gets the (k mod A)th, as there.
+
+    HtFLlib                       here
+    HtFE-img-2 3 4 5 8 9          htfe-2 htfe-3 htfe-4 htfe-5 htfe-8 htfe-9
+    HtM-img-10                    htm-10
+    HtFE-sen-2 3 5 8              htfe-sen-2 htfe-sen-3 htfe-sen-5 htfe-sen-8
+    HtFE-txt-2 4 5-1 5-2 5-3 6    htfe-txt-2 htfe-txt-4 htfe-txt-5-1 htfe-txt-5-2 htfe-txt-5-3 htfe-txt-6
+
+HtFLlib's Vision Transformers have a hidden layer in their head; here heads are linear. GoogLeNet is without its
+auxiliary heads, as there. HtFLlib's groups of different heads (HtC) are not included.
+"""
+
+from __future__ import annotations
+
+_CNN = "fedavg-cnn"
+_GOOGLENET = "torchvision:googlenet"
+_MOBILENET = "torchvision:mobilenet_v2"
+_RESNET18, _RESNET34, *_DEEPER = (f"torchvision:resnet{depth}" for depth in (18, 34, 50, 101, 152))
+_HTFE_8 = [_CNN, _GOOGLENET, _MOBILENET, _RESNET18, _RESNET34, *_DEEPER]
+_HARCNNS = ["harcnn2-s1", "harcnn2-s2", "harcnn2-s3"]
+
+GROUPS: dict[str, list[str]] = {
+    "htfe-2": [_CNN, _RESNET18],
+    "htfe-3": ["resnet10", _RESNET18, _RESNET34],
+    "htfe-4": [_CNN, _GOOGLENET, _MOBILENET, _RESNET18],
+    "htfe-5": [_GOOGLENET, _MOBILENET, _RESNET18, _RESNET34, _DEEPER[0]],
+    "htfe-8": _HTFE_8,
+    "htfe-9": ["resnet4", "resnet6", "resnet8", "resnet10", _RESNET18, _RESNET34, *_DEEPER],
+    "htm-10": [*_HTFE_8, "torchvision:vit_b_16", "torchvision:vit_b_32"],
+    "htfe-sen-2": _HARCNNS[:2],
+    "htfe-sen-3": _HARCNNS,
+    "htfe-sen-5": [*_HARCNNS, "harcnn1-s1", "harcnn3-s1"],
+    "htfe-sen-8": [*_HARCNNS, "harcnn1-s1", "harcnn1-s2", "harcnn1-s3", "harcnn3-s1", "harcnn3-s2"],
+    "htfe-txt-2": ["fasttext", "text-linear"],
+    "htfe-txt-4": ["fasttext", "text-linear", "text-lstm", "text-bilstm"],
+    "htfe-txt-5-1": [f"text-transformer-h8-l{layers}" for layers in (1, 2, 4, 8, 16)],
+    "htfe-txt-5-2": [f"text-transformer-h{heads}-l4" for heads in (1, 2, 4, 8, 16)],
+    "htfe-txt-5-3": [f"text-transformer-h{both}-l{both}" for both in (1, 2, 4, 8, 16)],
+    "htfe-txt-6": ["fasttext", "text-lstm", "text-bilstm", "text-transformer-h8-l2", "text-linear", "text-gru"],
+}

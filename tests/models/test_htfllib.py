@@ -1,0 +1,135 @@
+"""HtFLlib's networks and groups (KDD 2025): their sizes as its code has them, what they read, one width by averages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+from polyfed.model_groups import GROUPS
+from polyfed.models import build, with_projection
+from polyfed.models.texts import position_sines
+from polyfed.registry import MODELS
+
+RECIPE = {"data": {"dataset": "digits", "num_clients": 4}, "models": {}, "method": {"name": "local"}}
+TEXTS = sorted({name for group, names in GROUPS.items() if "txt" in group for name in names if "l16" not in name})
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def texts() -> Tensor:
+    """(3, 12) ids below 40: a whole text, one of seven words, an empty one."""
+    ids = torch.randint(1, 40, (3, 12), generator=torch.Generator().manual_seed(0))
+    ids[1, 7:] = 0
+    ids[2] = 0
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "numbers"),
+    [
+        ("fedavg-cnn", (3, 32, 32), (75 + 1) * 32 + (800 + 1) * 64 + (1600 + 1) * 512),  # its dim = 1600
+        ("fedavg-cnn", (3, 64, 64), (75 + 1) * 32 + (800 + 1) * 64 + (10816 + 1) * 512),  # and 10816
+        ("harcnn2-s1", (9, 128), (81 + 1) * 32 + (288 + 1) * 64 + (1664 + 1) * 1024 + 1025 * 512),  # dim_hidden = 1664
+        ("harcnn1-s1", (9, 1, 128), (81 + 1) * 32 + (32 * 60 + 1) * 1024 + 1025 * 512),
+        ("resnet4", (3, 32, 32), 9408 + 128 + 2 * (9 * 64 * 64 + 128)),
+    ],
+)
+def test_sizes_are_those_of_its_code(name: str, shape: tuple[int, ...], numbers: int) -> None:
+    model = build(name, shape, 10)
+    assert count(model) == numbers + 10 * (model.feature_dim + 1)
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_resnets_are_one_network_ended_earlier() -> None:
+    shapes = [{n: t.shape for n, t in build(f"resnet{d}", (3, 32, 32), 10).state_dict().items()} for d in (4, 6, 8, 10)]
+    for smaller, larger in itertools.pairwise(shapes):
+        assert {n: s for n, s in smaller.items() if "head" not in n}.items() < larger.items()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("harcnn")])
+def test_series_of_the_least_length_leave_one_step(name: str) -> None:
+    length = next(n for n in range(1, 400) if _steps(name, n))
+    assert build(name, (9, length), 6)(torch.zeros(1, 9, length)).shape == (1, 6)
+    with pytest.raises(ConfigError, match=f"at least {length} steps"):
+        build(name, (9, length - 1), 6)
+
+
+def _steps(name: str, length: int) -> int:
+    blocks, stride = int(name[6]), int(name[-1])
+    for _ in range(blocks):
+        length = max((length - (5 if blocks == 3 else 9)) // stride + 1, 0) // 2
+    return length
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_padding_changes_nothing(name: str) -> None:
+    torch.manual_seed(0)
+    model = build(name, (12,), 4, words=40).eval()
+    assert model.feature_dim == 512
+    with torch.no_grad():
+        scores = model(texts())
+        assert torch.isfinite(scores).all()
+        torch.testing.assert_close(model(texts()[1:2, :7]), scores[1:2])
+        assert not torch.allclose(model(texts().roll(3, 1))[:1], scores[:1]) or name in ("fasttext", "text-linear")
+    with pytest.raises(ConfigError, match="learns its words' vectors"):
+        build(name, (12,), 4, words=torch.zeros(40, 50))
+
+
+def test_recurrent_networks_are_torchs_on_each_text_alone() -> None:
+    model = build("text-bilstm", (12,), 4, words=40).eval()
+    layer = model.get_submodule("extractor.recurrent")
+    vectors = model.get_submodule("extractor.embedding")(texts()[1:2, :7])
+    assert torch.allclose(model.extract(texts())[1], layer(vectors)[0][0, 6], atol=1e-6)
+
+
+def test_position_sines_are_the_papers_formula() -> None:
+    found = position_sines(5, 6)
+    for place, i in ((0, 0), (3, 1), (4, 2)):
+        angle = place / 10_000 ** (2 * i / 6)
+        assert found[place, 2 * i : 2 * i + 2].tolist() == pytest.approx([math.sin(angle), math.cos(angle)])
+
+
+def test_a_group_by_name_is_its_list() -> None:
+    for name, names in GROUPS.items():
+        assert all(":" in one or one in MODELS for one in names), name
+        assert Recipe.from_dict(RECIPE | {"models": {"architectures": name}}).models.architectures == names
+    assert [len(GROUPS[name]) for name in ("htfe-2", "htfe-8", "htfe-9", "htm-10", "htfe-sen-8")] == [2, 8, 9, 10, 8]
+    with pytest.raises(ConfigError, match=r"a group of them, got 'htfe-7'; did you mean"):
+        Recipe.from_dict(RECIPE | {"models": {"architectures": "htfe-7"}})
+
+
+@pytest.mark.parametrize("name", ["resnet4", "digits-cnn1"])
+@pytest.mark.parametrize("width", [16, 100])
+def test_features_averaged_to_one_width(name: str, width: int) -> None:
+    shape = (1, 8, 8)
+    model = build(name, shape, 10)
+    pooled = with_projection(model, width, average=True).eval()
+    x = torch.randn(3, *shape)
+    expected = F.adaptive_avg_pool1d(model.eval().represent(x), width)
+    assert torch.equal(pooled.represent(x), expected)
+    assert count(pooled) - count(model) == 10 * (width - model.feature_dim)  # but for the head, no weight
+    assert torch.equal(torch.func.vmap(lambda z: F.adaptive_avg_pool1d(z, width))(expected[None]), expected[None])
+
+
+def test_the_setting_needs_a_width() -> None:
+    given = RECIPE | {"models": {"architectures": ["resnet4"], "feature_dim": 16, "feature_pool": True}}
+    assert Recipe.from_dict(given).models.feature_pool
+    assert build("resnet4", (1, 8, 8), 10, 16, feature_pool=True).feature_dim == 16
+    with pytest.raises(ConfigError, match="feature_pool"):  # without a width it would do nothing
+        Recipe.from_dict(RECIPE | {"models": {"architectures": ["resnet4"], "feature_pool": True}})
+
+
+def test_torchvisions_networks_with_auxiliary_heads_go_without() -> None:
+    pytest.importorskip("torchvision")
+    model = build("torchvision:googlenet", (3, 32, 32), 10, 512, feature_pool=True)
+    assert sum(p.numel() for p in model.head.parameters()) == 5130
+    assert model.train()(torch.randn(2, 3, 32, 32)).shape == (2, 10)

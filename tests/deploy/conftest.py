@@ -7,4 +7,4 @@ from polyfed.deploy import node_registry
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
+    monkeypatch.setattr(node_registry, "LONGEST", 0.001)

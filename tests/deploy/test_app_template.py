@@ -140,7 +140,7 @@ def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pyte
         assert (recipe.name, recipe.run.seed, recipe.training.rounds) == ("fedhenn", 3, 3)
         assert config == 'client-id=0 state-dir="state"'
         files = {"authority": Path("keys/ca.crt"), "key": Path("keys/node")}
-        assert asked[1] == {"server": "fl.example.org:443", "port": 9094, **files}
+        assert asked[1] == {"server": "fl.example.org:443", **files}
         assert {path.name for path in (app / "keys").glob("node*")} == {"node", "node.pub"}
     finally:
         shutil.rmtree(app / "keys", ignore_errors=True)

@@ -85,7 +85,10 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
 
 
 @WITH_FLOWER
-def test_both_apps_give_the_run_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small", [0, 2**30])
+def test_both_apps_give_the_run_of_one_process(small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With messages beside the facts and as arrays."""
+    monkeypatch.setattr(flower_transport, "_SMALL", small)
     recipe = recipe_of("fedhenn", data={"holdout": 20}, hyperparameters={"alignment_data": {"size": 10}})
     flown(recipe, tmp_path, monkeypatch)
     folder = RunFolder(tmp_path / "out")
@@ -108,7 +111,10 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     assert wire.collect([name])[name] == "unknown key 'node-config.client-idd'; did you mean 'client-id'?"
     del grid.contexts[10].node_config["client-idd"]
     nested = ConfigRecord({flower_transport.FACTS: "[" * 100_000})
-    for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport.RECORD: nested}):
+    text = ConfigRecord({flower_transport.FACTS: '{"kind":"train"}', "body": "text"})
+    lacking = ConfigRecord({flower_transport.FACTS: '{"kind":"train"}'})
+    records = [{"x": ConfigRecord({"y": 1})}, *({flower_transport.RECORD: each} for each in (nested, text, lacking))]
+    for strange in records:
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
         assert "expected an envelope of polyfed's" in str(wire.collect([stray])[stray])
     monkeypatch.setattr(flower_transport, "MAX_FACTS_BYTES", 1000)

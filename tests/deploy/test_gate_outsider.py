@@ -141,7 +141,7 @@ class Generated:
 
     def __init__(self, recipe: Path, folder: Path, processes: ProcessGroup) -> None:
         self.app, self._processes = folder / "app", processes
-        self.inner, self.outer, *self._own = free_ports(4)
+        self.inner, self.outer = free_ports(2)
         app_template.create_app(self.app, recipe, host="localhost")
         make_server_certificate(self.app / "keys", ["localhost"])
         self.authority = self.app / "keys" / "ca.crt"
@@ -170,12 +170,11 @@ class Generated:
         self._processes.wait_for_answer("nginx", self.outer, PATIENCE)
 
     def start_nodes(self) -> None:
-        for number, port in enumerate(self._own):
+        for number in (0, 1):
             key = self.app / "keys" / f"node-{number}"
             make_node_key(key)
             self.keeper.does("supernode", "register", f"{key}.pub", "x")
             words = ["--recipe", "recipe.toml", "--server", f"localhost:{self.outer}", "--key", str(key)]
-            words += ["--port", str(port)]
             own = f'client-id={number} state-dir="{self.app.parent}/state-{number}"'
             command = [sys.executable, "-m", "polyfed", "deploy", "node", *words, "--node-config", own]
             self._processes.start(f"node-{number}", command, self.app)
@@ -222,20 +221,6 @@ def test_another_user_of_the_machine_is_refused(loopback: LocalCluster, recipe: 
     loopback.start_node(0)
     keeper = Caller(tmp_path / "keeper", loopback.port, recipe, authority)
     check_is_refused(Caller(tmp_path / "outsider", loopback.port, recipe, authority, NOBODYS), keeper)
-
-
-def test_a_nodes_own_port_answers_its_own_program_alone(loopback: LocalCluster) -> None:
-    loopback.start_server()
-    loopback.register([0])
-    loopback.start_node(0)
-    port = int(loopback.node_command(0)[-1])
-    loopback.processes.wait_for_answer("node-0", port, PATIENCE)
-    for path in ("acquire-task", "pull-task-input", "pull-messages", "push-messages"):
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/runtime/{path}", data=b"", method="POST")
-        request.add_header("content-type", PROTOBUF)
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
-        assert refused.value.code in (401, 403), path
 
 
 # what the server sends ----------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import os
-import signal
 import socket
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from io import StringIO
@@ -20,6 +19,7 @@ import pytest
 
 from polyfed.deploy import supernode
 from polyfed.deploy.superlink import Gate, check_system, is_own, serve_nodes
+from polyfed.deploy.tls import make_node_key
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.nearby import recipe_of
 from tests.helpers.on_flower import WITH_FLOWER
@@ -37,33 +37,8 @@ def test_a_program_without_its_keys_is_one_line(tmp_path: Path) -> None:
         serve_nodes(tmp_path, database=tmp_path / "db")
     with pytest.raises(ConfigError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
         supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
-
-
-def test_a_node_whose_port_is_taken_is_one_line(tmp_path: Path) -> None:
-    files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=rf"expected a free port of 127\.0\.0\.1, got {port}: .*; choose .* --port"
-        ):
-            supernode.join(recipe_of(), "", server="x:1", port=port, **files)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the table of sockets is Linux'")
-@pytest.mark.parametrize("theirs", [True, False])
-def test_a_node_asks_nobody_elses_program_for_work(theirs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user who listens at its port before its SuperNode does would send it messages, and get its uploads."""
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    node = Mock()
-    node.AcquireTask.side_effect = EOFError("asked")
-    monkeypatch.setattr(RuntimeHttpClient, "from_server_address", lambda **_: node)
-    own = os.geteuid()
-    monkeypatch.setattr("os.geteuid", lambda: own + theirs)
-    check = Mock(side_effect=[None, RunError("looked again")])
-    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(RunError if theirs else EOFError):
-        supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)
-    assert node.AcquireTask.called is not theirs
+    with pytest.raises(ConfigError, match=r"expected a node's private key in .*node, .* got another file"):
+        supernode.join(recipe_of(), "", server="x:1", authority=tmp_path / "ca", key=touched(tmp_path / "node"))
 
 
 @pytest.mark.parametrize(
@@ -76,39 +51,59 @@ def test_a_node_asks_nobody_elses_program_for_work(theirs: bool, monkeypatch: py
 def test_a_wrong_configuration_ends_the_node(
     config: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its SuperNode is started, and not in the middle of a run."""
+    """Before it is connected, and not in the middle of a run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(supernode, "start_supernode", None)
-    files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
+    monkeypatch.setattr(supernode, "connect", None)
+    make_node_key(tmp_path / "node")
+    files = {"authority": touched(tmp_path / "ca"), "key": tmp_path / "node"}
     with pytest.raises(ConfigError, match=line):
         supernode.join(recipe_of(), config, server="x:1", **files)
 
 
-def test_a_nodes_secret_is_in_no_file_and_its_supernode_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even where it is killed, and can clean up nothing."""
-    program = tmp_path / "flower-supernode"
-    option = "--superexec-auth-secret-file"
-    program.write_text(f'#!/bin/sh\nwhile [ "$1" != {option} ]; do shift; done\ncat "$2"\nexec sleep 600\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(write, 1)
-        os.close(write)
-        with supernode.start_supernode([], b"s" * 32):
-            signal.pause()
-    os.close(write)
-    with os.fdopen(read, "rb") as output:
-        assert output.read(32) == b"s" * 32
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        assert output.read() == b"", "no process holds the other end any more"
-    assert list((tmp_path / "temporary").iterdir()) == []
+class Server:
+    """A server's end of a node's connection: announces messages, has their parts, takes answers."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.waiting, self.parts, self.answers = list(messages), dict[str, bytes](), list[Any]()
+        self.asked: list[str] = []
+
+    def fleet(self) -> supernode.Fleet:
+        """As Flower gives it."""
+        names = ("receive", "send", "get_run", "get_app", "pull_object", "push_object", "confirm")
+        return supernode.Fleet(7, *(self.noted(name) for name in names))
+
+    def noted(self, name: str) -> Any:
+        def call(*words: Any) -> Any:
+            self.asked.append(name)
+            return getattr(self, name)(*words)
+
+        return call
+
+    def receive(self) -> Any:
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+        if not self.waiting:
+            raise RunError("looked for work again")
+        message = self.waiting.pop(0)
+        if message is not None:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            self.parts |= {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        return message and (message, get_object_tree(message))
+
+    def pull_object(self, run: int, name: str) -> bytes:
+        return self.parts[name]
+
+    def confirm(self, run: int, name: str) -> None:
+        assert name in self.parts
+
+    def send(self, message: Any, tree: Any, seconds: float) -> tuple[set[str], str]:
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        self.answers.append(tree.object_id)
+        return {each.object_id for each in iterate_object_tree(tree)}, "session"
+
+    def push_object(self, run: int, session: str, name: str, part: bytes) -> None:
+        self.parts[name] = part
 
 
 @pytest.fixture
@@ -120,55 +115,113 @@ def logged() -> Iterator[StringIO]:
     logging.getLogger().removeHandler(handler)
 
 
-def test_what_goes_wrong_at_a_node_stays_there(logged: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server gets the kind of an error; its text may hold a row."""
-    from flwr.app import Message, RecordDict
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A message to a node, with three numbers."""
+    from flwr.app import ConfigRecord, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    return Message(RecordDict({"asked": ConfigRecord({"numbers": [1, 2, 3]})}), dst_node_id=7, message_type="train")
 
-    def app(message: object, context: object) -> Message:
+
+def answers(message: Any) -> Any:
+    """The app: the sum of the numbers."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    total = sum(message.content["asked"]["numbers"])
+    return Message(RecordDict({"answer": ConfigRecord({"sum": total})}), reply_to=message)
+
+
+def test_a_node_fetches_a_message_and_sends_the_answer_over_one_connection(asked: Any) -> None:
+    """Every part travels once, and nothing else is asked: of an app nothing, and the next message at once."""
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    server = Server(asked)
+    with pytest.raises(RunError, match="looked for work again"):
+        supernode.answer_forever(answers, server.fleet())
+    parts = server.asked.count("pull_object")
+    assert server.asked == ["receive", *["pull_object"] * parts, "confirm", "send", *["push_object"] * 3, "receive"]
+    (name,) = server.answers
+    answer: Any = inflate_object_from_contents(name, server.parts)
+    assert answer.content["answer"]["sum"] == 6
+    assert answer.metadata.reply_to_message_id == asked.object_id
+
+
+def test_what_goes_wrong_at_a_node_stays_there(asked: Any, logged: StringIO) -> None:
+    """The server gets the kind of an error; its text may hold a row."""
+
+    def app(message: object) -> Any:
         raise ValueError("row 7: age 43")
 
-    asked = Message(RecordDict(), dst_node_id=1, message_type="train")
-    answer = supernode.reply(app, asked, None)  # type: ignore[arg-type]
+    answer = supernode.reply(app, asked)
     assert answer.has_error()
     assert answer.error.reason == "ValueError"
     assert "row 7: age 43" in logged.getvalue()
 
 
-def test_a_message_that_never_arrives_does_not_keep_a_node(logged: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its run has ended while the SuperNode fetched it: part of it is announced for ever, and never there."""
-    from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
-    from flwr.proto.runtime_pb2 import AcquireTaskResponse, PullAppMessagesResponse, PullTaskInputResponse
-    from flwr.proto.task_pb2 import Task
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supercore.task_identity import TaskIdentity
+@pytest.mark.parametrize("error", ["unavailable", "over"])
+def test_a_message_that_never_arrives_does_not_keep_a_node(
+    error: str, asked: Any, logged: StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run has ended while the node fetched it: part of it is announced for ever, and never there."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+    from flwr.supercore.run import RunNotRunningException
 
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, None)
-    ends: list[str] = []
-    offered = iter([AcquireTaskResponse(task=Task(task_id=1), token="token")])
-    node = Mock()
-    node.AcquireTask.side_effect = lambda _: next(offered, AcquireTaskResponse())
-    node.PullTaskInput.return_value = PullTaskInputResponse(task_id=1)
-    tree = ObjectTree(object_id="part")
-    node.PullMessages.return_value = PullAppMessagesResponse(messages_list=[{}], message_object_trees=[tree])
-    node.PullObject.return_value = PullObjectResponse(object_found=True, object_available=False)
-    node.PushTaskOutput.side_effect = lambda request: ends.append(request.sub_status)
-    monkeypatch.setattr(RuntimeHttpClient, "from_server_address", lambda **_: node)
+    server = Server(asked)
+    why: Any = ObjectUnavailableError("part") if error == "unavailable" else RunNotRunningException()
+    monkeypatch.setattr(server, "pull_object", Mock(side_effect=why))
     monkeypatch.setattr(supernode, "ARRIVAL", 0.0)
+    with pytest.raises(RunError, match="looked for work again"):
+        supernode.answer_forever(answers, server.fleet())
+    assert "send" not in server.asked
+    assert "a message was not answered" in logged.getvalue()
 
-    def check() -> None:
-        if ends:
-            raise RunError("looked for work again")
 
-    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(RunError, match="looked for work again"):
-        supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)
-    assert ends == ["failed"]
-    assert "expected a message to arrive within 0 s" in logged.getvalue()
+def test_looks_for_a_message_grow_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comes a tenth of the time waited after the one before: of a wait of ten minutes 237, not 6000."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
+    looks: list[float] = []
+
+    def receive() -> None:
+        looks.append(now[0])
+        if now[0] > 600:
+            raise RunError("enough")
+
+    fleet = Server().fleet()._replace(receive=receive)
+    with pytest.raises(RunError, match="enough"):
+        supernode.answer_forever(answers, fleet)
+    steps = [later - before for before, later in itertools.pairwise(looks)]
+    assert steps == [pytest.approx(min(max(0.1, look / 10), 3)) for look in looks[:-1]]
+    assert len(looks) == 237
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("it is gone"), "the connection to x:1 has ended: it is gone"),
+        (SystemExit(1), "expected x:1 to take this node, got a refusal"),
+    ],
+)
+def test_a_connection_that_ends_is_one_line(
+    error: BaseException, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own drops what fails within it, and leaves the program where it is refused."""
+    from flwr.supernode import fleet_http_connection
+
+    @contextmanager
+    def http_request_response(*_: object) -> Iterator[Any]:
+        if isinstance(error, SystemExit):
+            raise error
+        with contextlib.suppress(Exception):
+            yield Server().fleet()
+
+    monkeypatch.setattr(fleet_http_connection, "http_request_response", http_request_response)
+    with pytest.raises(RunError, match=line), supernode.connect("x:1", touched(tmp_path / "ca"), Mock()):
+        raise error
 
 
 # the gate, with real connections of this machine ----------------------------------------------------------------------
@@ -200,7 +253,7 @@ def ends(called: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
     return called.getpeername()[:2], called.getsockname()[:2]
 
 
-def asks(path: str, called: socket.socket, keeper: int, kind: str = "http") -> str:
+def asks(path: str, called: socket.socket, keeper: int, kind: str = "http", **more: Any) -> str:
     """The fate of a request: "through", or the status of the refusal."""
     theirs, ours = ends(called)
     fate: list[Any] = []
@@ -214,7 +267,8 @@ def asks(path: str, called: socket.socket, keeper: int, kind: str = "http") -> s
     async def receive() -> Any:
         raise AssertionError("nothing is read before it is let through")
 
-    asyncio.run(Gate(app, keeper)({"type": kind, "path": path, "client": theirs, "server": ours}, receive, send))
+    scope = {"type": kind, "path": path, "client": theirs, "server": ours, **more}
+    asyncio.run(Gate(app, keeper)(scope, receive, send))
     return str(fate[0])
 
 
@@ -238,6 +292,17 @@ def test_a_closed_connection_has_no_owner() -> None:
         calling.close()
         assert not is_own(theirs, ours, ME)
         assert not is_own(theirs, ours, 0)
+
+
+def test_a_connection_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's table takes milliseconds to read; what is known of one connection is not believed of another."""
+    looked = Mock(side_effect=is_own)
+    monkeypatch.setattr("polyfed.deploy.superlink.is_own", looked)
+    state: Any = {"polyfed": {}}
+    with connection() as (_, called):
+        assert [asks(CONTROL, called, ME, state=state) for _ in range(3)] == ["through"] * 3
+        assert looked.call_count == 1
+        assert [asks(CONTROL, called, OTHER, state={"polyfed": {}}) for _ in range(2)] == ["403"] * 2
 
 
 def test_nodes_are_let_through() -> None:

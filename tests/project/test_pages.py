@@ -150,9 +150,8 @@ def test_the_commands_of_the_results_are_valid(command: str) -> None:
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
 # those of Flower, TensorBoard and Ray; "--option" stands for any
 OTHER_PROGRAMS = {
-    *("--auth-supernode-private-key", "--disable-runtime-dependency-installation", "--enable-supernode-auth"),
-    *("--isolation", "--logdir", "--option", "--root-certificates", "--ssl-ca-certfile", "--ssl-certfile"),
-    *("--ssl-keyfile", "--stream", "--superexec-auth-secret-file", "--superlink"),
+    *("--disable-runtime-dependency-installation", "--enable-supernode-auth", "--logdir", "--option"),
+    *("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--stream"),
 }
 
 

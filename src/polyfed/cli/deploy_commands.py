@@ -156,9 +156,6 @@ def node(
         Path, typer.Option("--authority", metavar="FILE", help="Certificate by which the server is known.")
     ] = Path("keys/ca.crt"),
     key: Annotated[Path, typer.Option(metavar="FILE", help="Private half of this node's keys.")] = Path("keys/node"),
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="NUMBER", help="Free on this machine, for the node alone.")
-    ] = 9094,
     method: MethodName = None,
     settings: Overrides = None,
     seed: Seed = None,
@@ -176,7 +173,7 @@ def node(
     from polyfed.deploy.supernode import join
 
     own = Recipe.load(recipe, settings or (), method=method, seed=seed, preset=preset)
-    join(own, config, server=server, authority=authority, key=key, port=port)
+    join(own, config, server=server, authority=authority, key=key)
 
 
 def local(

@@ -7,17 +7,28 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Mapping
 
 from polyfed.errors import ConfigError
 
-__all__ = ["OFFLINE", "require_package"]
+__all__ = ["OFFLINE", "SHORTEST", "require_package", "wait_on"]
 
 OFFLINE: Mapping[str, str] = {  # what keeps Flower from calling home, and from installing anything
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+SHORTEST = 0.1  # seconds between two looks for a message
+
+
+def wait_on(since: float, longest: float) -> None:
+    """Pause between two looks for something, a tenth of the time waited: it is found hardly later, with few looks.
+
+    Args:
+        since: when the waiting began, by `time.monotonic`. longest: seconds.
+    """
+    time.sleep(min(max((time.monotonic() - since) / 10, SHORTEST), longest))
 
 
 def require_package(package: str, purpose: str) -> None:

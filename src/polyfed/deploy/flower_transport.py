@@ -6,11 +6,13 @@ A Flower app needs two lines, one in each of its components:
     client_app = make_client_app("recipe.toml")
 
 docs/deployment.md lists the keys of node and run configuration. Envelopes travel as one record: plain facts as JSON, a
-message as the bytes of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled.
+message as bytes, so that any type survives. Nothing is unpickled. Flower sends each part of a record by a request of
+its own: a small message lies beside the facts, a large one is an array, of which equal ones travel once.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import require_package
+from polyfed.deploy import SHORTEST, require_package
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble
+_SMALL = 2**16  # bytes of a message that lies beside the facts
 MAX_FACTS_BYTES = 2**24  # bytes of an envelope's facts: read, JSON takes twenty times as much
 RECORD = "polyfed"
 FACTS = "facts"
@@ -68,6 +71,11 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
     """
     require_package("flwr", "polyfed.deploy.flower_transport")
     from flwr.serverapp import ServerApp
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.superlink.grid import http_grid
+
+    # an answer is announced before all of it is there; Flower waits a second before it asks again
+    http_grid.pull_objects = functools.partial(pull_objects, initial_backoff=SHORTEST)  # type: ignore[attr-defined]
 
     def run(grid: Grid, context: Context) -> None:
         config = read_run_config(context.run_config)
@@ -99,23 +107,28 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
         ConfigError: Flower is not installed.
     """
     require_package("flwr", "polyfed.deploy.flower_transport")
+    from flwr.clientapp import ClientApp
+
     data = DataCache()
 
     def answer(envelope: Envelope, context: Context) -> Envelope:
         wanted = configure(recipe, read_run_config(context.run_config))
         return Node(wanted, NodeConfig.read(context.node_config), data).answer(envelope)
 
-    return client_app(answer)
-
-
-def client_app(answer: Callable[[Envelope, Context], Envelope]) -> ClientApp:
-    """A client app that answers envelopes so; an error is a trouble."""
-    from flwr.app import Message as FlowerMessage
-    from flwr.clientapp import ClientApp
-
+    answered = answering(answer)
     app = ClientApp()
+    app.query("hello")(answered)
+    app.train()(answered)
+    app.evaluate()(answered)
+    app.query("finish")(answered)
+    return app
 
-    def answered(message: Message, context: Context) -> Message:
+
+def answering(answer: Callable[[Envelope, Any], Envelope]) -> Callable[[Message, Any], Message]:
+    """What answers Flower's messages as `answer` does envelopes; an error is a trouble."""
+    from flwr.app import Message as FlowerMessage
+
+    def answered(message: Message, context: Any) -> Message:
         try:
             content = _record(answer(_envelope(message), context))
         except PolyfedError as error:
@@ -123,11 +136,7 @@ def client_app(answer: Callable[[Envelope, Context], Envelope]) -> ClientApp:
             content = _record(NodeError(error))
         return FlowerMessage(content, reply_to=message)
 
-    app.query("hello")(answered)
-    app.train()(answered)
-    app.evaluate()(answered)
-    app.query("finish")(answered)
-    return app
+    return answered
 
 
 class FlowerTransport:
@@ -169,10 +178,10 @@ def _record(answer: Answer) -> RecordDict:
     if isinstance(answer, NodeError):
         return RecordDict({RECORD: ConfigRecord({_TROUBLE: str(answer)})})
     facts = json.dumps({"kind": answer.kind, **answer.facts}, separators=(",", ":"))
+    if len(answer.body) <= _SMALL:
+        return RecordDict({RECORD: ConfigRecord({FACTS: facts, _BODY: answer.body})})
     record = RecordDict({RECORD: ConfigRecord({FACTS: facts})})
-    if answer.body:
-        array = Array("uint8", (len(answer.body),), "polyfed", answer.body)
-        record[_BODY] = ArrayRecord({_BODY: array})
+    record[_BODY] = ArrayRecord({_BODY: Array("uint8", (len(answer.body),), "polyfed", answer.body)})
     return record
 
 
@@ -180,12 +189,15 @@ def _envelope(message: Message) -> Envelope:
     """A message's envelope."""
     try:
         records = message.content
-        data = str(records.config_records[RECORD][FACTS]).encode()
+        record = records.config_records[RECORD]
+        data = str(record[FACTS]).encode()
         if len(data) > MAX_FACTS_BYTES:
             raise RunError(f"expected facts of at most {MAX_FACTS_BYTES} bytes, got {len(data)}")
         facts = parse_json(data)
         kind = facts.pop("kind")
-        body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
+        body = record[_BODY] if _BODY in record else records.array_records[_BODY][_BODY].data
+        if not isinstance(body, bytes):
+            raise TypeError(f"a body of type {type(body).__name__}")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise RunError(f"expected an envelope of polyfed's, got something else: {error!r}") from None
     if kind not in KINDS:

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -40,7 +40,6 @@ from polyfed.signals import TERMINATION_SIGNALS, end_with_parent, raise_on_termi
 
 __all__ = ["LocalCluster", "ProcessGroup", "free_ports", "local"]
 
-_QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds between two looks for work; Flower's own: 1
 _START = 300.0  # seconds that a program has to start; a busy machine takes its time
 _PAUSE = 0.2  # seconds between two looks
 _CONNECTION = "local"  # what Flower's configuration calls the server
@@ -150,9 +149,9 @@ class LocalCluster:
         )
         self.nodes = nodes
         self.words = words
-        self.port, *self._node_ports = free_ports(1 + nodes)
+        (self.port,) = free_ports(1)
         self.address = f"{_HOST}:{self.port}"
-        self.processes = ProcessGroup(logs, {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
+        self.processes = ProcessGroup(logs, {**OFFLINE, **_paths(), "FLWR_HOME": str(self._home)})
 
     def __enter__(self) -> LocalCluster:
         return self
@@ -186,12 +185,14 @@ class LocalCluster:
         self.processes.wait_for_answer("superlink", self.port, _START)
         return server
 
-    def register(self, numbers: Iterable[int]) -> None:
+    def register(self, numbers: Collection[int]) -> None:
         """Register nodes' public keys with the server."""
-        for number in numbers:
+        names = [f"register-{number}" for number in numbers]
+        for name, number in zip(names, numbers, strict=True):
             words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
-            self.processes.start(f"register-{number}", [find_program("flwr"), *words])
-            self.processes.wait_for_success(f"register-{number}", _START)
+            self.processes.start(name, [find_program("flwr"), *words])
+        for name in names:
+            self.processes.wait_for_success(name, _START)
 
     def start_node(self, number: int) -> Popen[bytes]:
         """Start the node of a client."""
@@ -203,7 +204,7 @@ class LocalCluster:
         config = _flower_config({"client-id": number, "state-dir": state, "share-model": True})
         words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self.words]
         words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
-        words += ["--key", self._keys / f"node-{number}", "--port", str(self._node_ports[number])]
+        words += ["--key", self._keys / f"node-{number}"]
         return [*polyfed_command(), *words]
 
     def run(self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, app: Path | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
+from polyfed.deploy import wait_on
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, parse, shared_config
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
@@ -23,7 +24,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.results.read import check_links, parse_json
 
 EVENT_LOG, _RELEASED = "nodes.jsonl", "released"
-PAUSE = 0.2  # seconds between two looks for answers
+LONGEST = 1.0  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that was turned away is asked again
 _DOUBLINGS = 8  # of that, at most
 _INPUT = 2**22  # numbers of an input, at most
@@ -223,22 +224,23 @@ class NodeRegistry:
                 waiting[name] = place
             else:
                 found[place] = NodeError("its node could not be written to")
-        late = time.monotonic() + self.deadline
+        since = time.monotonic()
         while waiting:
             if answers := self.wire.collect(list(waiting)):
                 for name, answer in answers.items():
                     found[waiting.pop(name)] = answer
                 done(len(envelopes) - len(waiting))
-            elif time.monotonic() > late:
+            elif time.monotonic() > since + self.deadline:
                 break
             else:
-                time.sleep(PAUSE)
+                wait_on(since, LONGEST)
         silent = NodeError(f"no answer within {self.deadline:g} s")
         return [silent if answer is None else answer for answer in found]
 
     def wait_for_clients(self, wanted: int) -> None:
         """Wait until so many clients are there; the first of them settle the classes' names."""
         shown = -1
+        since = time.monotonic()
         while True:
             self.poll()
             if len(self.node_of) >= wanted and self.class_names is None:
@@ -248,7 +250,7 @@ class NodeRegistry:
                 self._say(f"{shown} of {wanted} clients are there")
             if shown >= wanted:
                 return
-            time.sleep(PAUSE)
+            wait_on(since, LONGEST)
 
     def poll(self) -> bool:
         """Greet new nodes, read introductions; whether there is a client that was not known."""

@@ -24,12 +24,13 @@ from polyfed.deploy.tls import AUTHORITY, SERVER, SERVER_KEY
 from polyfed.errors import ConfigError
 from polyfed.places import private_files
 
-__all__ = ["NODES", "Gate", "check_system", "is_own", "listens", "serve_nodes"]
+__all__ = ["NODES", "Gate", "check_system", "is_own", "serve_nodes"]
 
 NODES = "/v1/fleet/"  # prefix of the nodes' routes
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _FILES = {"--ssl-ca-certfile": AUTHORITY, "--ssl-certfile": SERVER, "--ssl-keyfile": SERVER_KEY}
-_ESTABLISHED, _LISTENING = "01", "0A"  # a closed socket is no longer its owner's in the table
+_KNOWN, _OWN = "polyfed", "own"  # of a connection: the entry of its state, and whether it is the keeper's
+_ESTABLISHED = "01"  # a closed socket is no longer its owner's in the table
 _REFUSAL = b"this server serves nodes; operators' commands need the user who runs it, on its machine\n"
 _Event = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Event]]
@@ -65,6 +66,7 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         import uvicorn
         from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
         from flwr.superlink.main import create_app
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
     except ImportError as error:
         raise ConfigError(f"expected a version of Flower that the extra 'flower' names, got another: {error}") from None
     config = _parse_superlink_lifespan_config()
@@ -73,8 +75,16 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
             if left.stat().st_uid != os.geteuid():
                 raise ConfigError(f"expected a database of this user's own, got {left}, which belongs to another")
             left.chmod(0o600)
+
+    class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """A connection, which remembers what is known of its other end."""
+
+        def __init__(self, *, app_state: dict[str, Any], **more: Any) -> None:
+            super().__init__(app_state={**app_state, _KNOWN: {}}, **more)
+
     uvicorn.run(
         Gate(create_app(config, SuperLinkLifespan), os.geteuid()),
+        http=Connection,
         host=host,
         port=port,
         ssl_certfile=config.ssl_certfile,
@@ -117,7 +127,12 @@ class Gate:
             return True
         theirs = scope.get("client")
         ours = scope.get("server")
-        return theirs is not None and ours is not None and is_own(tuple(theirs), tuple(ours), self._keeper)
+        if theirs is None or ours is None:
+            return False
+        known = scope.get("state", {}).get(_KNOWN, {})  # of this connection, whose ends stay the same
+        if _OWN not in known:
+            known[_OWN] = is_own(tuple(theirs), tuple(ours), self._keeper)
+        return bool(known[_OWN])
 
 
 # whose connections are ------------------------------------------------------------------------------------------------
@@ -143,18 +158,11 @@ def is_own(theirs: tuple[str, int], ours: tuple[str, int], user: int) -> bool:
         theirs, ours: the connection's two ends, each an address and a port.
     """
     wanted = (_plain(theirs[0]), theirs[1]), (_plain(ours[0]), ours[1])
-    return any((here, there) == wanted and owner == user for here, there, owner in _sockets(_ESTABLISHED))
+    return any((here, there) == wanted and owner == user for here, there, owner in _connections())
 
 
-def listens(address: str, port: int, user: int) -> bool:
-    """Whether a program of this user listens there; taken for granted where the system does not show it."""
-    if not TCP_TABLES[0].exists():
-        return True
-    return any(here == (_plain(address), port) and owner == user for here, _, owner in _sockets(_LISTENING))
-
-
-def _sockets(wanted: str) -> Iterator[tuple[_End, _End, int]]:
-    """All of this machine in a state: the end that is here, the other one, the number of the user of the first."""
+def _connections() -> Iterator[tuple[_End, _End, int]]:
+    """All of this machine: the end that is here, the other one, the number of the user of the first."""
     for table in TCP_TABLES:
         try:
             lines = table.read_text(encoding="ascii").splitlines()[1:]
@@ -162,7 +170,7 @@ def _sockets(wanted: str) -> Iterator[tuple[_End, _End, int]]:
             continue
         for line in lines:
             _, here, there, state, *_, owner = line.split()[:8]
-            if state == wanted:
+            if state == _ESTABLISHED:
                 yield _end(here), _end(there), int(owner)
 
 

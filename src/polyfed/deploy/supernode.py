@@ -1,8 +1,8 @@
-"""A node's program: Flower's SuperNode fetches messages, and this process answers them. No code that is sent runs.
+"""A node's program: it fetches messages as Flower's SuperNode does, and answers them. No code that is sent runs.
 
-By default a SuperNode unpacks the app that the server names, and runs it. Here it is started without that half
-(``--isolation process``): it keeps the app as bytes, and waits for answers. `answer_forever` gives them, with the
-installed polyfed and the recipe of this machine; of an app it reads nothing.
+Flower's own program unpacks the app that the server names, and runs it in another process, which both ask for work
+every few seconds. Here one process does both, over Flower's connection: it answers with the installed polyfed and the
+recipe of this machine. Of an app it fetches nothing.
 """
 
 from __future__ import annotations
@@ -11,77 +11,88 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import OFFLINE, require_package
-from polyfed.deploy.flower_transport import client_app
+from polyfed.deploy import OFFLINE, SHORTEST, require_package, wait_on
+from polyfed.deploy.flower_transport import answering
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope, TaskRequest, shared_config
-from polyfed.deploy.superlink import listens
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.places import private_files
-from polyfed.signals import end_with_parent, raise_on_termination
+from polyfed.signals import raise_on_termination
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from flwr.app import Message
-    from flwr.clientapp import ClientApp
 
 __all__ = ["join"]
 
-_HOST = "127.0.0.1"
-_PAUSE = 0.2  # seconds between two looks for work
-_GRACE = 10.0  # seconds that the SuperNode has to end
+_IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own program has them
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the request that the secret guards; others have a token from it
+
+
+class Fleet(NamedTuple):
+    """A node's connection to the server, as Flower gives it."""
+
+    node: int
+    receive: Callable[[], tuple[Any, Any] | None]
+    send: Callable[[Any, Any, float], tuple[set[str], str]]
+    get_run: Callable[..., Any]
+    get_app: Callable[..., Any]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    confirm: Callable[[int, str], None]
 
 
 @private_files()
-def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key: str | Path, port: int = 9094) -> None:
+def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key: str | Path) -> None:
     """Be a node until a signal ends it.
 
     Args:
         recipe: this node's own. config: as ``'client-id=0 state-dir="state"'``; see `NodeConfig`.
         server: its host and port. authority: certificate by which it is verified. key: private half of this node's
-            key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
+            key pair.
 
     Raises:
-        ConfigError: a setting is wrong, a file is missing, the port is taken, or data and network do not fit.
-        RunError: the SuperNode has ended: the server does not know the key, for one.
+        ConfigError: a setting is wrong, a file is missing, or data and network do not fit.
+        RunError: the connection has ended: the server does not know the key, for one.
     """
     require_package("flwr", "deploy node")
     for file, maker in ((authority, "certify"), (key, "key")):
         if not Path(file).is_file():
             raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
-    _check_free(port)
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
+    private = _read_key(Path(key))
     place = NodeConfig.read(_settings(config))
     data = DataCache()
     Node(recipe, place, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
 
-    def answer(envelope: Envelope, _: object) -> Envelope:
-        return Node(recipe, place, data).answer(envelope)
+    answered = answering(lambda envelope, _: Node(recipe, place, data).answer(envelope))
+    with raise_on_termination(), connect(server, Path(authority), private) as fleet:
+        answer_forever(lambda message: answered(message, None), fleet)
 
-    words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-    words += ["--port", str(port)]
-    secret = secrets.token_bytes(32)
-    with raise_on_termination(), start_supernode(words, secret) as supernode:
 
-        def check_alive() -> None:
-            if (status := supernode.poll()) is not None:
-                raise RunError(f"the SuperNode has ended, with status {status}; its reason is above")
+def _read_key(path: Path) -> EllipticCurvePrivateKey:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-        answer_forever(client_app(answer), port, secret, check_alive)
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"expected a node's private key in {path}, as 'polyfed deploy key' writes it, got another file"
+        )
+    return key
 
 
 def _settings(config: str) -> Mapping[str, Any]:
@@ -95,134 +106,94 @@ def _settings(config: str) -> Mapping[str, Any]:
         raise ConfigError(f"--node-config: expected 'key=1 key=\"text\"', got {config!r}: {error}") from None
 
 
-def _check_free(port: int) -> None:
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperNode does
-        try:
-            trial.bind((_HOST, port))
-        except OSError as error:
-            raise ConfigError(
-                f"expected a free port of {_HOST}, got {port}: {error.strerror}; choose another with --port"
-            ) from None
-
-
 @contextmanager
-def start_supernode(words: list[str], secret: bytes) -> Iterator[subprocess.Popen[bytes]]:
-    """A SuperNode that runs no app, and reads its secret from a pipe; it ends with the block, or with this process."""
-    program = Path(sys.executable).with_name("flower-supernode")
-    alone = ["--isolation", "process", "--superexec-auth-secret-file", "/dev/stdin", "--host", _HOST]
-    process = subprocess.Popen([str(program), *alone, *words], stdin=subprocess.PIPE, preexec_fn=end_with_parent)
-    assert process.stdin is not None
+def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Iterator[Fleet]:
+    """A connection to the server, which tells it that the node is there; it is made anew where it breaks.
+
+    Raises:
+        RunError: it cannot be made, or what is done in the block has failed.
+    """
+    from flwr.supercore import log
+    from flwr.supernode.fleet_http_connection import http_request_response
+
+    failed: list[Exception] = []
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended
-            process.stdin.write(secret)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with http_request_response(server, False, authority.read_bytes(), (key, key.public_key())) as found:
+            fleet = Fleet(*found)
+            log(logging.INFO, "Node %d is connected to %s", fleet.node, server)
+            try:
+                yield fleet
+            except Exception as error:  # Flower would drop it
+                failed.append(error)
+    except SystemExit:  # it has told why
+        raise RunError(f"expected {server} to take this node, got a refusal; its reason is above") from None
+    if failed:
+        raise RunError(f"the connection to {server} has ended: {failed[0]}") from failed[0]
 
 
 # messages -----------------------------------------------------------------------------------------------------------
 
 
-def answer_forever(app: ClientApp, port: int, secret: bytes, check: Callable[[], None]) -> None:
-    """Answer the messages that a SuperNode has fetched, one after the other.
+def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
+    """Answer the server's messages, one after the other."""
+    from flwr.supercore.run import RunNotRunningException
 
-    Args:
-        app: answers. port: where the SuperNode listens, on this machine. secret: shared with it.
-        check: called between two looks; ends this by raising.
-    """
-    import httpx
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
-
-    asking = _client(port, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE]))
-    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    since = time.monotonic()
     while True:
-        check()
-        if not listens(_HOST, port, os.geteuid()):  # not up yet, or another user's program
-            time.sleep(_PAUSE)
+        found = None
+        with contextlib.suppress(RunNotRunningException):
+            found = fleet.receive()
+        if found is None:
+            wait_on(since, _IDLE)
             continue
         try:
-            found = asking.AcquireTask(wanted)
-        except httpx.TransportError:  # it is just ending
-            time.sleep(_PAUSE)
-            continue
-        if found.HasField("task") and found.token:
-            _answer_one(app, port, found.token)
-        else:
-            time.sleep(_PAUSE)
+            _answer_one(app, fleet, *found)
+        except (Exception, RunNotRunningException):  # Flower's is no Exception
+            logging.getLogger("polyfed").exception("a message was not answered")
+        since = time.monotonic()
 
 
-def _answer_one(app: ClientApp, port: int, token: str) -> None:
-    """Take a message by its token, and give the SuperNode the app's answer."""
-    import httpx
-    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
-    from flwr.supercore.heartbeat import HeartbeatSender
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+def _answer_one(app: Callable[[Message], Message], fleet: Fleet, announced: Message, parts: Any) -> None:
+    """Fetch an announced message, and send the app's answer.
 
-    client = _client(port, RuntimeTokenHttpInterceptor(token))
-    client.PullObject = functools.partial(_pull, client.PullObject, time.monotonic() + ARRIVAL)
-
-    def beat() -> bool:
-        try:
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPError:
-            return False
-        return True
-
-    beating = HeartbeatSender(beat)
-    beating.start()
-    try:
-        message, context, _, _ = pull_task_input(client)  # the last one is the app
-        push_message(client, reply(app, message, context), context)
-        push_task_output(client, None, "completed", "")
-    except Exception:  # the run may be over meanwhile
-        logging.getLogger("polyfed").exception("a message was not answered")
-        push_task_output(client, None, "failed", "")
-    finally:
-        beating.stop()
-        client.close()
-
-
-def _pull(pull: Callable[[Any], Any], end: float, request: Any) -> Any:
-    """A part of a message from the SuperNode; where it is not there yet, Flower asks again.
-
-    A message whose run ends while the SuperNode fetches it never arrives; Flower would ask for hours.
+    A message whose run ends while it is fetched never arrives; Flower would ask for hours.
     """
-    if time.monotonic() >= end:
-        raise RunError(f"expected a message to arrive within {ARRIVAL:g} s, got a part of it; its run may have ended")
-    return pull(request)
+    from flwr.app import Message as FlowerMessage
+    from flwr.supercore import log
+    from flwr.supercore.inflatable import inflatable_object
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+
+    run = announced.metadata.run_id
+    log(logging.INFO, "Round %s: %s", announced.metadata.group_id, announced.metadata.message_type)
+    message = pull_and_inflate_object_from_tree(
+        parts,
+        functools.partial(fleet.pull_object, run),
+        functools.partial(fleet.confirm, run),
+        return_type=FlowerMessage,
+        max_time=ARRIVAL,
+        initial_backoff=SHORTEST,
+    )
+    message.metadata.__dict__["_message_id"] = parts.object_id
+    begun = time.monotonic()
+    answer = reply(app, message)
+    answer.metadata.__dict__["_message_id"] = answer.object_id
+    with inflatable_object.no_object_id_recompute():
+        tree = inflatable_object.get_object_tree(answer)
+        wanted, session = fleet.send(answer, tree, time.monotonic() - begun)
+        objects = inflatable_object.get_all_nested_objects(answer)
+        push_objects(objects, functools.partial(fleet.push_object, run, session), object_ids_to_push=wanted)
 
 
-def reply(app: ClientApp, message: Message, context: Any) -> Message:
+def reply(app: Callable[[Message], Message], message: Message) -> Message:
     """The app's answer; an error is one, too, of which the server gets the kind alone, as its text may hold a row."""
     from flwr.app import Message as FlowerMessage
     from flwr.app.error import Error
     from flwr.common.constant import ErrorCode
 
     try:
-        return app(message=message, context=context)
+        return app(message)
     except Exception as error:
         logging.getLogger("polyfed").exception("a message was answered with an error")
         return FlowerMessage(
             Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=type(error).__name__), reply_to=message
         )
-
-
-def _client(port: int, interceptor: Any) -> Any:
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    return RuntimeHttpClient.from_server_address(
-        server_address=f"{_HOST}:{port}",
-        insecure=True,  # it does not leave this machine
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="polyfed"), interceptor],
-    )

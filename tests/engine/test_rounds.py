@@ -487,6 +487,7 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
     assert result["accuracy_per_client"] == last["accuracy_per_client"]
     assert result["accuracy_before_final_round"] == third["accuracy"]["personal"]["mean"] != result["accuracy"]
     assert result["accuracy_best_by_validation"] == best_by_validation(made.history, "personal")
+    assert result["accuracy_best_test_round"] == max(one["accuracy"]["personal"]["mean"] for one in made.history)
     assert (result["rounds"], result["stopped_after"]) == (3, None)
     for client in made.clients:
         model = made.export(client.id)

@@ -116,6 +116,8 @@ def test_lower_is_better() -> None:
     assert early_stop_round(curve[:2], 1, 1.5) == 2  # by less than 1.5
     found = run(pf.methods.Local(), out=Output(keep="best"))
     best = min(found.history, key=lambda record: record["validation"])
+    scores = [record["rmse"]["personal"]["mean"] for record in found.history]
+    assert found.result["rmse_best_test_round"] == min(scores)
     assert found.result["rmse_best_by_validation"] == best["rmse"]["personal"]["mean"]
 
 

@@ -144,6 +144,13 @@ def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> floa
     return float(best[main_score_of(best).name][stage]["mean"])
 
 
+def best_on_test(scored: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    """The best test score over rounds, as PFLlib and HtFLlib report it; chosen on test data, so nothing rests on it."""
+    means = [record[main_score_of(record).name].get(stage, {}).get("mean") for record in scored]
+    known = [mean for mean in means if mean is not None]
+    return float(main_score_of(scored[0]).best(known)) if known else None
+
+
 def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
     """The round after which a run stops early; None where it goes on.
 
@@ -205,6 +212,7 @@ def summarize_run(
         f"{score.name}_bottom_decile": main.get("bottom_decile"),
         f"{score.name}_before_final_round": before,
         f"{score.name}_best_by_validation": best_by_validation(records, stage),
+        f"{score.name}_best_test_round": best_on_test(scored, stage),
         f"{score.name}_by_stage": last[score.name],
         f"{score.name}_by_predictor": last.get(f"{score.name}_by_predictor", {}),
         **{f"{score.name}_{name}": last[f"{score.name}_{name}"] for name in ("per_client", "per_architecture")},

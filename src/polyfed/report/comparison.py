@@ -130,7 +130,8 @@ class _Section:
             rival=rival,
             against_rival=Estimate.difference(self.scores[name], self.scores.get(rival, {})),
             means={key: mean_of([one[key] for one in scores]) for key in scores[0]}
-            | {key: mean_of([getattr(result, key) for result in results]) for key in of_runs},
+            | {key: mean_of([getattr(result, key) for result in results]) for key in of_runs}
+            | {f"{self.score.name}_best_test_round": mean_of([result.accuracy_best_test_round for result in results])},
             groups={
                 "by_stage": _means([result.accuracy_by_stage for result in results]),
                 "by_predictor": _means([result.accuracy_by_predictor.get(stage, {}) for result in results]),

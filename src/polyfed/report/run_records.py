@@ -257,6 +257,7 @@ def _scored_by(result: RunResult, kind: str, label: str, validation: float | Non
         "accuracy_bottom_decile": main.bottom_decile,
         "accuracy_before_final_round": None,
         "accuracy_best_by_validation": None,
+        "accuracy_best_test_round": None,
         "validation": validation,
         "accuracy_by_stage": by_stage,
         "accuracy_by_predictor": {},

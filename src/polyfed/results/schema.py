@@ -375,6 +375,11 @@ class RunResult(ScoredRecord):
     accuracy_best_by_validation: Number | None = Field(
         None, description="test accuracy of the round with the best validation accuracy"
     )
+    accuracy_best_test_round: Number | None = Field(
+        None,
+        description="the best test accuracy over rounds, as PFLlib and HtFLlib report it: chosen on test data, so only "
+        "for a comparison with their figures",
+    )
     accuracy_by_stage: NullIsEmptyDict[Summary] = Field(
         {}, description="stage -> accuracy over clients, last evaluation"
     )

@@ -10,10 +10,11 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
+from polyfed.cli import catalog
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, MethodCard, hyperparameters
-from polyfed.experiments import estimate, method_table
+from polyfed.experiments import estimate, method_facts, method_table
 from polyfed.experiments.estimate import Compatibility, check, check_methods, format_lines
 from polyfed.registry import METHODS
 from tests.helpers.checked_recipe import CHECKED
@@ -49,10 +50,8 @@ def recipe(tmp_path, monkeypatch):
 
 
 def test_every_method_says_what_it_is():
-    rows = method_table.describe()
-    assert [row["name"] for row in rows] == list(METHODS)
-    for row in rows:
-        name = row["name"]
+    for name in METHODS:
+        row = method_facts.page(name)
         assert re.search(r"(19|20)\d\d|arXiv", row["paper"]) or name == "local", "expected authors, venue and year"
         sent = {row[key] for key in ("down", "up", "states")}
         assert (sent & {"nothing", "none"} == set()) == (name not in ("local", "local-mutual"))
@@ -63,10 +62,11 @@ def test_every_method_says_what_it_is():
 
 
 def test_the_table_in_the_docs_is_this_one():
-    """Make it again: polyfed methods --markdown > docs/methods/README.md."""
+    """Make it again: python scripts/catalog.py."""
     page = ROOT / "docs" / "methods" / "README.md"
-    assert page.read_text(encoding="utf-8") == method_table.to_markdown()
-    for target in re.findall(r"\]\(([^)]+)\)", method_table.to_markdown()):
+    made = method_table.to_markdown(catalog.methods())
+    assert page.read_text(encoding="utf-8") == made
+    for target in re.findall(r"\]\(([^)]+)\)", made):
         assert (page.parent / target).exists()
 
 
@@ -90,7 +90,7 @@ class Mine(Method):
 
 
 def test_comments_are_found_where_they_stand():
-    assert {k.name: (k.default, k.about) for k in method_table.list_hyperparameters(Mine)} == {
+    assert {k.name: (k.default, k.about) for k in method_facts.list_hyperparameters(Mine)} == {
         "plain": (1, ""),
         "beside": (0.5, "said beside it"),
         "above": (2, "said above it, on two lines"),
@@ -140,6 +140,6 @@ def test_the_command(recipe, capsys):
     assert row["why"] is None
     assert row["down"] == {"digits-cnn1": [2600, 2600], "digits-cnn2": [2600, 2600]}
     assert status(["methods", "--markdown"]) == 0
-    assert capsys.readouterr().out == method_table.to_markdown()
+    assert capsys.readouterr().out == method_table.to_markdown(catalog.methods())
     assert status(["methods", "--markdown", "--json"]) == 2
     assert "--markdown alone" in capsys.readouterr().err

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.cli import command_reference
+from polyfed.cli import catalog, command_reference
 from polyfed.config.schema import SECTIONS
-from polyfed.experiments import method_table, recipe_reference
+from polyfed.experiments import method_facts, recipe_reference
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,12 +46,10 @@ def test_every_key_is_described() -> None:
 
 
 def test_every_hyperparameter_is_described() -> None:
-    for name in METHODS:
-        keys = recipe_reference.of_method(name).keys
-        assert [key.name for key in keys] == [one.name for one in method_table.list_hyperparameters(METHODS[name])], (
-            name
-        )
-        assert all(key.meaning and key.type for key in keys), name
+    for name, kind in METHODS.items():
+        keys = catalog.find_keys(f"method.{name}")["keys"]
+        assert [key["name"] for key in keys] == [one.name for one in method_facts.list_hyperparameters(kind)], name
+        assert all(key["meaning"] and key["type"] for key in keys), name
 
 
 def test_a_section_a_method_and_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +104,9 @@ def test_the_schema_has_every_key_with_its_meaning() -> None:
         assert list(rules) == list(kind.model_fields), name
     for name in METHODS:
         rules = schema()["definitions"][f"method {name}"]["properties"]
-        keys = recipe_reference.of_method(name).keys
-        assert {"name", "alone", "adapters", "personalize", *(key.name.partition(".")[0] for key in keys)} == set(rules)
-        assert all(rules[key.name]["description"] == key.meaning for key in keys if "." not in key.name)
+        meanings = {key["name"]: key["meaning"] for key in catalog.find_keys(f"method.{name}")["keys"]}
+        assert {"name", "alone", "adapters", "personalize", *(key.partition(".")[0] for key in meanings)} == set(rules)
+        assert all(rules[key]["description"] == meaning for key, meaning in meanings.items() if "." not in key)
 
 
 def test_the_schema_is_one() -> None:

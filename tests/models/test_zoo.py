@@ -21,9 +21,9 @@ from torch.nn import functional as F
 import polyfed
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.functional.cross_layer import blocks
-from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe, with_projection
+from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, with_projection
 from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
-from polyfed.models.zoo import without_memory
+from polyfed.models.zoo import page, without_memory
 from polyfed.registry import MODELS
 from tests.helpers.quick import others_slow
 
@@ -153,8 +153,7 @@ def test_without_memory_there_are_shapes_and_no_values(name: str) -> None:
 
 
 def test_home_data_are_described_truthfully() -> None:
-    rows = {row["name"]: row for row in describe()}
-    assert set(rows) == set(MODELS)
+    rows = {name: page(name) for name in MODELS}
     for name, row in rows.items():
         model = on_meta(name, row["in_shape"], row["classes"])
         assert (row["parameters"], row["feature_dim"]) == (count(model), model.feature_dim)
@@ -458,7 +457,7 @@ def test_parts_of_series_networks_make_the_whole(name: str, shape: tuple[int, ..
 
 
 def test_parameters_on_windows_of_six_channels() -> None:
-    counted = {row["name"]: row["parameters"] for row in describe() if row["name"] in NAMES_SMALL}
+    counted = {name: page(name)["parameters"] for name in NAMES_SMALL}
     assert counted == {
         **{"cnn1d-16": 5_655, "cnn1d-32": 15_911, "cnn1d-64": 51_783, "gru-32": 6_407, "gru-64": 18_439},
         **{"tcn-32": 21_799, "tcn-64": 79_943, "series-transformer": 63_735},

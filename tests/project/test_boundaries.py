@@ -235,10 +235,14 @@ def test_a_method_leaves_the_loop_to_the_engine() -> None:
 
 
 HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
-FACES = {"import polyfed": "polyfed", "import polyfed.cli.app": "polyfed.cli.app", HELP: "polyfed.cli.app"}
+LISTS = [
+    "methods", "methods fedgh", "methods --json", "methods --markdown", "models", "models vit-xs", "datasets",
+    "datasets watch", "recipe", "recipe training.lr", "recipe method.fedhenn",
+]  # fmt: skip
+LISTED = f"from polyfed.cli.app import status; assert not any(status(words.split()) for words in {LISTS})"
 
 
-@pytest.mark.parametrize("statement", [statement for statement, module in FACES.items() if module in KNOWN])
+@pytest.mark.parametrize("statement", ["import polyfed", HELP, LISTED], ids=["import", "help", "lists"])
 def test_torch_is_not_loaded_before_it_is_needed(statement: str) -> None:
     code = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -22,7 +22,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.uploads import has_upload
-from polyfed.experiments.method_table import list_hyperparameters
+from polyfed.experiments.method_facts import list_hyperparameters
 from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -32,21 +31,22 @@ def recipe(
     polyfed recipe method.fedhenn
     polyfed recipe --json-schema
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.experiments import recipe_reference
-
     if sum([name is not None or json, markdown, json_schema]) > 1:
         raise ConfigError("expected NAME and --json, --markdown or --json-schema, got several of them")
-    if markdown:
-        print_text(recipe_reference.to_markdown().rstrip("\n"))
+    if markdown or json_schema:
+        from polyfed.experiments import recipe_reference
+
+        if markdown:
+            print_text(recipe_reference.to_markdown().rstrip("\n"))
+        else:
+            print_json(recipe_reference.to_schema())
         return
-    if json_schema:
-        print_json(recipe_reference.to_schema())
-        return
+    from polyfed.cli import catalog
     from polyfed.cli.listing import of_section
 
-    found = recipe_reference.sections() if name is None else [recipe_reference.find(name, [os.getcwd()])]
+    found = catalog.sections() if name is None else [catalog.find_keys(name, [os.getcwd()])]
     if json:
-        print_json({section.name: [dataclasses.asdict(key) for key in section.keys] for section in found})
+        print_json({section["name"]: section["keys"] for section in found})
     else:
         print_text("\n\n".join(of_section(section, terminal_width()) for section in found))
 
@@ -70,16 +70,18 @@ def methods(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     if markdown and (json or name is not None):
         raise ConfigError("expected --markdown alone, got it together with --json or the name of a method")
-    from polyfed.cli.listing import of_method, of_methods
+    from polyfed.cli import catalog
     from polyfed.experiments import method_table
 
     if markdown:
-        print_text(method_table.to_markdown().rstrip("\n"))
+        print_text(method_table.to_markdown(catalog.methods()).rstrip("\n"))
         return
+    from polyfed.cli.listing import of_method, of_methods
+
     if name is None:
-        _show(method_table.describe(), of_methods, json)
+        _show([catalog.row_of(page) for page in catalog.methods()], of_methods, json)
     else:
-        _show(method_table.page(name, [os.getcwd()]), of_method, json)
+        _show(catalog.method(name, [os.getcwd()]), of_method, json)
 
 
 def models(
@@ -90,13 +92,13 @@ def models(
 
     Numbers of parameters and widths of the representation are those on the data that a model was made for.
     """
+    from polyfed.cli import catalog
     from polyfed.cli.listing import of_model, of_models
-    from polyfed.models import zoo
 
     if name is None:
-        _show(zoo.describe(), of_models, json)
+        _show([catalog.row_of(page) for page in catalog.models()], of_models, json)
     else:
-        _show(zoo.page(name), of_model, json)
+        _show(catalog.model(name), of_model, json)
 
 
 def datasets(
@@ -107,13 +109,13 @@ def datasets(
 
     Files are looked for below POLYFED_DATA.
     """
+    from polyfed.cli import catalog
     from polyfed.cli.listing import of_dataset, of_datasets
-    from polyfed.data.datasets import describe, page
 
     if name is None:
-        _show(describe(), of_datasets, json)
+        _show(catalog.datasets(), of_datasets, json)
     else:
-        _show(page(name), of_dataset, json)
+        _show(catalog.dataset(name), of_dataset, json)
 
 
 def _show(found: Any, to_text: Callable[[Any, int], str], as_json: bool) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from polyfed.experiments.method_table import format_value, symbols_in
-from polyfed.experiments.recipe_reference import Section
 
 __all__ = ["of_dataset", "of_datasets", "of_method", "of_methods", "of_model", "of_models", "of_section"]
 
@@ -21,7 +20,7 @@ _INDENT = "  "
 
 
 def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """The rows of `polyfed.models.zoo.describe`: a table for every paper and kind of input."""
+    """The models, as `polyfed.cli.catalog` has them: a table for every paper and kind of input."""
     names = max(len(row["name"]) for row in rows)
     lines = []
     for (paper, in_shape, classes), group in itertools.groupby(
@@ -58,7 +57,7 @@ def of_model(row: Mapping[str, Any], width: int) -> str:
 
 
 def of_dataset(row: Mapping[str, Any], width: int) -> str:
-    """The page of one data set, as `polyfed.data.datasets.page` describes it."""
+    """The page of one data set, as `polyfed.cli.catalog.dataset` describes it."""
     here = {True: "yes", False: "no", None: "as root says"}[row["here"]]
     lines = list(_facts(row["name"], row["about"], {"here": here}, width))
     for paragraph in filter(None, row["text"].split("\n\n")):
@@ -91,7 +90,7 @@ def of_methods(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def of_method(row: Mapping[str, Any], width: int) -> str:
-    """The page of one method, as `polyfed.experiments.method_table.page` describes it."""
+    """The page of one method, as `polyfed.experiments.method_facts.page` describes it."""
     facts = {
         "paper": row["paper"],
         "may differ": row["differs"],
@@ -118,13 +117,13 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     return "\n".join(lines)
 
 
-def of_section(section: Section, width: int) -> str:
+def of_section(section: Mapping[str, Any], width: int) -> str:
     """A section of a recipe: what it is for, and a row for every key."""
-    lines = textwrap.wrap(f"[{section.name}]  {section.about}", width)
-    if section.keys:
+    lines = textwrap.wrap(f"[{section['name']}]  {section['about']}", width)
+    if section["keys"]:
         table = _table([("key", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
-        for key in section.keys:
-            table.add_row(key.name, key.type, key.default, key.meaning)
+        for key in section["keys"]:
+            table.add_row(key["name"], key["type"], key["default"], key["meaning"])
         lines += ["", _rendered(table, width)]
     return "\n".join(lines)
 

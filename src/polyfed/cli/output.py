@@ -12,7 +12,6 @@ from typing import Any
 
 from polyfed.errors import ConfigError, ConfigErrors, NothingLearnt, RunError
 from polyfed.escaping import clients_text, visible
-from polyfed.report.grouping import describe_unevaluated
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
@@ -91,6 +90,8 @@ def _print_scores(result: Mapping[str, Any]) -> None:
     for stage, score in result.get("held_out", {}).items():
         value = main.text(score["mean"]) + main.unit
         print_text(f"{main.title} of {score['n']} clients held out, {stage}: {value}")
+    from polyfed.report.grouping import describe_unevaluated
+
     table = result.get("clients_table") or []
     for line in describe_unevaluated({row["id"]: row["last_evaluated"] for row in table if "last_evaluated" in row}):
         print_text(line)

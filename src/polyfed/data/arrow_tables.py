@@ -31,7 +31,6 @@ from polyfed.data.files import (
     check_file,
     check_sides,
     choose_splits,
-    files_of,
     find_split_files,
     owners,
 )
@@ -94,11 +93,6 @@ class Part:
 
 
 Parts = Mapping[str, Sequence[Part]]  # by side
-
-
-def has_parquet(folder: Path) -> bool:
-    """Whether `folder`, or a folder right under it, holds a file named ``*.parquet``."""
-    return folder.is_dir() and bool(files_of(folder, "parquet"))
 
 
 def open_parquet(path: Path) -> Part:

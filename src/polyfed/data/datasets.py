@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,12 @@ import numpy as np
 import torch
 
 from polyfed.data import arrow_tables, images, package_datasets, pflib_npz, tables
-from polyfed.data.arrow_tables import has_parquet
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
 from polyfed.data.labeled_texts import encode_texts
 from polyfed.data.options import AS_USUAL, SourceOptions
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.shelves import has_parquet, parquet_folders, shelf
 from polyfed.data.text import OF_PAPER
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.places import place_of
@@ -110,45 +109,22 @@ def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> Dat
         return _with_columns(DATASETS[name](root, options), options)
     if is_own(name):
         return _from_function(name, options)
-    place = _place(root)
+    place = shelf(root)
     if place is not None and _plain(name) and has_parquet(place_of(place / name)):
         return _from_parquet(name, place / name, options)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     found: list[str] = []
     if place is not None:
         with contextlib.suppress(OSError):  # only to suggest a name
-            found = _parquet_folders(place)
+            found = parquet_folders(place)
     raise ConfigError(f"unknown dataset '{name}'{suggest(name, {*DATASETS, *found})} (and no Parquet files: {looked})")
 
 
-def describe() -> list[dict[str, Any]]:
-    """One row per data set: name, about, and here: whether its files are below $POLYFED_DATA; None: it has none."""
-    place = _place(None)
-    found = [] if place is None or not place.is_dir() else sorted(_parquet_folders(place))
-    rows: list[dict[str, Any]] = []
-    for name, loader in DATASETS.items():
-        about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
-        here = {"digits": True, "parquet": None}.get(name, name.removesuffix("-coarse") in found)
-        here = package_datasets.is_installed(name) if name in package_datasets.NEEDED else here
-        rows.append({"name": name, "here": here, "about": about})
-    for name in found:
-        if name not in DATASETS:
-            rows.append({"name": name, "here": True, "about": f"Parquet files in {place}/{name}"})
-    return rows
-
-
-def page(name: str) -> dict[str, Any]:
-    """Describe one data set: a row of `describe`, and text (all else that is to be known)."""
-    rows = {row["name"]: row for row in describe()}
-    if name not in rows:
-        raise ConfigError(f"unknown dataset '{name}'{suggest(name, rows)}")
-    documentation = DATASETS[name].__doc__ if name in DATASETS else None
-    _, _, text = inspect.cleandoc(documentation or "").partition("\n\n")
-    return {**rows[name], "text": text.partition("Raises:")[0].replace("`", "").strip()}
-
-
-def _parquet_folders(place: Path) -> list[str]:
-    return [folder.name for folder in place.iterdir() if has_parquet(folder)]
+def documentation(name: str) -> dict[str, str]:
+    """What a registered data set is: about (a line), and text (all else that is to be known)."""
+    first, _, rest = inspect.cleandoc(DATASETS[name].__doc__ or "").partition("\n\n")
+    text = rest.partition("Raises:")[0].replace("`", "").strip()
+    return {"about": " ".join(first.replace("`", "").split()), "text": text}
 
 
 def _handwritten() -> np.ndarray:
@@ -290,7 +266,7 @@ def parquet(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -
 
     They are texts where text_column is set. Sides: `polyfed.data.arrow_tables.parquet_sides`.
     """
-    place = _place(root)
+    place = shelf(root)
     if place is None:
         raise ConfigError(
             "dataset 'parquet' needs root: the folder with train*.parquet; got neither it nor POLYFED_DATA"
@@ -420,17 +396,11 @@ def _joined(names: Iterable[str]) -> str:
 # places --------------------------------------------------------------------------------------------------------------
 
 
-def _place(root: str | Path | None) -> Path | None:
-    """`root`, else $POLYFED_DATA, else None."""
-    chosen = root if root not in (None, "") else os.environ.get("POLYFED_DATA")
-    return place_of(chosen) if chosen else None
-
-
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
         raise ConfigError(f"expected a path behind {_joined(READERS)}, got none")
-    shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
+    shelves = [Path(root)] if root not in (None, "") else [Path(), shelf(None) or Path()]
     found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])
 
@@ -443,7 +413,7 @@ def _plain(name: str) -> bool:
 
 def _folder_of(name: str, root: str | Path | None) -> Path:
     """``<root>/<name>``, which must hold Parquet files."""
-    place = _place(root)
+    place = shelf(root)
     wanted = f"'{name}/train*.parquet' and '{name}/test*.parquet'"
     if place is None:
         raise ConfigError(

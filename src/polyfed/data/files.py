@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data.classes import natural_sort
+from polyfed.data.shelves import files_of
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
 from polyfed.registry import suggest
@@ -48,15 +49,6 @@ def check_unpacked(archive: ZipFile, path: Path) -> None:
             f"expected at most {max(_UNPACKED, _RATIO * packed)} bytes of arrays in {path}, a file of {packed} bytes, "
             f"got {size}; store them with numpy.savez"
         )
-
-
-def files_of(folder: Path, suffix: str) -> list[Path]:
-    """The files of a folder that end so, sorted by name; those one folder down when it has none itself."""
-    for pattern in (f"*.{suffix}", f"*/*.{suffix}"):
-        found = sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
-        if found:
-            return found
-    return []
 
 
 def find_split_files(

@@ -25,10 +25,11 @@ from torch import Tensor
 from polyfed.data import safe_pickle, tables
 from polyfed.data.arrow_tables import Part, open_parquet
 from polyfed.data.column_schema import holds_labels, label_columns, pick_content
-from polyfed.data.files import check_file, files_of
+from polyfed.data.files import check_file
 from polyfed.data.images import PICTURES, decode, images_in, read_picture
 from polyfed.data.labeled_texts import read_lines
 from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing
+from polyfed.data.shelves import files_of
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line

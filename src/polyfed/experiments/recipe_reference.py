@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,12 @@ from pydantic_core import PydanticUndefined
 
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
-from polyfed.errors import ConfigError
-from polyfed.experiments.method_table import format_value, kind_of, list_hyperparameters
-from polyfed.own_methods import method_class
+from polyfed.experiments.method_facts import kind_of, list_hyperparameters
+from polyfed.experiments.method_table import format_value
 from polyfed.plugins.settings import BUILT_IN, Profile
-from polyfed.registry import METHODS, suggest
-from polyfed.validation.hyperparameters import flat_hints
+from polyfed.registry import METHODS
 
-__all__ = ["Key", "Section", "find", "of_method", "sections", "to_markdown", "to_schema"]
+__all__ = ["Key", "Section", "sections", "to_markdown", "to_schema"]
 
 
 @dataclass(frozen=True)
@@ -79,52 +76,6 @@ def sections() -> list[Section]:
     return [*found, Section("presets.NAME", _PRESET, (_NOTE,))]
 
 
-def of_method(name: str, beside: Sequence[str] = ()) -> Section:
-    """The hyperparameters of a method, as keys of ``[method]``.
-
-    Args:
-        name: of a registered method, or ``"package.module:Class"``. beside: folders in which the module is looked for.
-
-    Raises:
-        ConfigError: no such method.
-    """
-    kind = method_class(name, beside)
-    hints = flat_hints(kind)
-    keys = tuple(
-        Key(one.name, _type(hints[one.name]), _written(one.default), one.about) for one in list_hyperparameters(kind)
-    )
-    return Section("method", f"the hyperparameters of {name}; also keys of [methods.NAME]", keys)
-
-
-def find(name: str, beside: Sequence[str] = ()) -> Section:
-    """A section, a method's hyperparameters or a single key, by its dotted name.
-
-    Args:
-        name: "training", "training.lr", "method.fedhenn", "method.fedhenn.kernel.rank". beside: see `of_method`.
-
-    Raises:
-        ConfigError: there is none such; tells the nearest.
-    """
-    known = {section.name: section for section in sections()}
-    if name in known:
-        return known[name]
-    place, _, rest = name.partition(".")
-    if place == "method" and rest not in [key.name for key in known["method"].keys]:
-        method, _, key = (rest, "", "") if ":" in rest else rest.partition(".")
-        section = of_method(method, beside)
-        if not key:
-            return section
-    else:
-        place, _, key = name.rpartition(".")
-        if place not in known:
-            raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
-        section = known[place]
-    keys = tuple(one for one in section.keys if one.name == key)
-    if not keys:
-        raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
-    return dataclasses.replace(section, keys=keys)
-
-
 def _summary(kind: type[BaseModel]) -> str:
     """The first paragraph of a class's documentation without the section's name."""
     first = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
@@ -158,7 +109,7 @@ def _written(default: Any) -> str:
 
 _INTRODUCTION = """# Recipe keys
 
-Made by `polyfed recipe --markdown`: every key of a recipe. `polyfed recipe training` prints one section,
+Made by `python scripts/catalog.py`: every key of a recipe. `polyfed recipe training` prints one section,
 `polyfed recipe training.lr` one key and `polyfed recipe method.fedhenn` the hyperparameters of a method, which the
 [methods' pages](../methods/README.md) list, too.
 

@@ -1,4 +1,4 @@
-"""Builds registered models by name, and lists them."""
+"""Builds registered models by name, and describes them."""
 
 from __future__ import annotations
 
@@ -112,17 +112,12 @@ def build(
         raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
 
 
-def describe() -> list[dict[str, Any]]:
-    """One row per registered model: name, in_shape, classes, parameters and feature_dim on its home data, and paper.
-
-    Counted on networks built `without_memory`. A model of your own has no home data: its counts are None.
-    """
-    pages = [page(name) for name in MODELS]
-    return [{key: value for key, value in one.items() if key not in ("about", "parts")} for one in pages]
-
-
 def page(name: str) -> dict[str, Any]:
-    """Describe one registered model: a row of `describe`, about, and parts (part -> parameters)."""
+    """Describe one registered model: name, in_shape, classes, parameters and feature_dim on its home data, paper, about
+    and parts (part -> parameters).
+
+    Counted on a network built `without_memory`. A model of your own has no home data: its counts are None.
+    """
     about = " ".join((MODELS[name].__doc__ or "").replace("`", "").split())
     row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
     row |= {"name": name, "paper": "", "about": about, "parts": {}}

@@ -1,0 +1,80 @@
+"""The catalog that lists are printed from: what it was made of, and what others have registered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from polyfed.cli import catalog
+from polyfed.cli.app import status
+from polyfed.core.method import Method, MethodCard, hyperparameters
+from polyfed.data.dataset import DatasetSource, from_tensors
+from polyfed.models import SplitModel, build
+from polyfed.registry import DATASETS, METHODS, MODELS
+
+
+@hyperparameters
+class Gentle(Method):
+    """Trains gently.
+
+    All else is here.
+    """
+
+    card = MethodCard(name="gentle", paper="Nobody 2026")
+    step: float = 0.25  # how gently
+
+
+def small(in_shape: tuple[int, ...], classes: int) -> SplitModel:
+    """A small network."""
+    return build("digits-cnn1", in_shape, classes)
+
+
+def dots() -> DatasetSource:
+    """Some dots.
+
+    Five of them.
+    """
+    return from_tensors(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry, name, entry in ((METHODS, "gentle", Gentle), (MODELS, "small", small), (DATASETS, "dots", dots)):
+        monkeypatch.setattr(registry, "entries", {**registry.entries, name: entry})
+
+
+def test_it_is_what_is_made() -> None:
+    stored = json.loads(catalog.FILE.read_text(encoding="utf-8"))
+    made = json.loads(json.dumps(catalog.made()))
+    for kind, found in made.items():
+        changed = [name for name in {**stored[kind], **found} if stored[kind].get(name) != found.get(name)]
+        assert not changed, f"of the {kind}; make it anew: python scripts/catalog.py"
+        assert list(stored[kind]) == list(found), f"the order of {kind}; make it anew: python scripts/catalog.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("methods", "gentle  Nobody 2026"),
+        ("methods gentle", "step number 0.25 how gently"),
+        ("models", "small - -"),
+        ("models small", "small: A small network."),
+        ("datasets", "dots no Some dots."),
+        ("datasets dots", "Five of them."),
+        ("recipe method.gentle.step", "0.25 how gently"),
+    ],
+)
+def test_what_others_have_registered_is_listed(
+    others: None, words: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert status(words.split()) == 0
+    assert " ".join(line.split()) in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_name_that_is_not_known_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, near in (("methods fedg", "fedgh"), ("models vit-x", "vit-xs"), ("datasets digit", "digits")):
+        assert status(words.split()) == 2
+        assert f"did you mean '{near}'?" in capsys.readouterr().err

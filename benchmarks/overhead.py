@@ -41,7 +41,7 @@ GOAL = 0.3  # ms of processor time, for "asked" in one process
 class Asked(Method):
     """Asks everybody for nothing."""
 
-    card = MethodCard(name="asked")
+    card = MethodCard(name="asked", ignores_initial_weights=True)
 
     def exchanges(self, round: int) -> tuple[Exchange, ...]:
         """One, in which nobody trains."""

@@ -20,6 +20,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model, export_state
+from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node, renumbered
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, count_answer, load_or_create_key, token
@@ -263,7 +264,8 @@ class NodeTask:
             client, freeze(message), task.variant, exchange, task.round, task.scores, task.from_scores, task.is_final
         )
         fresh = functools.partial(self._store.allocate, self._name, task.variant)
-        done = run_job(job, method, self._model_factory, fresh)
+        with keep_global_rng():
+            done = run_job(job, method, self._model_factory, fresh)
         new = done.counts and done.weights is not client.weights
         if done.counts:
             client.weights, client.state = done.weights, done.state

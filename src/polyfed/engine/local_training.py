@@ -187,9 +187,8 @@ def shuffled_batches(
     size = client.training.batch_size
     smallest = 2 if has_batchnorm(client.model) else 1
     for _ in range(phase.epochs):
-        for places in torch.randperm(len(rows), generator=order).split(size):
-            if len(places) >= smallest:
-                yield rows[places]
+        batches = rows[torch.randperm(len(rows), generator=order)].split(size)
+        yield from (batch for batch in batches if len(batch) >= smallest)
 
 
 def poisson_batches(

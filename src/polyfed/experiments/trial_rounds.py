@@ -19,6 +19,7 @@ import torch
 from polyfed.core.client import Client
 from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
+from polyfed.core.randomness import keep_global_rng
 from polyfed.engine.compatibility import example_input
 from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
@@ -208,7 +209,8 @@ class MeasuringExecutor(Serial):
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         began = time.perf_counter()
-        outcomes = [self._carry_out(job) for job in jobs]
+        with keep_global_rng():
+            outcomes = [self._carry_out(job) for job in jobs]
         self.seconds += time.perf_counter() - began
         done(len(jobs))
         return outcomes

@@ -65,10 +65,10 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = stacked_clients.StackedClients.gradients
 
-    def counted(self: Any, part: Any, turns: Any, *rest: Any) -> Any:
-        if turns[0].number is not None:  # no trial's
-            sizes.append(len(turns))
-        return plain(self, part, turns, *rest)
+    def counted(self: Any, part: Any, step: Any, *rest: Any) -> Any:
+        if step.number is not None:  # no trial's
+            sizes.append(len(step.rows))
+        return plain(self, part, step, *rest)
 
     monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
     return sizes

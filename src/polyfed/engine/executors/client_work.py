@@ -33,7 +33,7 @@ from polyfed.core.message import (
 )
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
-from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.local_training import train
@@ -55,7 +55,7 @@ def run_job(
     fresh: Callable[[], WeightRow],
     training: Callable[[ClientWork], TrainingResult] | None = None,
 ) -> JobResult:
-    """Load the client's network, receive, train, upload.
+    """Load the client's network, receive, train, upload; within `keep_global_rng`.
 
     Args:
         fresh: gives the row for the client's new weights, if there are any. training: another way to train.
@@ -64,11 +64,11 @@ def run_job(
         RunError: the method failed; says for which client, in which round and at which stage.
     """
     work = ClientWork(job, method, model_factory)
-    with work.own_layers():
-        work.receive()
-        work.train(training)
-        work.make_upload()
-        return work.finish(fresh)
+    work.seed_layers()
+    work.receive()
+    work.train(training)
+    work.make_upload()
+    return work.finish(fresh)
 
 
 class ClientWork:
@@ -105,10 +105,9 @@ class ClientWork:
         self._operations = 0
         self._unchanged: Tensor | None = None  # without training, whether the weights are those from before
 
-    def own_layers(self) -> AbstractContextManager[None]:
-        """Within the block global random generators are the client's own, for what its layers draw in this job."""
-        job = self.job
-        return seeded_global_rng(derive_seed(self.client.seed, "layers", job.exchange.name, job.round, self.client.id))
+    def seed_layers(self) -> None:
+        """Make global random generators the client's own from now on, for what its layers draw in this job."""
+        seed_global_rng(derive_seed(self.client.seed, "layers", self.job.exchange.name, self.job.round, self.client.id))
 
     @timed("messages")
     def receive(self) -> None:
@@ -370,10 +369,11 @@ class Serial:
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         context = self._context
         outcomes = []
-        for count, job in enumerate(jobs, 1):
-            fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
-            outcomes.append(run_job(job, context.method, context.model_factory, fresh))
-            done(count)
+        with keep_global_rng():
+            for count, job in enumerate(jobs, 1):
+                fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
+                outcomes.append(run_job(job, context.method, context.model_factory, fresh))
+                done(count)
         return outcomes
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -84,20 +84,29 @@ def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close:
 
 @dataclass(frozen=True)
 class NextStep:
-    """A client's next step.
+    """The next step of some clients of a part.
 
-    row: where it stands in its part. chosen: rows of its data, the first `count` meant. number: of the phase's batches,
-    which one; None where other rows are chosen, for a trial.
+    rows: where they stand in it. counts: how many rows of its data each means. inputs: what the method draws for each;
+    empty where it draws nothing. number: of the phase's batches, which one; None for a trial, of which `chosen` has the
+    rows of data: as many as are meant, or more, which then count nothing.
     """
 
-    row: int
-    chosen: Tensor
-    inputs: Context
-    count: int
+    rows: tuple[int, ...]
+    counts: tuple[int, ...]
+    inputs: Sequence[Context]
     number: int | None = None
+    chosen: Sequence[Tensor] = ()
 
-    def at(self, row: int) -> NextStep:
-        return replace(self, row=row)
+    def drawn(self, place: int) -> Context:
+        """What was drawn for one of the clients."""
+        return self.inputs[place] if self.inputs else {}
+
+    def some(self, places: Sequence[int]) -> NextStep:
+        """The same step of some of the clients."""
+        rows, counts = (tuple(numbers[place] for place in places) for numbers in (self.rows, self.counts))
+        inputs = [self.inputs[place] for place in places if self.inputs]
+        chosen = [self.chosen[place] for place in places if self.chosen]
+        return NextStep(rows, counts, inputs, self.number, chosen)
 
 
 class ClientProgress:
@@ -108,8 +117,8 @@ class ClientProgress:
         self.draws, self.noise, self._order = (client.generator(name) for name in ("inputs", "augment", "batches"))
         self.steps = self.samples = 0
         self.summed: set[str] = set()
-        self.batches: Sequence[Tensor] = ()  # of the phase, and how many of them are behind
-        self.behind = 0
+        self.batches: Sequence[Tensor] = ()  # of the phase, and how many rows each has
+        self.sizes: Sequence[int] = ()
         self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
         self.exact: dict[StepSignature, int] = {}
 
@@ -117,7 +126,7 @@ class ClientProgress:
         """A phase; `held` samples of its data."""
         rows = None if phase.rows is None else get_tensor(self.client.context, phase.rows)
         self.batches = list(shuffled_batches(self.client, phase, held, rows, self._order))
-        self.behind = 0
+        self.sizes = [batch.shape[0] for batch in self.batches]
 
 
 class RowIndices:
@@ -140,7 +149,8 @@ class ActiveGroup:
     """Those who still go through a phase together.
 
     tensors: (K, ...) by name; those of `names` are what moves. linear: names of linear layers' weights, which are laid
-    as their gradients come out of the vectorized product, so that these need not be copied.
+    as their gradients come out of the vectorized product, so that these need not be copied. number: of the next batch.
+    groups: who is taken together in steps for which nothing is drawn, by how many rows each means.
     """
 
     walks: Sequence[ClientProgress]
@@ -150,6 +160,8 @@ class ActiveGroup:
     masks: Tensors
     indices: RowIndices
     linear: Collection[str] = ()
+    number: int = 0
+    groups: dict[tuple[int, ...], Sequence[tuple[StepSignature, Sequence[int]]]] = field(default_factory=dict)
     optimizer: Optimizer = field(init=False)
     _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
@@ -160,16 +172,15 @@ class ActiveGroup:
         rate = client.training.lr_at(client.round, self.phase.lr)
         self.optimizer = Optimizer([self.tensors[name] for name in self.names], client.training, rate)
 
-    def turns(self, method: Method) -> list[NextStep]:
+    def next_step(self, method: Method) -> NextStep:
         """The next step of everybody who has one."""
-        found = []
-        for row, walk in enumerate(self.walks):
-            if walk.behind < len(walk.batches):
-                chosen = walk.batches[walk.behind]
-                inputs = method.step_inputs(walk.client, walk.steps, walk.draws)
-                found.append(NextStep(row, chosen, inputs, len(chosen), walk.behind))
-                walk.behind += 1
-        return found
+        number = self.number
+        self.number += 1
+        rows = tuple(row for row, walk in enumerate(self.walks) if number < len(walk.sizes))
+        walks = [self.walks[row] for row in rows]
+        draws = type(method).step_inputs is not Method.step_inputs
+        inputs = [method.step_inputs(walk.client, walk.steps, walk.draws) for walk in walks if draws]
+        return NextStep(rows, tuple(walk.sizes[number] for walk in walks), inputs, number)
 
     def some(self, rows: Sequence[int]) -> Tensors:
         """Copies of the tensors of some clients; those that move take a gradient."""
@@ -206,7 +217,8 @@ class ActiveGroup:
         index = self.indices.at(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
         walks = [self.walks[row] for row in rows]
-        part = ActiveGroup(walks, self.some(rows), self.names, self.phase, masks, self.indices, self.linear)
+        tensors = self.some(rows)
+        part = ActiveGroup(walks, tensors, self.names, self.phase, masks, self.indices, self.linear, self.number)
         part.optimizer.copy_state_from(self.optimizer, index)
         return part
 
@@ -250,14 +262,14 @@ class PhaseData:
 
     def plan(self, walks: Sequence[ClientProgress]) -> None:
         """Bring all batches of all clients to the device, in one copy: a step then waits for none."""
-        steps = max(len(walk.batches) for walk in walks)
-        width = max((len(chosen) for walk in walks for chosen in walk.batches), default=0)
-        counts = torch.zeros(steps, len(walks), 1, dtype=torch.int64)
-        rows = torch.zeros(steps, len(walks), width, dtype=torch.int64)
-        for place, walk in enumerate(walks):
-            for step, chosen in enumerate(walk.batches):
-                counts[step, place] = len(chosen)
-                rows[step, place] = _filled(chosen, width)
+        steps = max(len(walk.sizes) for walk in walks)
+        width = max((size for walk in walks for size in walk.sizes), default=0)
+        sizes = torch.tensor([[*walk.sizes, *[0] * (steps - len(walk.sizes))] for walk in walks], dtype=torch.int64)
+        before = (sizes.flatten().cumsum(0) - sizes.flatten()).view_as(sizes)
+        counts, before = (numbers.T.unsqueeze(2) for numbers in (sizes, before))  # (steps, K, 1)
+        # a batch is filled up with its last row; where there is none stands row 0
+        places = torch.where(counts > 0, 1 + before + torch.arange(width).minimum(counts - 1), 0)
+        rows = torch.cat([torch.tensor([0]), *(batch for walk in walks for batch in walk.batches)])[places]
         self._plan, self._weights = self._uploaded(rows, self._begins, counts)
         if width:
             self._labels = self._y[self._plan[1]]
@@ -269,8 +281,8 @@ class PhaseData:
         drawn = augment.draw(0, torch.Generator())
         whole = drawn.new_zeros(len(self._plan[0]), len(walks), width, *drawn.shape[1:])
         for place, walk in enumerate(walks):
-            for step, chosen in enumerate(walk.batches):
-                whole[step, place, : len(chosen)] = augment.draw(len(chosen), walk.noise)
+            for step, count in enumerate(walk.sizes):
+                whole[step, place, :count] = augment.draw(count, walk.noise)
         return whole
 
     def unlike(self, walk: ClientProgress, chosen: Tensor) -> Tensor:
@@ -282,42 +294,42 @@ class PhaseData:
         differs[chosen] = False
         return differs.nonzero().flatten()
 
-    def batch(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep]) -> tuple[Batch, Tensor]:
+    def batch(self, walks: Sequence[ClientProgress], step: NextStep) -> tuple[Batch, Tensor]:
         """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0.
 
         And the rows' shares in the sum of their client's weights, and minus these, (K, 2, B).
 
         Rows that are no batch of the phase's, those of a trial, are not augmented.
         """
-        number = turns[0].number
-        width = max(len(turn.chosen) for turn in turns)
-        chosen = self._chosen(walks, turns, width) if number is None else self._planned(walks, number, width)
-        (rows, where), weights = chosen
+        number = step.number
+        places = [walk.place for walk in walks]
+        width = max(step.counts)
+        (rows, where), weights = self._chosen(places, step) if number is None else self._planned(places, number, width)
         x = self._x[where].flatten(0, 1)
         if self._augment is not None and number is not None:
-            x = self._augment.apply(x, self._of(walks, self._drawn[number, :, :width]).flatten(0, 1))
+            x = self._augment.apply(x, self._of(places, self._drawn[number, :, :width]).flatten(0, 1))
         x = self._prepare(x).unflatten(0, rows.shape)
-        y = self._y[where] if number is None else self._of(walks, self._labels[number, :, :width])
+        y = self._y[where] if number is None else self._of(places, self._labels[number, :, :width])
         if self._by_class is not None:
-            w = weights[:, 0] * self._of(walks, self._by_class).gather(1, y)
+            w = weights[:, 0] * self._of(places, self._by_class).gather(1, y)
             weights = _with_shares(w, dim=1)
         return Batch(x, y, weights[:, 0], rows), weights[:, 1:]
 
-    def _planned(self, walks: Sequence[ClientProgress], number: int, width: int) -> tuple[Tensor, Tensor]:
+    def _planned(self, places: Sequence[int], number: int, width: int) -> tuple[Tensor, Tensor]:
         """Rows of the clients' data and of all, (2, K, B), and weights and shares (K, 3, B), of a batch as planned."""
         rows = self._plan[:, number, :, :width].transpose(0, 1)
-        return self._of(walks, rows).transpose(0, 1), self._of(walks, self._weights[number, ..., :width])
+        return self._of(places, rows).transpose(0, 1), self._of(places, self._weights[number, ..., :width])
 
-    def _of(self, walks: Sequence[ClientProgress], planned: Tensor) -> Tensor:
+    def _of(self, places: Sequence[int], planned: Tensor) -> Tensor:
         """(K, ...): what is planned for these of all clients."""
-        places = [walk.place for walk in walks]
         return planned if places == list(range(len(planned))) else planned[self._indices.at(places)]
 
-    def _chosen(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], width: int) -> tuple[Tensor, Tensor]:
+    def _chosen(self, places: Sequence[int], step: NextStep) -> tuple[Tensor, Tensor]:
         """The same of rows that a trial chooses."""
-        rows = torch.stack([_filled(turn.chosen, width) for turn in turns])
-        counts = torch.tensor([turn.count for turn in turns]).unsqueeze(1)
-        return self._uploaded(rows, [self._begins[walk.place] for walk in walks], counts)
+        width = max(map(len, step.chosen))
+        rows = torch.stack([_filled(chosen, width) for chosen in step.chosen])
+        counts = torch.tensor(step.counts).unsqueeze(1)
+        return self._uploaded(rows, [self._begins[place] for place in places], counts)
 
     def _uploaded(self, rows: Tensor, begins: Sequence[int], counts: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of each client's data (..., K, B), and of all clients' data, on the device, and what each counts.

@@ -103,7 +103,7 @@ class StackedClients:
         self._device = next(iter(rows.values())).device
         self._indices = RowIndices(self._device)
         self._ones = torch.ones(len(clients), device=self._device)
-        self._losses: list[tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]] = []  # of steps, on the device
+        self._losses: list[tuple[Sequence[ClientProgress], Sequence[int], Tensor]] = []  # of all steps
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
@@ -145,9 +145,9 @@ class StackedClients:
         values, nonfinite = numbers_and_nonfinite([loss for _, _, loss in self._losses], rows)
         losses = iter(values)
         totals = [0.0] * len(self._walks)
-        for walks, turns, _ in self._losses:
-            for walk, turn in zip(walks, turns, strict=True):
-                totals[walk.place] += next(losses) * turn.count
+        for walks, counts, _ in self._losses:
+            for walk, count in zip(walks, counts, strict=True):
+                totals[walk.place] += next(losses) * count
         return totals, nonfinite
 
     # a phase --------------------------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ class StackedClients:
         together = [ActiveGroup(self._walks, tensors, names, phase, masks, self._indices, self._linear)]
         while together:
             part = together.pop()
-            turns = part.turns(self._method)
-            if len(turns) < len(part.walks):
+            step = part.next_step(self._method)
+            if len(step.rows) < len(part.walks):
                 part.write_back(self.rows)
-                if not turns:
+                if not step.rows:
                     continue
-                part = part.take([turn.row for turn in turns])
-                turns = [turn.at(row) for row, turn in enumerate(turns)]
-            together += self._step(part, turns, held, label)
+                part = part.take(step.rows)
+                step = replace(step, rows=tuple(range(len(part.walks))))
+            together += self._step(part, step, held, label)
 
     def _masks(self, group_name: str | None, names: Sequence[str]) -> Tensors:
         """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
@@ -194,20 +194,16 @@ class StackedClients:
             found[name] = torch.stack(rows)
         return found
 
-    def _step(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, label: Hashable
-    ) -> list[ActiveGroup]:
+    def _step(self, part: ActiveGroup, step: NextStep, held: PhaseData, label: Hashable) -> list[ActiveGroup]:
         """One step of everybody. Parts that differ in which parameters have a gradient go on apart from each other."""
-        groups: dict[tuple[StepSignature, Hashable], list[NextStep]] = {}
-        for turn in turns:
-            groups.setdefault(self._group(part, turn, turns, held, label), []).append(turn)
-        found = [self.gradients(part, members, held, kind) for (kind, _), members in groups.items()]
-        for members, (_, loss, sums) in zip(groups.values(), found, strict=True):
-            self._account([part.walks[turn.row] for turn in members], members, loss, sums)
-        rows = [[turn.row for turn in members] for members in groups.values()]
+        groups = self._groups(part, step, held, label)
+        found = [self.gradients(part, members, held, kind) for kind, members in groups]
+        for (_, members), (_, loss, sums) in zip(groups, found, strict=True):
+            self._account([part.walks[row] for row in members.rows], members.counts, loss, sums)
         if len(found) == 1:
             part.move(found[0][0])
             return [part]
+        rows = [members.rows for _, members in groups]
         if all(grads.keys() == found[0][0].keys() for grads, _, _ in found):
             placed = [row for some in rows for row in some]
             order = self._indices.at(sorted(range(len(placed)), key=placed.__getitem__))
@@ -218,19 +214,37 @@ class StackedClients:
             one.move(grads)
         return parts
 
+    def _groups(
+        self, part: ActiveGroup, step: NextStep, held: PhaseData, label: Hashable
+    ) -> list[tuple[StepSignature, NextStep]]:
+        """The step of those who can be taken together, for all, and what is known of it."""
+        groups = part.groups.get(step.counts)
+        if groups is None:
+            members: dict[tuple[StepSignature, Hashable], list[int]] = {}
+            for place in range(len(step.rows)):
+                members.setdefault(self._group(part, step, place, held, label), []).append(place)
+            groups = [(kind, places) for (kind, _), places in members.items()]
+            if not step.inputs:
+                part.groups[step.counts] = groups
+        if len(groups) == 1:
+            return [(groups[0][0], step)]
+        return [(kind, step.some(places)) for kind, places in groups]
+
     def _group(
-        self, part: ActiveGroup, turn: NextStep, turns: Sequence[NextStep], held: PhaseData, label: Hashable
+        self, part: ActiveGroup, step: NextStep, place: int, held: PhaseData, label: Hashable
     ) -> tuple[StepSignature, Hashable]:
         """What a client's step must have in common with another's, to be taken with it."""
-        walk = part.walks[turn.row]
-        number, given = self._alike(part, turn)
+        walk = part.walks[step.rows[place]]
+        number, given = self._alike(part, step, place)
         alike = (label, number, given)
         if alike not in self._kinds:
             full = (label, structure(walk.client.context), given)
             if full not in self._known.kinds:
-                others = [t for t in turns if t is not turn and self._alike(part, t) == alike[1:]]
-                other = max(others, key=lambda t: held.counts[part.walks[t.row].place], default=turn)
-                self._known.kinds[full] = self._tried(part, [turn, other], held)
+                others = [other for other, _ in enumerate(step.rows) if self._alike(part, step, other) == alike[1:]]
+                others.remove(place)
+                sizes = [held.counts[part.walks[row].place] for row in step.rows]
+                other = max(others, key=sizes.__getitem__, default=place)
+                self._known.kinds[full] = self._tried(part, step.some([place, other]), held)
             known = self._known.kinds[full]
             if isinstance(known, str):
                 raise NotVectorizable(known)
@@ -238,48 +252,49 @@ class StackedClients:
         kind = self._kinds[alike]
         if kind not in walk.exact:
             walk.exact[kind] = self._number(structure(only_of(walk.client.context, kind.read), exact=True))
-        inputs = structure(only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
-        return kind, (alike, walk.exact[kind], inputs, 0 if kind.fills else turn.count)
+        inputs = structure(only_of(step.drawn(place), kind.read), exact=True)
+        return kind, (alike, walk.exact[kind], inputs, 0 if kind.fills else step.counts[place])
 
-    def _alike(self, part: ActiveGroup, turn: NextStep) -> tuple[int, Hashable]:
-        return part.walks[turn.row].outline, structure(turn.inputs) if turn.inputs else ()
+    def _alike(self, part: ActiveGroup, step: NextStep, place: int) -> tuple[int, Hashable]:
+        return part.walks[step.rows[place]].outline, structure(step.drawn(place))
 
     def _number(self, found: Hashable) -> int:
         return self._numbers.setdefault(found, len(self._numbers))
 
-    def _account(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], loss: Tensor, sums: Tensors) -> None:
-        self._losses.append((walks, turns, loss))
+    def _account(self, walks: Sequence[ClientProgress], counts: Sequence[int], loss: Tensor, sums: Tensors) -> None:
+        self._losses.append((walks, counts, loss))
         if sums:
             rows = self._indices.at([walk.place for walk in walks])
         for name, value in sums.items():
             if name not in self._sums:
                 self._sums[name] = value.new_zeros(len(self._walks), *value.shape[1:])
             self._sums[name].index_add_(0, rows, value)
-        for walk, turn in zip(walks, turns, strict=True):
+        for walk, count in zip(walks, counts, strict=True):
             walk.steps += 1
-            walk.samples += turn.count
+            walk.samples += count
             walk.summed.update(sums)
 
     # a step -----------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature
+        self, part: ActiveGroup, step: NextStep, held: PhaseData, kind: StepSignature
     ) -> tuple[Tensors, Tensor, Tensors]:
         with self._block():
-            return self._passes(part, turns, held, kind)
+            return self._passes(part, step, held, kind)
 
     def _passes(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature
+        self, part: ActiveGroup, step: NextStep, held: PhaseData, kind: StepSignature
     ) -> tuple[Tensors, Tensor, Tensors]:
         """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
-        walks = [part.walks[turn.row] for turn in turns]
-        rows = [turn.row for turn in turns]
-        whole = rows == list(range(len(part.walks)))
+        rows = step.rows
+        walks = [part.walks[row] for row in rows]
+        whole = rows == tuple(range(len(part.walks)))
         tensors = part.tensors if whole else part.some(rows)
-        batch, shares = held.batch(walks, turns)
-        names = {**walks[0].client.context, **turns[0].inputs}
-        static = part.packed(walks, kind.read.difference(turns[0].inputs))
-        moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
+        batch, shares = held.batch(walks, step)
+        drawn = step.drawn(0)
+        names = {**walks[0].client.context, **drawn}
+        static = part.packed(walks, kind.read.difference(drawn))
+        moving = StackedContext([only_of(inputs, kind.read) for inputs in step.inputs] or [{}])
         function = StackedLoss(self._loss, static, moving, names, self._drops)
         losses, sums = function(tensors, batch, shares)
         leaves = {name: tensors[name] for name in part.names}
@@ -306,23 +321,24 @@ class StackedClients:
 
     # trials -----------------------------------------------------------------------------------------------------
 
-    def _tried(self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData) -> StepSignature | str:
+    def _tried(self, part: ActiveGroup, step: NextStep, held: PhaseData) -> StepSignature | str:
         """Take a step of this kind with two clients, one after the other and as one, on copies, and compare."""
-        count = min(turn.count for turn in turns)
+        walks = [part.walks[row] for row in step.rows]
+        count = min(step.counts)
         if not self._normed:  # few enough for other rows to be added with weight 0
-            most = max(held.counts[part.walks[turn.row].place] for turn in turns)
+            most = max(held.counts[walk.place] for walk in walks)
             count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
-        turns = [NextStep(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
-        walks = [part.walks[turn.row] for turn in turns]
-        tensors = part.some([turn.row for turn in turns])
-        pair = ActiveGroup(walks, tensors, part.names, part.phase, {}, self._indices)
+        assert step.number is not None
+        chosen = [walk.batches[step.number][:count] for walk in walks]
+        pair = ActiveGroup(walks, part.some(step.rows), part.names, part.phase, {}, self._indices)
+        step = NextStep((0, 1), (count, count), step.inputs, chosen=chosen)
         try:
             with seeded_global_rng(0):  # dropout draws nothing of the training's
                 with without_dropout(self._template):
-                    kind, turns, expected = self._compared(pair, turns, held)
-                    fills = not self._normed and self._fills(pair, turns, held, kind, expected)
+                    kind, expected = self._compared(pair, step, held)
+                    fills = not self._normed and self._fills(pair, step, held, kind, expected)
                 if self._drops:
-                    self.gradients(pair, turns, held, kind)
+                    self.gradients(pair, step, held, kind)
         except NotVectorizable as reason:
             return str(reason)
         except torch.OutOfMemoryError:
@@ -332,16 +348,16 @@ class StackedClients:
         return replace(kind, fills=fills)
 
     def _compared(
-        self, pair: ActiveGroup, turns: Sequence[NextStep], held: PhaseData
-    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[_StepAlone]]:
-        """What the steps of a pair read, and what they give one by one, which is what they give as one."""
+        self, pair: ActiveGroup, step: NextStep, held: PhaseData
+    ) -> tuple[StepSignature, Sequence[_StepAlone]]:
+        """What the step of a pair reads, and what it gives one by one, which is what it gives as one."""
         read: set[str] = set()
         expected = []
         before = drawn_of_others()
-        for row, (walk, turn) in enumerate(zip(pair.walks, turns, strict=True)):
+        for row, walk in enumerate(pair.walks):
             load_state(self._template, {name: t[row].detach() for name, t in pair.tensors.items()})
-            watched = RecordingContext({**walk.client.context, **turn.inputs})
-            batch, _ = held.batch([walk], [turn])
+            watched = RecordingContext({**walk.client.context, **step.drawn(row)})
+            batch, _ = held.batch([walk], step.some([row]))
             alone = Batch(*(t[0] for t in batch if t is not None))
             with self._block():
                 result = self._method.gradients(self._template, alone, watched)
@@ -350,32 +366,31 @@ class StackedClients:
             read |= watched.read
         if drawn_of_others() != before:
             raise NotVectorizable("its network draws from Python's or NumPy's generator, once for all clients as one")
-        turns = [turn.at(row) for row, turn in enumerate(turns)]
         kind = StepSignature(frozenset(read), fills=False)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-            different = self._difference(pair, turns, held, kind, expected)
+            different = self._difference(pair, step, held, kind, expected)
         if different:
             raise NotVectorizable(f"the {different} of two clients as one are not those of one after the other")
-        return kind, turns, expected
+        return kind, expected
 
     def _fills(
         self,
         pair: ActiveGroup,
-        turns: Sequence[NextStep],
+        step: NextStep,
         held: PhaseData,
         kind: StepSignature,
         expected: Sequence[_StepAlone],
     ) -> bool:
         """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
-        for place, turn in enumerate(turns):
-            extra = held.unlike(pair.walks[place], turn.chosen)
+        for place, count in enumerate(step.counts):
+            extra = held.unlike(pair.walks[place], step.chosen[place])
             if not len(extra):
                 continue
-            filled = [*turns]
-            filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
+            chosen = [*step.chosen]
+            chosen[place] = torch.cat([chosen[place], extra[:count]])
             try:
-                return not self._difference(pair, filled, held, kind, expected)
+                return not self._difference(pair, replace(step, chosen=chosen), held, kind, expected)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # a loss that wants batches of one size
@@ -389,7 +404,7 @@ class StackedClients:
     def _difference(
         self,
         pair: ActiveGroup,
-        turns: Sequence[NextStep],
+        step: NextStep,
         held: PhaseData,
         kind: StepSignature,
         expected: Sequence[_StepAlone],
@@ -399,7 +414,7 @@ class StackedClients:
         A buffer that forward assigns anew (self.x = ...), and does not write into, would be dropped.
         """
         begun = {name: t.clone() for name, t in pair.tensors.items() if name not in pair.names}
-        found = self.gradients(pair, turns, held, kind)
+        found = self.gradients(pair, step, held, kind)
         left = {name: pair.tensors[name] for name in begun}
         pair.tensors.update(begun)
         if not self._agree(found, [result for result, _ in expected]):

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import NotVectorizable, Phase
-from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.engine.executors.client_work import (
     ClientWork,
     Serial,
@@ -75,11 +75,12 @@ class VectorizedExecutor:
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         found: dict[int, JobResult] = {}
-        for places in self._stacks(jobs):
-            members = [jobs[place] for place in places]
-            for place, outcome in zip(places, self._together(members), strict=True):
-                found[place] = outcome
-                done(len(found))
+        with keep_global_rng():
+            for places in self._stacks(jobs):
+                members = [jobs[place] for place in places]
+                for place, outcome in zip(places, self._together(members), strict=True):
+                    found[place] = outcome
+                    done(len(found))
         return [found[place] for place in range(len(jobs))]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
@@ -192,8 +193,8 @@ class VectorizedExecutor:
             loaded = weights_on(before, model_factory.device)
             for place, job in enumerate(jobs):
                 work = ClientWork(job, method, model_factory, before[place], loaded[place])
-                with work.own_layers():
-                    work.receive()
+                work.seed_layers()
+                work.receive()
                 works.append(work)
                 put_row(stacked, place, len(jobs), own_tensors(template))
         if trains:
@@ -205,10 +206,10 @@ class VectorizedExecutor:
         for place, work in enumerate(works):
             own = {name: tensor[place] for name, tensor in stacked.items()}
             work.client.bound = model_factory.load(network, variant, own).train()
-            with work.own_layers():
-                work.make_upload(functools.partial(nonfinite.__getitem__, place))
-                with work.stage("uploading"):
-                    work.keep_copies()
+            work.seed_layers()
+            work.make_upload(functools.partial(nonfinite.__getitem__, place))
+            with work.stage("uploading"):
+                work.keep_copies()
         outcomes = []
         with copy_once():
             leaving = [work.leaving() for work in works]
@@ -218,8 +219,8 @@ class VectorizedExecutor:
             for work in works:
                 if work.client.plugins:  # which see the client at work
                     model_factory.load(network, variant, work.after)
-                with work.own_layers():
-                    outcomes.append(work.finish(functools.partial(store.allocate, network, variant)))
+                work.seed_layers()
+                outcomes.append(work.finish(functools.partial(store.allocate, network, variant)))
         return outcomes
 
     def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:
@@ -234,7 +235,8 @@ class VectorizedExecutor:
         try:
             _check_data(clients, phases)
             stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
-            with seeded_global_rng(seed), attributes_kept(template):
+            seed_global_rng(seed)
+            with attributes_kept(template):
                 trained, nonfinite = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise

@@ -23,6 +23,7 @@ from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
+from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_parts
 from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
@@ -324,7 +325,8 @@ class WorkerLoop:
         flags = {name: request[name] for name in _FLAGS}
         job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
         fresh = self._row(client, job.variant)
-        done = run_job(job, method, self._context.model_factory, lambda: fresh)
+        with keep_global_rng():
+            done = run_job(job, method, self._context.model_factory, lambda: fresh)
         facts = {
             "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
             "bytes_up": done.bytes_up,

@@ -7,8 +7,10 @@
 The job is plain FedAvg as in `recipes/reference.toml`: CIFAR-10 (from `POLYFED_DATA`) or random images of its shape
 (`--data random`), 20 clients of 500 images with two classes each, CNN-1 for all, one pass of SGD per round, no tests.
 `benchmarks/rivals/` has a file per framework that does it through that framework's public interface, on the same
-images and with the same initial weights; `job.py` is what they share. Everybody gets the plain network, polyfed as
-well, whose own `fedgh-cnn1` is laid out otherwise in memory.
+images and with the same initial weights; `job.py` is what they share. HtFLlib, which is no package, runs from a
+checkout (`--htfllib`) as its LG-FedAvg with whole networks for heads; `benchmarks/htfllib.py` has its methods for
+different networks. Everybody gets the plain network, polyfed as well, whose own `fedgh-cnn1` is laid out otherwise in
+memory.
 
 Each framework is installed by pip into a virtual environment of its own below `--into`, at the versions below, with
 this Python or, where it needs another one, the first that fits among `python3.X` on the path. PyTorch goes first, at
@@ -35,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,6 +57,7 @@ BARE = "bare PyTorch loop"
 SAME_WORK = 0.05  # `moved` differs from 1 by no more
 SECONDS_ALLOWED = 900  # per run
 NO_PACKAGE = "not measured: no package of this name; its repository would have to be cloned"
+NO_CHECKOUT = "not measured: no package of this name; --htfllib names a checkout"
 BLAZEFL = ("blazefl[contrib,reproducibility]==2.0.3",)
 Python = tuple[int, int]
 
@@ -103,9 +106,15 @@ FRAMEWORKS = (
         least_workers=2,
         words=("--pool=threads",),
     ),
-    Framework("HtFLlib", None, note=NO_PACKAGE),
+    Framework("HtFLlib", None, note=NO_CHECKOUT),
     Framework("PFLlib", None, note=NO_PACKAGE),
 )
+
+
+def with_checkout(framework: Framework, checkout: str) -> Framework:
+    """HtFLlib, as it runs from a checkout."""
+    words = ("--method=fedavg", f"--htfllib={Path(checkout).expanduser().resolve()}")
+    return replace(framework, program="run_htfllib.py", most_workers=1, words=words, note="")
 
 
 def last_line(text: str, start: str = "") -> str:
@@ -198,28 +207,32 @@ def done_by(program: Sequence[str], own: bool, seconds: float = SECONDS_ALLOWED)
     return row
 
 
-def cifar10(clients: int, samples: int) -> tuple[Tensor, Tensor]:
+def cifar10(clients: int, samples: int, part: str = "train") -> tuple[Tensor, Tensor]:
     """Images of the reference job, (clients, samples, 3, 32, 32), normalized, and labels.
+
+    Args:
+        clients: how many. samples: of each. part: "train" or "test".
 
     Raises:
         PolyfedError: there are no data, or not so many.
     """
     settings = ["method.name=fedavg", 'models.architectures=["fedgh-cnn1"]', f"data.num_clients={clients}"]
-    recipe = Recipe.load(str(RECIPE), [*settings, f"data.max_train_per_client={samples}"])
+    recipe = Recipe.load(str(RECIPE), [*settings, f"data.max_{part}_per_client={samples}"])
     given = build_federation(recipe, data=DataCache()).clients
-    least = min(len(client.data.train) for client in given)
+    held = [getattr(client.data, part) for client in given]
+    least = min(map(len, held))
     if least < samples:
         raise PolyfedError(f"expected at most {least} images per client, got {samples}")
-    inputs = torch.stack([client.prepare(client.data.train.x) for client in given])
-    return inputs.contiguous(), torch.stack([client.data.train.y for client in given])
+    inputs = torch.stack([client.prepare(own.x) for client, own in zip(given, held, strict=True)])
+    return inputs.contiguous(), torch.stack([own.y for own in held])
 
 
-def random_images(clients: int, samples: int) -> tuple[Tensor, Tensor]:
-    """The same shapes with two classes per client; an image is its class's mean and noise."""
-    drawn = torch.Generator().manual_seed(0)
+def random_images(clients: int, samples: int, part: str = "train") -> tuple[Tensor, Tensor]:
+    """The same shapes with two classes per client; an image is its class's mean and noise. part: "train" or "test"."""
+    means = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0)) / 2
+    drawn = torch.Generator().manual_seed(1 if part == "train" else 2)
     first = torch.arange(clients)[:, None] % 10
     labels = (first + torch.randint(0, 2, (clients, samples), generator=drawn)) % 10
-    means = torch.randn(10, 3, 32, 32, generator=drawn) / 2
     return means[labels] + torch.randn(clients, samples, 3, 32, 32, generator=drawn), labels
 
 
@@ -325,6 +338,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", metavar="FOLDER", default="build/rivals", help="the environments [build/rivals]")
     parser.add_argument("--only", metavar="A,B,...", help="frameworks beside the bare loop, by first words [all]")
+    parser.add_argument("--htfllib", metavar="PATH", help="a checkout of github.com/TsingZ0/HtFLlib, which runs, too")
     parser.add_argument("--data", choices=("cifar10", "random"), default="cifar10", help="[cifar10]")
     parser.add_argument("--clients", type=int, default=20, help="[20]")
     parser.add_argument("--samples", type=int, default=500, help="per client [500]")
@@ -346,7 +360,8 @@ def parse() -> argparse.Namespace:
     names = asked.only.lower().split(",") if asked.only else [""]
     if unknown := [name for name in names if not any(f.name.lower().startswith(name) for f in FRAMEWORKS)]:
         parser.error(f"expected names among {', '.join(f.name for f in FRAMEWORKS)}, got '{unknown[0]}'")
-    asked.chosen = [f for f in FRAMEWORKS if f.name == BARE or f.name.lower().startswith(tuple(names))]
+    known = [with_checkout(f, asked.htfllib) if f.name == "HtFLlib" and asked.htfllib else f for f in FRAMEWORKS]
+    asked.chosen = [f for f in known if f.name == BARE or f.name.lower().startswith(tuple(names))]
     asked.stop = parser.exit
     return asked
 

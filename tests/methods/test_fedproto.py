@@ -12,8 +12,9 @@ import polyfed
 from polyfed.config.recipe import Recipe
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto
-from tests.helpers.few_classes import SOME, class_means, members
-from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, worker
+from polyfed.methods.building_blocks import prototypes
+from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
+from tests.helpers.toys import CLASSES, NETS, federation, model_with, moved, rounds, worker
 
 
 def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -38,6 +39,23 @@ def test_uploads_and_prototypes_against_numpy(weighting: str) -> None:
             owners = [i for i in sent if c in sent[i]]
             n = [int((people[i].data.train.y == c).sum()) if weighting == "count" else 1 for i in owners]
             assert row == pytest.approx(np.average([sent[i][c] for i in owners], axis=0, weights=n), abs=1e-6)
+
+
+def test_prototypes_collected_during_training_take_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where weights stand still they are those of a pass after it; else they are of weights on their way."""
+    people = members(architectures=WITHOUT_NORM)
+    after = rounds(FedProto(), people, local_epochs=2, lr=0.0)
+    passed = rounds(FedProto(), people)
+    monkeypatch.setattr(prototypes, "representations", None)
+    during = FedProto(collected="during")
+    for one, other in zip(after, rounds(during, people, local_epochs=2, lr=0.0), strict=True):
+        for i, message in one.up.items():
+            assert message["labels"].tolist() == other.up[i]["labels"].tolist()
+            assert message["counts"].tolist() == other.up[i]["counts"].tolist()
+            torch.testing.assert_close(other.up[i]["prototypes"], message["prototypes"])
+    moving = rounds(during, people)
+    assert moved(moving[0].up[0], passed[0].up[0]) > 1e-3
+    assert "counts" not in rounds(FedProto(collected="during", weighting="uniform"), people)[0].up[0]
 
 
 def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:

@@ -46,6 +46,7 @@ TINY = {  # what to tell them to be through in a second
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which has PyTorch already."""
     path = ROOT / "benchmarks" / words[0]
+    monkeypatch.syspath_prepend(str(path.parent))  # as where it is run by itself
     monkeypatch.setattr(sys, "argv", [str(path), *words[1:]])
     threads = torch.get_num_threads()
     try:
@@ -130,6 +131,33 @@ def test_rivals_have_medians_over_turns_and_a_reason_where_they_are_missing() ->
     assert rivals["table"]([ours, missing], [1, 2]).splitlines()[-1].endswith("| no such package |")
 
 
+def test_the_table_of_methods_says_who_failed_and_compares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = runpy.run_path(str(ROOT / "benchmarks" / "htfllib.py"))
+    theirs, alike, own = table["HTFLLIB"], table["ALIKE"], table["OWN"]
+    done = {
+        who: [{"seconds": seconds, "files": 0.25, "accuracies": [0.5, 0.625]}]
+        for who, seconds in ((theirs, 3.0), (alike, 2.0), (own, 1.5))
+    }
+    runs = {"fedproto": done, "fd": {**done, theirs: [{"failed": "NaN"}]}}
+    accuracies = table["accuracy_table"](runs, 2).splitlines()
+    assert accuracies[2].endswith("| 50.00 | 62.50 |")
+    assert accuracies[5].endswith("| NaN |  |")
+    assert table["time_table"](runs).splitlines()[2:] == [
+        "| fedproto | 3.000 | 0.250 | 2.000 | 1.50 | 1.500 | 2.00 |",
+        "| fd |  |  | 2.000 |  | 1.500 |  |",
+    ]
+
+
+def test_clients_begin_with_an_image_of_each_class_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    arrange = runpy.run_path(str(ROOT / "benchmarks" / "htfllib.py"))["first_seen_in_order"]
+    labels = torch.tensor([[7, 7, 3, 3, 7]])
+    inputs, arranged = arrange(labels.clone().float(), labels.clone())
+    assert arranged.tolist() == [[3, 7, 7, 3, 7]]
+    assert inputs.tolist() == arranged.tolist()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -143,6 +171,7 @@ def test_rivals_have_medians_over_turns_and_a_reason_where_they_are_missing() ->
         ("rivals.py --workers 2", "begin with 1"),
         ("rivals.py --workers 1,x", "numbers of workers"),
         ("rivals.py --rounds 0", "at least 1"),
+        ("htfllib.py /nowhere", "HtFLlib's checkout, with a folder system/flcore"),
     ],
 )
 def test_a_wrong_word_is_one_line(

@@ -164,7 +164,7 @@ def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Te
     ...      torch.zeros(2, 2), torch.tensor([True, False]))
     tensor(6.2500)
     """
-    squared_N = (z_ND - prototypes_CD.detach()[y_N]).square().mean(dim=1)
+    squared_N = F.mse_loss(z_ND, prototypes_CD.detach()[y_N], reduction="none").mean(dim=1)
     return _mean_of_known(squared_N, known_C[y_N], w_N)
 
 
@@ -201,7 +201,7 @@ def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: 
 
 
 def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
-    return weighted_mean(torch.where(known_N, values_N, torch.zeros_like(values_N)), w_N)
+    return weighted_mean(torch.where(known_N, values_N, 0.0), w_N)
 
 
 def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
@@ -277,13 +277,23 @@ def batch_class_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> t
     (tensor([[0.],
             [2.]]), tensor([False,  True]))
     """
-    z_ND = widened(z_ND)
-    of_class_CN = ((torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N).to(z_ND)
-    totals_C = of_class_CN.sum(dim=1)
+    sums_CD, totals_C = batch_class_sums(z_ND, y_N, w_N, classes)
     present_C = totals_C > 0
     divisors_C = torch.where(present_C, totals_C, torch.ones_like(totals_C))
+    return sums_CD / divisors_C[:, None], present_C
+
+
+def batch_class_sums(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the rows of each class (C, D), and of their weights (C,). Differentiable in z.
+
+    >>> batch_class_sums(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), torch.ones(2), classes=2)
+    (tensor([[0.],
+            [4.]]), tensor([0., 2.]))
+    """
+    z_ND = widened(z_ND)
+    of_class_CN = ((torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N).to(z_ND)
     with torch.autocast(z_ND.device.type, enabled=False):
-        return of_class_CN @ z_ND / divisors_C[:, None], present_C
+        return of_class_CN @ z_ND, of_class_CN.sum(dim=1)
 
 
 def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor) -> Tensor:

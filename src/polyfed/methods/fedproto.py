@@ -2,15 +2,17 @@
 
 w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the server's prototype of class c.
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
-           C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training.
+           C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training; or over the
+           batches of the training itself, in train mode, while phi_k changes, which saves a pass (`collected`).
 Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
 Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the number of senders, too, so that
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
 anything yet is sent all prototypes as if it had all classes: nobody knows better.
+(5) Algorithm 1 collects prototypes during training.
 From FedProto's authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits
-to the count; it takes prototypes in train mode, while weights still change.
+to the count; it collects prototypes during the last epoch of training, here that is during all.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import TrainingResult, hyperparameters
+from polyfed.core.method import Batch, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import merge
+from polyfed.functional.class_prototypes import batch_class_sums, merge
 from polyfed.methods.building_blocks import prototypes
 
 
@@ -42,6 +45,7 @@ class FedProto(prototypes.PrototypeMethod):
     )
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
+    collected: Literal["after", "during"] = "after"  # class means in a pass after training, or of its batches (no pass)
 
     staleness_weighting = "uploads"
 
@@ -70,5 +74,19 @@ class FedProto(prototypes.PrototypeMethod):
         prototypes.keep_latest(server, labels, rows)
 
     # client ------------------------------------------------------------------------------------------------
+    def sums(self, z: Tensor, batch: Batch, classes: int) -> Mapping[str, Tensor]:
+        if self.collected == "after":
+            return {}
+        rows, weights = batch_class_sums(z, batch.y, batch.w, classes)
+        return {"rows": rows, "weights": weights}
+
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return self._means(client, counts=self.weighting == "count")
+        counted = self.weighting == "count"
+        if self.collected == "after":
+            return self._means(client, counts=counted)
+        weights = trained.sums["weights"]
+        seen = weights > 0
+        labels = seen.nonzero()[:, 0].cpu()
+        counts = torch.bincount(client.data.train.y, minlength=len(weights))[labels]
+        sent: Message = {"labels": labels.int(), "prototypes": trained.sums["rows"][seen] / weights[seen, None]}
+        return {**sent, "counts": counts.int()} if counted else sent

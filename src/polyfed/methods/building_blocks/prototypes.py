@@ -195,11 +195,17 @@ class PrototypeMethod(PrototypeUploads):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """CE, and the distance to the own class's prototype."""
         z = model.represent(batch.x)
-        task = cross_entropy(model.head(z), batch.y, batch.w)
+        scores = model.head(z)
+        task = cross_entropy(scores, batch.y, batch.w)
+        sums = self.sums(z.detach(), batch, scores.shape[1])
         if "prototypes" not in context:
-            return task
+            return task, sums
         distance = self.distance(z, batch, context)
-        return task + self.prototype_weight * distance, {"distance": distance}
+        return task + self.prototype_weight * distance, {"distance": distance, **sums}
+
+    def sums(self, z: Tensor, batch: Batch, classes: int) -> Mapping[str, Tensor]:
+        """What a batch's representations z (N, D) add to `TrainingResult.sums`: nothing."""
+        return {}
 
     def distance(self, z: Tensor, batch: Batch, context: Context) -> Tensor:
         """How far representations z (N, D) are from their classes' prototypes: the loss term that is weighted."""

@@ -189,6 +189,7 @@ KEYS: dict[str, str | Refused] = {
     "run.keep": refused("validation", with_data(split="8:0:2"), keep="best"),
     "run.out": "the folder is written",
     "run.label": "tables show it",
+    "run.loggers": refused("run.loggers: expected a run folder", loggers=["tensorboard"]),
     "run.paper_tables": "tables show them",
     "run.preset": IN_A_RUN,
     "run.preset_note": IN_A_RUN,

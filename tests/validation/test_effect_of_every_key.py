@@ -93,6 +93,7 @@ KEYS: dict[str, str | Refused] = {
     "models.architectures": "there always are networks",
     "models.assignment": refused("set architectures to two or more", assignment="blocks"),
     "models.feature_dim": "every network gets the projection",
+    "models.feature_pool": refused("set feature_dim", feature_pool=True),
     "method.name": "there always is a method",
     "method.alone": refused("method.alone does nothing with method 'local'", alone=True),
     "method.adapters": "clients train adapters and heads",

@@ -16,10 +16,11 @@ from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.errors import ConfigError
 from tests.helpers.nearby import Nearby, recipe_of
 from tests.helpers.other_users import NOBODY, needs_root, open_to_nobody, shared_folder
+from tests.helpers.quick import others_slow
 
 
 @needs_root
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("old", others_slow([False, True], quick=[True]))
 def test_run_folder_and_state_dirs_are_closed(old: bool) -> None:
     """Weights, the nodes' facts, secrets; also where an older version has left the folders open."""
     recipe = recipe_of("fedgh", privacy={"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1})
@@ -56,7 +57,7 @@ def test_keys_are_closed() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("old", others_slow([False, True], quick=[False]))
 def test_the_servers_database_is_closed(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds what nodes send: clients' weights."""
     pytest.importorskip("flwr", reason="the extra 'flower' is not installed")

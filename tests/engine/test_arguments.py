@@ -176,8 +176,6 @@ def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tm
     with torch.inference_mode():
         expected = run.models[1]((prepare or to_float)(x))
     assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, expected)
-    guide = (tmp_path / "run" / "models" / "README.md").read_text(encoding="utf-8")
-    assert "model = build('digits-cnn2', (1, 8, 8), 10)" in guide
 
 
 def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:

@@ -66,8 +66,9 @@ overrides = ["training.lr=0.2"]
 
 @pytest.fixture(scope="module", autouse=True)
 def no_figures() -> Iterator[None]:
-    """Curves and figures of sweeps and comparisons are not what is tested here."""
+    """Figures are not what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **options: None)
         for place in ("compare.curves", "compare.write_gains", "sweep.draw"):
             patch.setattr(f"polyfed.experiments.{place}", lambda *_: [])
         yield

@@ -24,6 +24,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments import exported_model, prediction
 from polyfed.experiments.exported_model import export_model
 from polyfed.methods import ClosedForm, FedProto, OwnPlusCommon
+from tests.helpers.quick import others_slow
 
 DRAWS = torch.Generator().manual_seed(0)
 Y = torch.arange(40) % 3
@@ -69,13 +70,16 @@ def of_a_table(folder: Path) -> Tensor:
     return inference_inputs.read(file, model.form).x
 
 
-@pytest.fixture(params=[*KINDS, "tables"])
-def x(request: pytest.FixtureRequest, tmp_path: Path) -> Tensor:
-    """Inputs of a run that is done in the folder `run`."""
+@pytest.fixture(scope="module", params=[*KINDS, "tables"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor, Tensor]:
+    """The folder of a run, inputs, and what the second client's model says of them."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
     if request.param == "tables":
-        return of_a_table(tmp_path / "run")
-    finished(tmp_path / "run", request.param)
-    return KINDS[request.param][0]
+        x = of_a_table(folder)
+    else:
+        finished(folder, request.param)
+        x = KINDS[request.param][0]
+    return folder, x, prediction.predict(folder, 1, x).scores
 
 
 def check(found: Tensor, expected: Tensor) -> None:
@@ -84,9 +88,9 @@ def check(found: Tensor, expected: Tensor) -> None:
     assert bool(expected.isinf().any())
 
 
-def test_pytorch_alone_predicts_the_same(x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = prediction.predict(tmp_path / "run", 1, x).scores
-    assert cli.status(["export", str(tmp_path / "run"), str(tmp_path / "one.pt2"), "--client", "1"]) == 0
+def test_pytorch_alone_predicts_the_same(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, x, expected = run
+    assert cli.status(["export", str(folder), str(tmp_path / "one.pt2"), "--client", "1"]) == 0
     for name in [name for name in sys.modules if name.partition(".")[0] == "polyfed"]:
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
     program = torch.export.load(tmp_path / "one.pt2")
@@ -95,15 +99,17 @@ def test_pytorch_alone_predicts_the_same(x: Tensor, tmp_path: Path, monkeypatch:
     assert {name.partition(".")[0].partition("_map")[0] for name in program.state_dict} >= {"network", "kept"}
 
 
-def test_onnx_predicts_the_same(x: Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", others_slow([*KINDS, "tables"], quick=["texts", "tables"]), indirect=True)
+def test_onnx_predicts_the_same(run: Any, tmp_path: Path) -> None:
+    folder, x, expected = run
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package, reason="the extra 'onnx' is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
-    export_model(tmp_path / "run", 1, tmp_path / "one.onnx")
+    export_model(folder, 1, tmp_path / "one.onnx")
     session = runtime.InferenceSession(tmp_path / "one.onnx")
     for rows in (1, len(x)):
         (scores,) = session.run(["scores"], {"x": x[:rows].numpy()})
-        check(torch.from_numpy(scores), prediction.predict(tmp_path / "run", 1, x[:rows]).scores)
+        check(torch.from_numpy(scores), expected[:rows])
     assert [path.name for path in tmp_path.glob("one.*")] == ["one.onnx"]
 
 
@@ -122,12 +128,6 @@ def test_prototypes_go_along(tmp_path: Path) -> None:
     found = torch.export.load(tmp_path / "one.pt2").module()(IMAGES[:5])
     torch.testing.assert_close(found, prediction.predict(tmp_path / "run", 0, IMAGES[:5]).scores)
     assert not torch.equal(found, done.models[0].network(KINDS["images"][2](IMAGES[:5])))
-
-
-def test_the_guide_says_how(tmp_path: Path) -> None:
-    finished(tmp_path / "run", "series", ClosedForm(features=20))
-    guide = (tmp_path / "run" / "models" / "README.md").read_text(encoding="utf-8")
-    assert "scores by more than the network's output: see `polyfed predict` and `polyfed export`" in guide
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.held_out import group_folders
+from polyfed.report.findings import leave_one_out_tables
+from polyfed.report.grouping import Group, group_runs
+from polyfed.report.run_records import load_runs
 from tests.helpers.hospitals import GROUPS, hospitals
 
 EACH = {"held_out": "each group", "held_out_epochs": 1}
@@ -66,6 +70,38 @@ def test_there_is_a_table_for_every_group_and_one_over_all(compared: Path) -> No
     assert [row["held_out_group"] for row in rows] == [group for group in GROUPS for _ in range(2)]
     tables = json.loads((compared / "comparison.json").read_text())["tables"]
     assert [table["held_out_group"] for table in tables] == list(GROUPS)
+
+
+def mean_and_std(values: list[float], sign: str = "") -> str:
+    return f"{statistics.fmean(values):{sign}.2f} ± {statistics.stdev(values):.2f}"
+
+
+def test_the_table_over_all_by_hand(compared: Path) -> None:
+    groups: list[Group] = group_runs(load_runs(compared))[0]
+    (title, columns), _ = leave_one_out_tables(groups)
+    assert title.startswith("Each group held out in turn, in %: with what it would receive if it joined now (csv:")
+    assert [column.heading for column in columns] == ["method", *GROUPS, "mean", "vs Local", "interval"]
+    assert columns[0].cells == ["local", "fedavg"]
+    by_heading = {column.heading: [" ".join(cell.split()) for cell in column.cells] for column in columns}
+
+    def score(group: str, method: str, seed: int) -> float:
+        result = json.loads((compared / group / method / f"seed-{seed}" / "result.json").read_text())
+        return 100 * float(result["held_out"]["received"]["mean"])
+
+    means = {}
+    for place, method in enumerate(columns[0].cells):
+        for group in GROUPS:
+            assert by_heading[group][place] == mean_and_std([score(group, method, seed) for seed in range(3)])
+        means[method] = [statistics.fmean(score(group, method, seed) for group in GROUPS) for seed in range(3)]
+        assert by_heading["mean"][place] == mean_and_std(means[method])
+    gaps = [mine - local for mine, local in zip(means["fedavg"], means["local"], strict=True)]
+    assert by_heading["vs Local"] == ["-", mean_and_std(gaps, "+")]
+    half = 4.302653 * statistics.stdev(gaps) / 3**0.5  # Student's t with two degrees of freedom
+    low, high = (float(part) for part in by_heading["interval"][1].strip("[]").split(","))
+    assert (low, high) == pytest.approx((statistics.fmean(gaps) - half, statistics.fmean(gaps) + half), abs=0.006)
+    assert leave_one_out_tables(groups[:1]) == (), "one group alone"
+    (_, columns), _ = leave_one_out_tables(groups[:2])
+    assert [column.heading for column in columns][1:3] == list(GROUPS[:2])
 
 
 @pytest.mark.usefixtures("unrendered")

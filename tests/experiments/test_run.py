@@ -13,7 +13,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-BRIEF = ("training.rounds=1", "data.num_clients=5")
+BRIEF = ("training.rounds=1", "data.num_clients=5", "data.max_train_per_client=40")
 
 
 def test_without_a_folder_nothing_is_written_and_it_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,16 +132,16 @@ def test_lars_are_taken_after_training_in_eval_mode(architecture):
 
 
 def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_round():
-    """One client, 200 rounds without learning: its LARs stay the same, so the draws can be pooled."""
+    """One client, 60 rounds without learning: its LARs stay the same, so the draws can be pooled."""
     plain, control = (FedGH(header_lr=0.0, control=kind) for kind in ("none", "noise"))
     assert [plain.is_control, control.is_control] == [False, True]
     (sent,) = rounds(plain, clients(["wide"]), rounds=1, lr=0.0)
-    noisy = rounds(control, clients(["wide"]), rounds=200, lr=0.0)
+    noisy = rounds(control, clients(["wide"]), rounds=60, lr=0.0)
     lars = sent.up[0]["lars"]
     draws = torch.stack([round.up[0]["lars"] for round in noisy])
-    assert draws.shape == (200, *lars.shape)
+    assert draws.shape == (60, *lars.shape)
     assert all(torch.equal(round.up[0]["labels"], sent.up[0]["labels"]) for round in noisy)
-    assert len(draws.flatten(1).unique(dim=0)) == 200
+    assert len(draws.flatten(1).unique(dim=0)) == 60
     standard_error = float(lars.std()) / draws.numel() ** 0.5
     assert abs(float(draws.mean() - lars.mean())) < 5 * standard_error
     assert float(draws.std() / lars.std(correction=0)) == pytest.approx(1, abs=0.1)

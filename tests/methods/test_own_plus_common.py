@@ -164,7 +164,7 @@ def test_on_digits_the_others_rows_are_worth_points() -> None:
     path = Path(__file__).parents[2] / "suites" / "small" / "digits.toml"
     found = {}
     for method, alone in (("own-plus-common", "false"), ("own-plus-common", "true"), ("local", "false")):
-        settings = ["training.rounds=3", f"method.alone={alone}"]
+        settings = ["training.rounds=1", f"method.alone={alone}"]
         result = build_federation(Recipe.load(path, settings, method=method)).run().result
         found[method, alone] = result["accuracy"]
     assert found["own-plus-common", "false"] > 0.975

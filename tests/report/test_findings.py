@@ -5,21 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import polyfed as pf
-from polyfed.config.recipe import Recipe
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import to_csv, to_latex, to_markdown, to_text
 from polyfed.report.figures import gain_drawings
-from polyfed.report.findings import leave_one_out_tables
-from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import load_runs
-from tests.helpers.hospitals import GROUPS, hospitals
 
 # the result in words: nothing is claimed below three seeds, and of more only what an interval supports ---------------
 
@@ -223,42 +217,3 @@ def test_the_figure_shows_no_accuracy_outside_of_0_to_100(together: tuple[float,
     assert 0 <= low < high <= 100
     ends = [point for line in axes.lines if line.get_gid() is None for point in line.get_xdata()]
     assert min(ends) < 0 or max(ends) > 100, "the interval goes on, and is cut by the frame"
-
-
-# groups held out in turn ---------------------------------------------------------------------------------------------
-
-SEEDS = (0, 1, 2)
-
-
-def mean_and_std(values: list[float], sign: str = "") -> str:
-    return f"{statistics.fmean(values):{sign}.2f} ± {statistics.stdev(values):.2f}"
-
-
-def test_groups_held_out_in_turn(tmp_path: Path) -> None:
-    recipe = Recipe.from_dict(hospitals(tmp_path, evaluation={"held_out": "each group"}))
-    pf.compare(recipe, ["fedavg"], seeds=SEEDS, out=tmp_path / "runs")
-    groups: list[Group] = group_runs(load_runs(tmp_path / "runs"))[0]
-    ((title, columns),) = leave_one_out_tables(groups)
-    assert title.startswith("Each group held out in turn, in %: with what it would receive if it joined now (csv:")
-    assert [column.heading for column in columns] == ["method", *GROUPS, "mean", "vs Local", "interval"]
-    assert columns[0].cells == ["local", "fedavg"]
-    by_heading = {column.heading: [" ".join(cell.split()) for cell in column.cells] for column in columns}
-
-    def score(group: str, method: str, seed: int) -> float:
-        result = json.loads((tmp_path / "runs" / group / method / f"seed-{seed}" / "result.json").read_text())
-        return 100 * float(result["held_out"]["received"]["mean"])
-
-    means = {}
-    for place, method in enumerate(columns[0].cells):
-        for group in GROUPS:
-            assert by_heading[group][place] == mean_and_std([score(group, method, seed) for seed in SEEDS])
-        means[method] = [statistics.fmean(score(group, method, seed) for group in GROUPS) for seed in SEEDS]
-        assert by_heading["mean"][place] == mean_and_std(means[method])
-    gaps = [mine - local for mine, local in zip(means["fedavg"], means["local"], strict=True)]
-    assert by_heading["vs Local"] == ["-", mean_and_std(gaps, "+")]
-    half = 4.302653 * statistics.stdev(gaps) / 3**0.5  # Student's t with two degrees of freedom
-    low, high = (float(part) for part in by_heading["interval"][1].strip("[]").split(","))
-    assert (low, high) == pytest.approx((statistics.fmean(gaps) - half, statistics.fmean(gaps) + half), abs=0.006)
-    assert leave_one_out_tables(groups[:1]) == (), "one group alone"
-    ((_, columns),) = leave_one_out_tables(groups[:2])
-    assert [column.heading for column in columns][1:3] == list(GROUPS[:2])

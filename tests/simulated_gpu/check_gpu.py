@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tests.helpers.small_recipe import small_recipe
 CLOSE = 1e-5  # of the largest entry
 TRAINING = Training(rounds=3, local_epochs=1, batch_size=8, lr=0.1, momentum=0.5)
 STAGES = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"], metrics=["auc"])
-FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedkd", "fedrolex"]  # one of each kind
+FAMILIES = itertools.product(["fedavg", "fedgh", "fedhenn", "fedkd", "fedrolex"], ["vectorized"])  # one of each kind
 executors = pytest.mark.parametrize("executor", ["serial", "vectorized"])
 
 
@@ -75,8 +76,10 @@ def compare(method: Method, executor: str, device: str = "cuda", kinds: Any = No
         assert other["accuracy_per_client"] == pytest.approx(one["accuracy_per_client"])
 
 
-@executors
-@pytest.mark.parametrize("name", others_slow(METHODS, quick=FAMILIES))
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    others_slow(itertools.product(METHODS, ["serial", "vectorized"]), quick=[*FAMILIES, ("fedgh", "serial")]),
+)
 def test_every_method(name: str, executor: str) -> None:
     compare(gentle(name), executor)
 

@@ -9,11 +9,14 @@
 // views, copies) and one boxed fallback for all others, which first judges devices as PyTorch's generated CUDA wrappers
 // and TensorIterator do, then has the CPU's kernel work on the same memory. Nothing is copied for that.
 
-#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>

@@ -13,7 +13,6 @@ from polyfed.cli.options import (
     AsJson,
     Device,
     Executor,
-    Loggers,
     MethodName,
     Overrides,
     PresetNames,
@@ -28,7 +27,6 @@ from polyfed.cli.options import (
     Workers,
     parse_names,
     parse_seeds,
-    with_loggers,
 )
 from polyfed.cli.output import (
     all_problems_listed,
@@ -57,7 +55,6 @@ def run(
     workers: Workers = None,
     executor: Executor = None,
     device: Device = None,
-    loggers: Loggers = None,
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
     preset: PresetNames = None,
     quiet: Quiet = False,
@@ -77,10 +74,9 @@ def run(
     from polyfed.config.recipe import Recipe
     from polyfed.experiments.run import run
 
-    overrides = with_loggers(overrides, loggers)
     asked = Recipe.load(
         recipe,
-        overrides,
+        overrides or (),
         method=method,
         seed=seed,
         out=out,
@@ -110,7 +106,6 @@ def compare(
     workers: Workers = None,
     executor: Executor = None,
     device: Device = None,
-    loggers: Loggers = None,
     preset: PresetNames = None,
     target: TargetAccuracy = None,
     controls: Annotated[
@@ -138,7 +133,7 @@ def compare(
         named,
         parse_seeds(seeds),
         out,
-        overrides=with_loggers(overrides, loggers),
+        overrides=overrides or (),
         overwrite=overwrite,
         progress=not quiet,
         device=device,

@@ -75,7 +75,7 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
     from flwr.superlink.grid import http_grid
 
     # an answer is announced before all of it is there; Flower waits a second before it asks again
-    http_grid.pull_objects = functools.partial(pull_objects, initial_backoff=SHORTEST)  # type: ignore[attr-defined]
+    http_grid.pull_objects = functools.partial(pull_objects, initial_backoff=SHORTEST)
 
     def run(grid: Grid, context: Context) -> None:
         config = read_run_config(context.run_config)

@@ -357,3 +357,7 @@ PLUGINS = Registry(  # in the order of their hooks
         "privacy budget": "polyfed.plugins.privacy:PrivacyBudget",
     },
 )
+LOGGERS = Registry(
+    "logger",
+    {"console": "polyfed.loggers.console:Console", "tensorboard": "polyfed.loggers.tensorboard:TensorBoard"},
+)

@@ -41,10 +41,10 @@ PRINTED = {  # what a command does with its answer; a function gives it back
 }
 ALONE = {  # command -> an option that its function does not have -> why
     "check": {"methods": "a line for each method is experiments.estimate.check_methods"},
+    "compare": {"logger": "its names go into every run's recipe, in Python by overrides; objects watch one run"},
     "predict": {"out": "the answer is written as CSV; a function gives it back"},
 }
 OTHERS = {  # a function's parameter that is no option -> why
-    "loggers": "objects of Python's",
     "progress": "shown by commands unless --quiet",
     "say": "commands print it",
     "choices": "FigureOptions, whose fields are options",
@@ -73,6 +73,8 @@ def test_a_command_and_its_function_have_the_same_words(name: str) -> None:
     said = options(name) - PRINTED.keys() - ALONE.get(name, {}).keys()
     if "set" in said:
         said = said - {"set"} | {"grid" if name == "sweep" else "overrides"}
+    if "logger" in said:
+        said = said - {"logger"} | {"loggers"}
     known = parameters(name) - OTHERS.keys()
     assert said - known == set(), "options without a parameter of this name"
     assert known - said == set(), "parameters without an option of this name"
@@ -88,7 +90,7 @@ def test_whatever_trains_says_where_and_how(name: str) -> None:
 def test_what_recipes_say_too_has_their_word() -> None:
     """Options that stand for a key of ``[run]``."""
     keys = RunSettings.model_fields
-    for name in ("seed", "out", "device", "workers", "executor", "preset"):
+    for name in ("seed", "out", "device", "workers", "executor", "loggers", "preset"):
         assert name in keys
         assert name in parameters("run")
 

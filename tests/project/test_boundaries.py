@@ -65,7 +65,7 @@ MAY_IMPORT = {
         "results",
         "registry",
         "signals",
-        "loggers",
+        "loggers.base",
         "units",
         "version",
     },

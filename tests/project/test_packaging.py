@@ -321,3 +321,5 @@ def test_the_wheel_works_without_extras(clean: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "report.html").exists()
     outside = ["--set", "models.architectures=['timm:resnet10t']"]
     assert "pip install 'polyfed[vision]'" in said(polyfed, "check", recipe, *small, *outside, status=2)
+    followed = ["--logger", "tensorboard", "--out", "followed"]
+    assert "polyfed[track]" in said(polyfed, "run", recipe, *small, *followed, status=2)

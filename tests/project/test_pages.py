@@ -148,9 +148,9 @@ def test_the_commands_of_the_results_are_valid(command: str) -> None:
 
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
-# those of Flower and Ray; "--option" stands for any
+# those of Flower, TensorBoard and Ray; "--option" stands for any
 OTHER_PROGRAMS = {
-    *("--disable-runtime-dependency-installation", "--enable-supernode-auth", "--option"),
+    *("--disable-runtime-dependency-installation", "--enable-supernode-auth", "--logdir", "--option"),
     *("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--stream"),
 }
 

@@ -172,7 +172,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
         )
     recipe = Recipe.of_run(record.path, record.trusted)
     stacked = recipe.run.executor == "vectorized" or recipe.run.device != "cpu"
-    recipe = recipe.with_run(out=None, keep="last", **({} if stacked else {"executor": "serial"}))
+    recipe = recipe.with_run(loggers=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
     rounds = last_upload_rounds(record)
     for client in clients:
         if client not in rounds:

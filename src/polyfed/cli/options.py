@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -44,6 +45,9 @@ TargetAccuracy = Annotated[
     str | None,
     typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'."),
 ]
+Loggers = Annotated[
+    list[str] | None, typer.Option("--logger", metavar="NAME", help="Live curves in the run folder: tensorboard.")
+]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import the code that the folder names: only if it is yours, or you have read it."),
@@ -59,6 +63,12 @@ ReplaceRun = Annotated[
 RunAgain = Annotated[bool, typer.Option("--overwrite", help="Run again what is done already.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+def with_loggers(overrides: Sequence[str] | None, loggers: Sequence[str] | None) -> list[str]:
+    """The overrides, and ``--logger`` as one of them."""
+    chosen = [f"run.loggers={list(loggers)}"] if loggers else []
+    return [*(overrides or ()), *chosen]
 
 
 def parse_names(text: str, option: str = "--methods", example: str = "local,fedgh") -> list[str]:

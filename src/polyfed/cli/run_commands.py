@@ -13,6 +13,7 @@ from polyfed.cli.options import (
     AsJson,
     Device,
     Executor,
+    Loggers,
     MethodName,
     Overrides,
     PresetNames,
@@ -27,6 +28,7 @@ from polyfed.cli.options import (
     Workers,
     parse_names,
     parse_seeds,
+    with_loggers,
 )
 from polyfed.cli.output import (
     all_problems_listed,
@@ -55,6 +57,7 @@ def run(
     workers: Workers = None,
     executor: Executor = None,
     device: Device = None,
+    loggers: Loggers = None,
     profile: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
     preset: PresetNames = None,
     quiet: Quiet = False,
@@ -74,9 +77,10 @@ def run(
     from polyfed.config.recipe import Recipe
     from polyfed.experiments.run import run
 
+    overrides = with_loggers(overrides, loggers)
     asked = Recipe.load(
         recipe,
-        overrides or (),
+        overrides,
         method=method,
         seed=seed,
         out=out,
@@ -106,6 +110,7 @@ def compare(
     workers: Workers = None,
     executor: Executor = None,
     device: Device = None,
+    loggers: Loggers = None,
     preset: PresetNames = None,
     target: TargetAccuracy = None,
     controls: Annotated[
@@ -133,7 +138,7 @@ def compare(
         named,
         parse_seeds(seeds),
         out,
-        overrides=overrides or (),
+        overrides=with_loggers(overrides, loggers),
         overwrite=overwrite,
         progress=not quiet,
         device=device,

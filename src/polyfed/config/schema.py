@@ -376,7 +376,7 @@ class RunSettings(Settings):
 
     _place: ClassVar[tuple[str, ...]] = ("run",)
     _switches: ClassVar[tuple[str, ...]] = (
-        *("keep", "paper_tables", "overrides", "control_of", "modules", "client_names"),
+        *("keep", "loggers", "paper_tables", "overrides", "control_of", "modules", "client_names"),
     )
 
     seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
@@ -403,6 +403,7 @@ class RunSettings(Settings):
     )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
+    loggers: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
     paper_tables: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
     preset: str | None = Field(None, description="kept by a run: the presets that were laid over its recipe")
     preset_note: str | None = Field(None, description="kept by a run: their notes")

@@ -38,7 +38,7 @@ from polyfed.engine.unread_settings import unread_settings
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import clients_text
 from polyfed.loggers.base import as_logger
-from polyfed.loggers.console import Console
+from polyfed.registry import LOGGERS
 from polyfed.units import human_count
 
 
@@ -138,7 +138,7 @@ class Federation(FederationParts):
                 raise ConfigError(f"run: expected {name} to be True or False, got {described(value)}")
         given = self.loggers
         if progress:
-            self.loggers = [Console(), *given]
+            self.loggers = [LOGGERS["console"](), *given]
         try:
             return self._run(resume, overwrite)
         finally:

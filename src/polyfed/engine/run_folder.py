@@ -4,6 +4,7 @@
     result.json      written when the run is done              checkpoint/    the last two whole states
     models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
                      texts words.txt, the words that have ids
+    tensorboard/     live curves, if they were asked for
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
 a folder that resumes.
@@ -46,7 +47,7 @@ from polyfed.results.stored_files import StoredRecipe
 
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
 # keys of [run] that may differ when a run goes on: where, how often and by whom, and what stands beside results
-_MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "paper_tables", "preset_note"}
+_MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "loggers", "paper_tables", "preset_note"}
 _MAY_DIFFER |= {"overrides", "modules", "client_names"}  # names are compared by themselves
 _MODELS_README = """# The networks of this run
 

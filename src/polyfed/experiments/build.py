@@ -25,7 +25,7 @@ from polyfed.experiments.held_out import with_numbers
 from polyfed.experiments.pooled import is_pooled, pool
 from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
-from polyfed.registry import MODELS
+from polyfed.registry import LOGGERS, MODELS
 
 __all__ = ["assign_architectures", "auxiliary_candidates", "build_federation"]
 
@@ -54,6 +54,7 @@ def build_federation(
     Raises:
         ConfigError: data that are not there or cannot be partitioned so, models or a method that do not fit.
     """
+    live = [LOGGERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
     data = data or DataCache()
     federated = data.federated(recipe)
     prepare = _normalization(recipe, federated.source)
@@ -88,7 +89,7 @@ def build_federation(
         out=Output(out, run.checkpoint_every, run.keep, run.label, settings),
         seed=run.seed,
         builders=builders,
-        loggers=loggers,
+        loggers=[*loggers, *(live if out is not None else ())],
     )
 
 
@@ -190,7 +191,7 @@ def rebuild_federation(recipe: str) -> Federation:
         recipe: in TOML.
     """
     settings = tomllib.loads(recipe)
-    settings["run"] = {**settings["run"], "executor": "serial", "workers": 1}
+    settings["run"] = {**settings["run"], "executor": "serial", "workers": 1, "loggers": []}
     return build_federation(Recipe.from_dict(settings))
 
 

@@ -71,6 +71,8 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         RunFolder(folder).validate(resolved.to_dict(), resume, overwrite, planned)  # before data are loaded
     elif resume:
         raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
+    elif resolved.run.loggers:
+        raise ConfigError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
     federation = build_federation(resolved, out=folder, loggers=loggers, profile=profile)
     if method is None:
         refuse_unread_settings(federation)

@@ -278,7 +278,7 @@ def _run_folders(path: Path) -> Iterator[Path]:
             yield Path(folder)
             continue
         inner[:] = sorted((name for name in inner if not name.startswith(".")), key=_natural)
-        begun = not inner or "checkpoint" in inner
+        begun = not inner or {"checkpoint", "tensorboard"} & set(inner)
         if "recipe.toml" in files and begun:  # stopped before its first round ended
             inner.clear()
             yield Path(folder)

@@ -21,7 +21,7 @@ from typing import Any
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
 
-PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "recipe.toml")  # in order of removal
+PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
 ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed plot` makes of a run
 ATTACK = "attack"  # folder of what attacks on a run have found
 COMMAND = "compare.json"  # how a comparison was made

@@ -1,0 +1,169 @@
+"""Live curves: what is in the files, what a resumed run leaves of them, what happens without the package."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.cli import app as cli
+from polyfed.core.client import Client
+from polyfed.engine.federation import Federation
+from polyfed.engine.task import Output
+from polyfed.errors import RunInterrupted
+from polyfed.loggers.tensorboard import TensorBoard
+from polyfed.methods import FedAvg
+from polyfed.testing.fixtures import SHORT, draw, tiny_model
+from tests.helpers.small_recipe import small_recipe
+
+RECIPE = small_recipe(training={"rounds": 2}, evaluation={"extra_stages": ["received"]})
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag -> its points, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def record(number: int, **more: Any) -> dict[str, Any]:
+    return {"round": number, "bytes_up": 10, "bytes_down": 20, "train_loss": 1 / number, "seconds": 0.5, **more}
+
+
+def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
+    board = TensorBoard()
+    board.start({"out": str(tmp_path), "start_round": 1})
+    accuracy = {"personal": {"mean": 0.5, "std": 0.1, "bottom_decile": 0.25}}
+    board.round(
+        record(
+            1,
+            accuracy=accuracy,
+            validation=0.75,
+            lr=0.01,
+            sums={"cosine": -0.5, "nan": float("nan"), "b": True, "c": "text"},
+            server={"x": 2},
+        ),
+        1.0,
+    )
+    metrics = {"personal": {"f1": {"mean": 0.375}}}
+    architectures = {"a": {"mean": 0.125}}
+    board.round(record(2, accuracy={}, metrics=metrics, accuracy_per_architecture=architectures, refused=[{}]), 0.0)
+    seen = curves(tmp_path)  # before the end: points are on disk when the round is
+    board.end(None)
+    assert seen == {
+        "train/loss": [(1, 1.0), (2, 0.5)],
+        "train/lr": [(1, pytest.approx(0.01))],
+        "train/refused": [(1, 0), (2, 1)],
+        "accuracy/personal/mean": [(1, 0.5)],
+        "accuracy/personal/std": [(1, pytest.approx(0.1))],
+        "accuracy/personal/bottom_decile": [(1, 0.25)],
+        "accuracy/validation": [(1, 0.75)],
+        "architecture/a/mean": [(2, 0.125)],
+        "metrics/personal/f1/mean": [(2, 0.375)],
+        "bytes/up": [(1, 10), (2, 10)],
+        "bytes/down": [(1, 20), (2, 20)],
+        "bytes/total_up": [(1, 10), (2, 20)],
+        "bytes/total_down": [(1, 20), (2, 40)],
+        "time/seconds": [(1, 0.5), (2, 0.5)],
+        "method/cosine": [(1, -0.5)],
+        "server/x": [(1, 2)],
+    }
+
+
+class Stop:
+    """A logger that stops a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round(self, record: Any, remaining_seconds: float) -> None:
+        if record["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+def federation(out: Path, *loggers: Any) -> Federation:
+    clients = [Client("a", draw(12, (0, 1, 2), i), draw(9, (0, 1, 2), 9 + i)) for i in range(3)]
+    training = SHORT.model_copy(update={"rounds": 5})
+    return Federation(
+        clients,
+        FedAvg(),
+        training,
+        out=Output(out, checkpoint_every=2),
+        builders={"a": lambda: tiny_model(1, 4, 6)},
+        loggers=loggers,
+    )
+
+
+def test_a_resumed_run_has_the_curves_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    federation(tmp_path / "whole", TensorBoard()).run()
+    with pytest.raises(RunInterrupted):
+        federation(tmp_path / "parts", TensorBoard(), Stop(3)).run()
+    shutil.rmtree(tmp_path / "parts" / "checkpoint" / "round-000003")  # a power cut leaves the one of round 2
+    federation(tmp_path / "parts", TensorBoard()).run(resume=True)
+    whole, parts = curves(tmp_path / "whole"), curves(tmp_path / "parts")
+    assert [step for step, _ in parts["train/loss"]] == [1, 2, 3, 4, 5]
+    assert len(list((tmp_path / "parts" / "tensorboard").iterdir())) == 2
+    for tag in whole.keys() - {"time/seconds"}:
+        assert parts[tag] == whole[tag], tag
+
+
+def test_a_full_disk_ends_the_curves_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    board = TensorBoard()
+    board.start({"out": str(tmp_path)})
+
+    def flush(self: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "flush", flush)
+    with pytest.warns(UserWarning, match="live curves end here: No space left"):
+        board.round(record(1), 0.0)
+    board.round(record(2), 0.0)
+    board.end(None)
+
+
+def test_without_the_package_one_line_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "tensorboard":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    (tmp_path / "r.toml").write_text(RECIPE)
+    monkeypatch.setattr(builtins, "__import__", without)
+    words = [str(tmp_path / "r.toml"), "--out", str(tmp_path / "run"), "--logger", "tensorboard"]
+    for command in ("run", "compare"):
+        assert cli.status([command, *words]) == 2
+        error = capsys.readouterr().err
+        assert "pip install 'polyfed[track]'" in error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE)
+    recipe, out = str(tmp_path / "r.toml"), tmp_path / "run"
+    assert cli.status(["run", recipe, "--out", str(out), "--logger", "tensorboard", "-q"]) == 0
+    seen = curves(out)
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    for stage in ("personal", "received"):
+        expected = [(line["round"], line["accuracy"][stage]["mean"]) for line in lines]
+        assert seen[f"accuracy/{stage}/mean"] == [(step, pytest.approx(value)) for step, value in expected]
+    assert seen["bytes/total_up"][-1][1] == sum(line["bytes_up"] for line in lines)
+    assert cli.status(["run", recipe, "--out", str(out), "-q", "--resume"]) == 0  # with or without: the same recipe
+    assert cli.status(["run", recipe, "--out", str(out), "-q", "--overwrite"]) == 0
+    assert not (out / "tensorboard").exists()  # the old curves go with the old run
+    capsys.readouterr()
+    assert cli.status(["run", recipe, "--out", str(tmp_path / "other"), "--logger", "tensorbord"]) == 2
+    assert "expected 'tensorboard', got 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err

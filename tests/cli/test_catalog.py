@@ -78,3 +78,10 @@ def test_a_name_that_is_not_known_is_told(capsys: pytest.CaptureFixture[str]) ->
     for words, near in (("methods fedg", "fedgh"), ("models vit-x", "vit-xs"), ("datasets digit", "digits")):
         assert status(words.split()) == 2
         assert f"did you mean '{near}'?" in capsys.readouterr().err
+
+
+def test_groups_of_networks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["models"]) == 0
+    assert "htfe-2 (2), htfe-3 (3)" in " ".join(capsys.readouterr().out.split())
+    assert status(["models", "htfe-2"]) == 0
+    assert capsys.readouterr().out.split() == ["fedavg-cnn", "torchvision:resnet18"]

@@ -98,7 +98,10 @@ NAMES = [
     ("training.augmentation=flip", "training.augmentation: unknown augmentation 'flip'"),
 ]
 TYPES = [
-    ("models.architectures=digits-cnn1", "models.architectures: expected a list, got 'digits-cnn1'"),
+    (
+        "models.architectures=digits-cnn1",
+        "models.architectures: expected a list of networks or a group of them, got 'digits-cnn1'",
+    ),
     ("training.lr='0.1'", "training.lr: expected a number, got '0.1'"),
     ("training=3", "expected --set SECTION.KEY=VALUE"),
     ("data.split=8-1-1", "expected split as 'train:validation:test'"),

@@ -85,18 +85,23 @@ def methods(
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, with its parts.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Only this one, with its parts; or a group's networks.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the models and their sizes; or one of them.
+    """List the models and their sizes; or one of them, or the networks of a group.
 
     Numbers of parameters and widths of the representation are those on the data that a model was made for.
     """
     from polyfed.cli import catalog
-    from polyfed.cli.listing import of_model, of_models
+    from polyfed.cli.listing import of_group, of_model, of_models
+    from polyfed.model_groups import GROUPS
 
     if name is None:
         _show([catalog.row_of(page) for page in catalog.models()], of_models, json)
+    elif name in GROUPS:
+        _show(GROUPS[name], of_group, json)
     else:
         _show(catalog.model(name), of_model, json)
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from polyfed.experiments.method_table import format_value, symbols_in
+from polyfed.model_groups import GROUPS
 
-__all__ = ["of_dataset", "of_datasets", "of_method", "of_methods", "of_model", "of_models", "of_section"]
+__all__ = ["of_dataset", "of_datasets", "of_group", "of_method", "of_methods", "of_model", "of_models", "of_section"]
 
 _INDENT = "  "
 
@@ -34,7 +35,14 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
             table.add_row(row["name"], *sizes)
         lines += textwrap.wrap(f"{paper or 'your own'}; {_input(in_shape, classes)}", width)
         lines += [_rendered(table, width), ""]
-    return "\n".join(lines).rstrip()
+    groups = ", ".join(f"{name} ({len(members)})" for name, members in GROUPS.items())
+    lines += textwrap.wrap(f"groups of HtFLlib's, by how many networks they have: {groups}", width)
+    return "\n".join(lines)
+
+
+def of_group(members: Sequence[str], width: int) -> str:
+    """The networks of a group, a line each: client k gets the (k mod A)th."""
+    return "\n".join(members)
 
 
 def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 
 from polyfed.core import inference
 from polyfed.core.client import to_float
-from polyfed.functional.clipping import bound_gap_penalty, clip_and_noise
+from polyfed.functional.clipping import clip_and_noise
 from polyfed.functional.fisher import fisher_diagonal, min_max_normalize
 
 
@@ -111,15 +111,6 @@ def test_a_constant_tensor_has_the_range_0() -> None:
 
 PLACES = {"a": torch.tensor([[0.5, -2.0], [1.0, 0.1]]), "b": torch.tensor([0.4, -0.3])}
 ORIGIN = {"a": torch.tensor([[0.1, -1.0], [2.0, 0.1]]), "b": torch.tensor([0.4, -0.3]), "c": torch.ones(1)}
-
-
-def test_lengths_by_hand() -> None:
-    gaps = [PLACES[n].double().numpy() - ORIGIN[n].double().numpy() for n in PLACES]
-    assert {np.sign(g) for g in np.concatenate([g.ravel() for g in gaps])} == {-1.0, 0.0, 1.0}
-    norms = [np.linalg.norm(g) for g in gaps]
-    whole = np.sqrt(sum(n**2 for n in norms))
-    for bound in (0.3, 9.0):
-        assert float(bound_gap_penalty(PLACES, ORIGIN, bound)) == pytest.approx((whole - bound) ** 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("bound", [0.5, 100.0])

@@ -14,7 +14,6 @@ from polyfed.functional.losses import (
     mse_loss,
     multi_exit_loss,
     mutual_exits_loss,
-    squared_distance,
     task_loss,
 )
 from polyfed.functional.modes import (
@@ -121,22 +120,6 @@ def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone()
     assert kl_divergence(q, p, 0 * w).item() == 0
     with pytest.raises(ValueError, match="found and target"):
         kl_divergence(q, p[:, :3], w)
-
-
-def test_squared_distance_by_hand_both_signs():
-    params = {"a": torch.tensor([1.0, -2.0], requires_grad=True), "b": torch.tensor([[3.0]], requires_grad=True)}
-    reference = {"a": torch.tensor([2.0, -5.0]), "b": torch.tensor([[1.0]]), "running_mean": torch.tensor([99.0])}
-    distance = squared_distance(params, reference)
-    assert distance == 1 + 9 + 4, "buffers in the reference do not count"
-    distance.backward()
-    assert params["a"].grad.tolist() == [-2.0, 6.0]
-    assert params["b"].grad.tolist() == [[4.0]]
-    same = squared_distance(params, params)
-    assert same == 0
-    assert torch.func.grad(lambda p: squared_distance(p, reference))({"a": params["a"].detach()})["a"].tolist() == [
-        -2,
-        6,
-    ]
 
 
 def test_bad_losses():

@@ -76,10 +76,14 @@ class NotVectorizable(Exception):
 
 @dataclass(frozen=True)
 class PrecomputedGradients:
-    """Replaces the model in `gradients` when the gradient of `loss` is already known (vectorized clients)."""
+    """Replaces the model in `gradients` when the gradient of `loss` is already known (vectorized clients).
+
+    parameters: those that take a gradient, by name; the rest of the network is not there.
+    """
 
     found: StepResult
     context: Context
+    parameters: Mapping[str, Tensor]
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotVectorizable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
@@ -89,6 +93,13 @@ class PrecomputedGradients:
         if context is not self.context:
             raise NotVectorizable("it takes the gradient of its loss under another context than the step's own")
         return self.found
+
+
+def trained_tensors(model: Any) -> Mapping[str, Tensor]:
+    """The parameters that take a gradient, by name, of what `gradients` gets as its model."""
+    if isinstance(model, PrecomputedGradients):
+        return model.parameters
+    return {name: p.detach() for name, p in zip(*trainable_parameters(model), strict=True)}
 
 
 @dataclass

@@ -16,10 +16,10 @@ from polyfed.core.client import OPTIMIZER, Client, Prepare
 from polyfed.core.message import Group, get_group, get_tensor, numbers_of
 from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.modules import as_split_model, cache_trainable
+from polyfed.core.optimizers import Optimizer
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import augmentation
 from polyfed.engine.dp_sgd import draws_of, per_sample_gradients
-from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import has_batchnorm

@@ -23,10 +23,10 @@ from polyfed.core.client import Client
 from polyfed.core.message import get_tensor, shallow_copy
 from polyfed.core.method import Batch, Context, Method, Phase
 from polyfed.core.modules import cache_trainable, copy_network
+from polyfed.core.optimizers import Optimizer
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.stacked_loss import structure
 from polyfed.engine.local_training import phase_data, train_only
-from polyfed.engine.optimizers import Optimizer
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import eval_mode, has_batchnorm
 

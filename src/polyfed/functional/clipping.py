@@ -49,26 +49,6 @@ def clip_rows(s: Tensor, most: float) -> Tensor:
 Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float64
 
 
-def bound_gap_penalty(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: float) -> Tensor:
-    """``(||w - w_ref|| - C)^2``, the norm over all entries.
-
-    Args:
-        params: w by name. reference: w_ref, a constant for the gradient, with at least these names. bound: C.
-
-    Returns:
-        0-d tensor. Where a tensor is equal to its reference its norm has the gradient 0.
-
-    Source: Yang et al. (FedDPA), NeurIPS 2023.
-
-    >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.ones(1)}
-    >>> bound_gap_penalty(w, w_ref, 7.0)
-    tensor(4.)
-    """
-    norms_L = torch.stack([torch.linalg.vector_norm(w - reference[name].detach()) for name, w in params.items()])
-    gap: Tensor = torch.linalg.vector_norm(norms_L) - bound
-    return gap.square()
-
-
 def clip_and_noise(
     update: Mapping[str, Tensor], bound: float, std: float, source: torch.Generator | Normals
 ) -> dict[str, Tensor]:

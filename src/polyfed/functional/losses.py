@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -197,20 +197,6 @@ def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temper
     others = (near_ND.detach(), far_ND.detach())
     logits_N2 = torch.stack([F.cosine_similarity(z_ND, other, dim=1) for other in others], dim=1) / temperature
     return cross_entropy(logits_N2, torch.zeros_like(w_N, dtype=torch.int64), w_N)
-
-
-def squared_distance(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """||w - w_ref||^2: the squared norm, summed over all elements of all tensors in ``params``.
-
-    Args:
-        params: w by name, without buffers. reference: w_ref, a constant for the gradient, with at least these names.
-
-    Source: Li et al. (FedProx), MLSys 2020, eq. 2; FedIN, eq. 3.
-
-    >>> squared_distance({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([2.0, 0.0])})
-    tensor(5.)
-    """
-    return torch.stack([(w - reference[name].detach()).square().sum() for name, w in params.items()]).sum()
 
 
 def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:

@@ -36,8 +36,11 @@ def init_network(classes: int, hidden: int, features: int, draws: torch.Generato
 
 def prototypes(weights: Mapping[str, Tensor]) -> Tensor:
     """P (C, D)."""
-    hidden_CH = F.relu(F.linear(weights["embedding"], weights["hidden.weight"], weights["hidden.bias"]))
-    return F.linear(hidden_CH, weights["output.weight"], weights["output.bias"])
+    return F.linear(_hidden(weights), weights["output.weight"], weights["output.bias"])
+
+
+def _hidden(weights: Mapping[str, Tensor]) -> Tensor:
+    return F.relu(F.linear(weights["embedding"], weights["hidden.weight"], weights["hidden.bias"]))
 
 
 def margin(centers_SD: Tensor, most: float) -> float:
@@ -65,8 +68,8 @@ def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin
     Source: FedTGP, the margin-enhanced contrastive loss.
     """
     distances_MC = torch.cdist(rows_MD, prototypes_CD, compute_mode="donot_use_mm_for_euclid_dist")
-    away_MC = margin * F.one_hot(labels_M, len(prototypes_CD)).to(distances_MC)
-    return F.cross_entropy(-(distances_MC + away_MC), labels_M)
+    is_own_MC = labels_M[:, None] == torch.arange(len(prototypes_CD), device=labels_M.device)
+    return F.cross_entropy(-(distances_MC + margin * is_own_MC), labels_M)
 
 
 def orthogonality(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, gamma: float) -> Tensor:
@@ -108,19 +111,34 @@ def train_network(
     Returns:
         The new weights, and the loss of the last epoch, a mean over its batches by their sizes.
     """
-    now = dict(weights)
+    now = {name: t.detach().clone() for name, t in weights.items()}
     labels_M = labels_M.long()
-    last = float("nan")
+    losses: list[tuple[Tensor, int]] = []  # of an epoch's batches, and how many rows each had
     for _ in range(epochs):
-        total = 0.0
-        for some in torch.randperm(len(labels_M), generator=draws).split(batch):
-            now = {name: t.detach().requires_grad_() for name, t in now.items()}
-            value = loss(prototypes(now), rows_MD[some], labels_M[some])
-            gradients = torch.autograd.grad(value, list(now.values()))
-            now = {name: t.detach() - lr * g for (name, t), g in zip(now.items(), gradients, strict=True)}
-            total += float(value.detach()) * len(some)
-        last = total / len(labels_M)
-    return now, last
+        order = torch.randperm(len(labels_M), generator=draws)
+        losses.clear()
+        for some_BD, own_B in zip(rows_MD[order].split(batch), labels_M[order].split(batch), strict=True):
+            hidden_CH = _hidden(now)
+            p_CD = F.linear(hidden_CH, now["output.weight"], now["output.bias"]).requires_grad_()
+            value = loss(p_CD, some_BD, own_B)
+            (of_p_CD,) = torch.autograd.grad(value, [p_CD])
+            steps = _gradients(now, hidden_CH, of_p_CD)
+            torch._foreach_mul_(list(steps.values()), lr)
+            torch._foreach_sub_([now[name] for name in steps], list(steps.values()))
+            losses.append((value.detach(), len(own_B)))
+    return now, sum(float(value) * count for value, count in losses) / len(labels_M)
+
+
+def _gradients(weights: Mapping[str, Tensor], hidden_CH: Tensor, of_p_CD: Tensor) -> dict[str, Tensor]:
+    """The chain rule through the network, from the loss's gradient in P; autograd takes twice as long for it."""
+    of_hidden_CH = (of_p_CD @ weights["output.weight"]) * (hidden_CH > 0)
+    return {
+        "embedding": of_hidden_CH @ weights["hidden.weight"],
+        "hidden.weight": (weights["embedding"].T @ of_hidden_CH).T,
+        "hidden.bias": of_hidden_CH.sum(dim=0),
+        "output.weight": (hidden_CH.T @ of_p_CD).T,
+        "output.bias": of_p_CD.sum(dim=0),
+    }
 
 
 def draw_anchors(classes: int, features: int, draws: torch.Generator) -> Tensor:

@@ -32,6 +32,7 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
+from polyfed.core.settings import Training
 from polyfed.core.upload_forms import SAMPLES, as_sent
 from polyfed.functional.consensus import mean_scores
 from polyfed.functional.losses import kl_divergence
@@ -92,16 +93,19 @@ class FedDF(Method):
         """Distill the ensemble's scores into an architecture's network; returns the mean loss."""
         w = weight_averaging.weights_for(server, _WITHIN, architecture)
         model = server.model(architecture, w)
-        optimizer = torch.optim.Adam(model.parameters(), self.server_lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.server_steps)
+        how = Training(
+            rounds=self.server_steps,
+            batch_size=self.server_batch,
+            optimizer="adam",
+            lr=self.server_lr,
+            lr_schedule="cosine",
+        )
 
         def loss(scores_BC: Tensor, rows: Tensor) -> Tensor:
             return kl_divergence(scores_BC, targets_NC[rows].to(scores_BC.device), torch.ones_like(scores_BC[:, 0]))
 
         draws = server.generator("distillation")  # every architecture learns from the same batches
-        mean = ensemble_distillation.distill(
-            model, public, loss, optimizer, self.server_steps, self.server_batch, draws, schedule
-        )
+        mean = ensemble_distillation.distill(model, public, loss, how, draws)
         learned = ensemble_distillation.copy_state(model)
         weight_averaging.set_tensors(server, _WITHIN, architecture, {name: learned[name] for name in w})
         return mean

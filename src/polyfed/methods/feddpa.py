@@ -29,14 +29,13 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Phase, Requirements, StepResult, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.functional.clipping import bound_gap_penalty
 from polyfed.functional.fisher import min_max_normalize
-from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.building_blocks.proximal import add_pull, add_pull_to_length
 from polyfed.methods.fedavg import FedAvg
 
 
@@ -97,14 +96,13 @@ class FedDPA(FedAvg):
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"personal turn": client.phase == "personal"}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        task = cross_entropy(model(batch.x), batch.y, batch.w)
-        w_k = dict(model.named_parameters())
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        plain = super().gradients(model, batch, context)
         if context["personal turn"] and self.lambda1:
-            return task + self.lambda1 / 2 * squared_distance(w_k, context["w"])
+            return add_pull(plain, model, context["w"], self.lambda1)
         if not context["personal turn"] and self.lambda2:
-            return task + self.lambda2 / 2 * bound_gap_penalty(w_k, context["w"], self.max_update_norm)
-        return task
+            return add_pull_to_length(plain, model, context["w"], self.lambda2, self.max_update_norm)
+        return plain
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         model = float_state(client.model)

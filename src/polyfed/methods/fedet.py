@@ -30,6 +30,7 @@ from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
 from polyfed.core.server import Server
+from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.consensus import Consensus, consensus, transfer_loss
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
@@ -108,11 +109,8 @@ class FedET(FedAvg):
                 agreed = Consensus(*(t[rows].to(scores.device) for t in targets))
                 return transfer_loss(scores, agreed, self.diversity_weight)
 
-            optimizer = torch.optim.SGD(model.parameters(), self.server_lr)
-            draws = server.generator("transfer")
-            mean = ensemble_distillation.distill(
-                model, server.public, loss, optimizer, self.server_steps, self.server_batch, draws
-            )
+            how = Training(rounds=self.server_steps, batch_size=self.server_batch, lr=self.server_lr)
+            mean = ensemble_distillation.distill(model, server.public, loss, how, server.generator("transfer"))
             w = ensemble_distillation.copy_state(model)
             server.log["transfer_loss"] = mean
             server.log["disputed"] = float(targets.disagreement.float().mean())

@@ -35,7 +35,9 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
+from polyfed.core.optimizers import Optimizer
 from polyfed.core.server import Server
+from polyfed.core.settings import Training
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.building_blocks import weight_averaging
@@ -51,7 +53,6 @@ _GENERATOR_LR_DECAY = 0.98  # per round
 _LEAST = 1e-4  # what `decayed` leaves
 _TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
 WEIGHT_DECAY = 0.01  # L2 penalty in Adam
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every parameter
 
 
 @hyperparameters
@@ -206,9 +207,9 @@ def observed_classes(counts_SC: Tensor) -> Tensor:
 
 def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
-    noise_BB = (z_BZ[:, None] - z_BZ[None]).square().mean(-1)
-    features_BB = torch.cdist(made_BD, made_BD, p=1) / made_BD.shape[1]
-    return (-noise_BB * features_BB).mean().exp()
+    noise_P = F.pdist(z_BZ).square() / z_BZ.shape[1]
+    features_P = F.pdist(made_BD, p=1) / made_BD.shape[1]
+    return (-2 / len(z_BZ) ** 2 * (noise_P * features_P).sum()).exp()  # of B^2 pairs two are alike, and B are 0
 
 
 def decayed(weight: float, round: int) -> float:
@@ -255,10 +256,9 @@ def train_generator(
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
     trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
-    optimizer = torch.optim.Adam(trained.values(), lr, weight_decay=WEIGHT_DECAY)
-    if moments:
-        for name, t in trained.items():
-            optimizer.state[t] = {what: moments[f"{name}.{what}"].clone() for what in _MOMENTS}
+    parameters = list(trained.values())
+    optimizer = Optimizer(parameters, Training(optimizer="adam", weight_decay=WEIGHT_DECAY), lr)
+    optimizer.remember(list(trained), moments)
     total = 0.0
     for _ in range(GENERATOR_STEPS):
         y_B = torch.multinomial(known_C.double(), GENERATOR_BATCH, replacement=True, generator=draws)
@@ -266,16 +266,14 @@ def train_generator(
         made_BD = generate(now, z_BZ, y_B, training=True)
         logits_SBC = torch.stack([head(made_BD) for head in heads])
         loss = _summed_losses(logits_SBC, y_B, shares_SC.double()) + diversity_loss(z_BZ, made_BD)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        optimizer.step(torch.autograd.grad(loss, parameters))
         total += float(loss.detach())
     new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}
-    left = {f"{name}.{what}": optimizer.state[t][what] for name, t in trained.items() for what in _MOMENTS}
-    return new, left, total / GENERATOR_STEPS
+    return new, optimizer.memory(list(trained)), total / GENERATOR_STEPS
 
 
 def _summed_losses(logits_SBC: Tensor, y_B: Tensor, shares_SC: Tensor) -> Tensor:
     """The sum over clients of their losses, each by its share of the class's samples."""
-    losses_SB = torch.stack([F.cross_entropy(logits_BC, y_B, reduction="none") for logits_BC in logits_SBC])
+    y_SB = y_B.expand(len(logits_SBC), -1)
+    losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
     return (shares_SC[:, y_B] * losses_SB).sum(0).mean()

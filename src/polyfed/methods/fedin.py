@@ -48,10 +48,11 @@ from polyfed.core.modules import as_split_model, copy_parameters, float_state, l
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.feature_pooling import from_common
-from polyfed.functional.losses import squared_distance, task_loss
+from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
+from polyfed.methods.building_blocks.proximal import add_pull
 from polyfed.validation.effect import ActsWith
 
 WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
@@ -167,10 +168,7 @@ class FedIN(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
         z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
-        task = task_loss(model.head(z), batch.y, batch.w)
-        if not self.mu:
-            return task
-        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])  # eq. 3
+        return task_loss(model.head(z), batch.y, batch.w)
 
     def loss_in(self, model: Any, context: Context) -> Tensor:
         """l_IN (eq. 7) on a context's pairs; with matrices, pairs are in the common shape (`feature_pairs`)."""
@@ -185,6 +183,8 @@ class FedIN(Method):
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         local = super().gradients(model, batch, context)
+        if self.mu:
+            local = add_pull(local, model, context["received"], self.mu)  # eq. 3
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
         if "s_in" not in context or not g_local:
             return local

@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
-from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, hyperparameters
+from polyfed.core.method import Batch, Context, StepResult, hyperparameters
 from polyfed.core.modules import copy_parameters
-from polyfed.functional.losses import squared_distance, task_loss
+from polyfed.methods.building_blocks.proximal import add_pull
 from polyfed.methods.fedavg import FedAvg
 
 
@@ -37,8 +36,6 @@ class FedProx(FedAvg):
         super().receive(client, message)
         return {"received": copy_parameters(client.model)} if self.mu else {}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        task = task_loss(model(batch.x), batch.y, batch.w)
-        if not self.mu:
-            return task
-        return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        plain = super().gradients(model, batch, context)
+        return add_pull(plain, model, context["received"], self.mu) if self.mu else plain

@@ -68,7 +68,7 @@ class ConformanceKit:
         no_effect: hyperparameter -> why it may change nothing at all; then it must change nothing.
         reductions: what the method must equal.
         expected_bytes: (server, client's number) -> bytes (down, up) of the last of two rounds, by the paper's formula.
-        reference_loss: the loss again by independent means: (model, batch, context) -> number.
+        reference_loss: the loss of a step again by independent means: (model, batch, context) -> number.
         counted: the server counts every sample once, however the samples lie among the clients: "statistics" where
             clients send means of their data, "updates" where they send weights.
         models: networks for 1 x 6 x 6 images and 3 classes, in place of the kit's own.

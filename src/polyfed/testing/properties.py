@@ -650,7 +650,7 @@ def row_weights_count(kit: ConformanceKit) -> None:
 
 
 def oracle(kit: ConformanceKit) -> None:
-    """The loss equals the same by independent means, after a step away from where the client began."""
+    """The loss of a step equals the same by independent means, after a step away from where the client began."""
     if kit.reference_loss is None:
         raise NotApplicable("no oracle given")
     if kit.base and kit.observed.off:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import first_nonfinite, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
+from polyfed.core.optimizers import Optimizer
 from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.stacked_loss import StackedContext, Tensors
 from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
-from polyfed.engine.optimizers import Optimizer
 from polyfed.functional.device_copies import move_together
 
 MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that every layer has

@@ -308,14 +308,17 @@ class StackedClients:
         if not self._own_gradients:
             return grads, losses, sums
 
-        def changed(grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]) -> Any:
+        def changed(
+            own: Tensors, grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]
+        ) -> Any:
             context = function.context(*given)
-            solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), context)
+            step = StepResult({name: grads.get(name) for name in own}, loss, sums)
+            solved = PrecomputedGradients(step, context, own)
             made = self._method.gradients(solved, batch, context)
             return {name: g for name, g in made.grads.items() if g is not None}, made.loss, summed(made)
 
-        found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *function.axes))(
-            grads, losses, sums, batch, *function.given
+        found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, 0, *function.axes))(
+            {name: t.detach() for name, t in leaves.items()}, grads, losses, sums, batch, *function.given
         )
         return found
 

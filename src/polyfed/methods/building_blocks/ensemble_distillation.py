@@ -9,48 +9,38 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from polyfed.core.client import PublicData
+from polyfed.core.modules import trainable_parameters
+from polyfed.core.optimizers import Optimizer
 from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.settings import Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # scores of a batch, its rows among the public inputs -> a 0-d tensor
 
 
-def distill(
-    model: nn.Module,
-    public: PublicData,
-    loss: Loss,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    inputs: int,
-    draws: torch.Generator,
-    schedule: LRScheduler | None = None,
-) -> float:
+def distill(model: nn.Module, public: PublicData, loss: Loss, training: Training, draws: torch.Generator) -> float:
     """Train a network in place on public inputs, whose labels are not looked at; returns the mean loss.
 
     Args:
-        model: left in eval mode. optimizer: of its parameters. loss: of a batch.
-        steps: at least one. inputs: of a batch, no more than there are.
+        model: left in eval mode. loss: of a batch.
+        training: how; its rounds are the steps, and a batch has no more inputs than there are.
         draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
-        schedule: of the learning rate, step by step.
     """
     held = len(public)
-    wanted = steps * inputs
+    wanted = training.rounds * training.batch_size
     order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
     device = next(model.parameters()).device
+    _, parameters = trainable_parameters(model)
+    optimizer = Optimizer(parameters, training, training.lr)
     losses = []
     model.train()
     with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
-        for rows in order[:wanted].split(inputs):
+        for step, rows in enumerate(order[:wanted].split(training.batch_size), 1):
             one = loss(model(public.prepare(public.samples.x[rows].to(device))), rows)
-            optimizer.zero_grad()
-            one.backward()
-            optimizer.step()
+            optimizer.rate = training.lr_at(step)
+            optimizer.step(torch.autograd.grad(one, parameters, allow_unused=True))
             losses.append(one.detach())
-            if schedule is not None:
-                schedule.step()
-    optimizer.zero_grad()
     model.eval()
     return float(sum(torch.stack(losses).tolist())) / len(losses)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
+from polyfed.core.optimizers import Optimizer
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.optimizers import Optimizer
 from polyfed.engine.run import early_stop_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg, FedLoRA, FedNova, FedRep, FedRolex, Local

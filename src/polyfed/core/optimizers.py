@@ -1,4 +1,4 @@
-"""The local optimizer: PyTorch's own fused steps, called as functions.
+"""The optimizer of clients and servers: PyTorch's own fused steps, called as functions.
 
 ``torch.optim``'s classes take a second to come (they import the compiler), hold 65 MiB in every process, and look into
 every parameter anew at every step; the functions below them compute the same numbers.
@@ -24,12 +24,13 @@ class Optimizer:
     """One phase's: its memory begins empty, unless `remember` brings it.
 
     Args:
-        parameters: what moves, in place. training: which optimizer, momentum, weight decay. rate: the learning rate.
+        parameters: what moves, in place. training: which optimizer, momentum, weight decay.
+        rate: the learning rate of the next step.
     """
 
     def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float) -> None:
         self._parameters = [parameter.detach() for parameter in parameters]  # the same memory
-        self._training, self._rate = training, rate
+        self._training, self.rate = training, rate
         self._kept: list[dict[str, Tensor]] = [{} for _ in parameters]
 
     def step(self, grads: Sequence[Tensor | None]) -> None:
@@ -77,7 +78,7 @@ class Optimizer:
                 fused=True,
                 weight_decay=self._training.weight_decay,
                 momentum=momentum,
-                lr=self._rate,
+                lr=self.rate,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
@@ -107,7 +108,7 @@ class Optimizer:
                 amsgrad=False,
                 beta1=_BETAS[0],
                 beta2=_BETAS[1],
-                lr=self._rate,
+                lr=self.rate,
                 weight_decay=self._training.weight_decay,
                 eps=_EPSILON,
                 maximize=False,

@@ -39,6 +39,9 @@ def test_a_program_without_its_keys_is_one_line(tmp_path: Path) -> None:
         supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
     with pytest.raises(ConfigError, match=r"expected a node's private key in .*node, .* got another file"):
         supernode.join(recipe_of(), "", server="x:1", authority=tmp_path / "ca", key=touched(tmp_path / "node"))
+    for server in ("x", "https://x:1", "x:1/y", "::1:1"):
+        with pytest.raises(ConfigError, match=f"expected --server as HOST:PORT, got '{server}'"):
+            supernode.join(recipe_of(), "", server=server, authority=tmp_path / "ca", key=tmp_path / "node")
 
 
 @pytest.mark.parametrize(

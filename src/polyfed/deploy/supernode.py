@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["join"]
 
+_ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s/:@]+):\d{1,5}")
 _IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own program has them
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
 
@@ -65,6 +67,8 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         RunError: the connection has ended: the server does not know the key, for one.
     """
     require_package("flwr", "deploy node")
+    if not _ADDRESS.fullmatch(server):
+        raise ConfigError(f"expected --server as HOST:PORT, got {server!r}")
     for file, maker in ((authority, "certify"), (key, "key")):
         if not Path(file).is_file():
             raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
@@ -73,7 +77,6 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     place = NodeConfig.read(_settings(config))
     data = DataCache()
     Node(recipe, place, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
-
     answered = answering(lambda envelope, _: Node(recipe, place, data).answer(envelope))
     with raise_on_termination(), connect(server, Path(authority), private) as fleet:
         answer_forever(lambda message: answered(message, None), fleet)

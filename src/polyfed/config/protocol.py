@@ -1,33 +1,6 @@
 """The protocol of a suite: settings, methods, what is tuned, seeds. A suite is a folder with one, `protocol.toml`.
 
-title = "Two settings of the handwritten digits"
-methods = ["fedgh", "fedproto", "fd-flat"]   # of every setting; Local is always among them
-seeds = [0, 1, 2]                 # that are scored
-tuning_seeds = [100]              # others, that are not
-controls = ["alone", "longer", "pooled"]   # each method alone, Local for longer, training on all rows
-primary = [["fedgh", "local"]]    # the differences that are tested, said before anything is run
-
-[variants.fd-flat]                # further methods of all recipes, as `[methods.fd-flat]` in each would have them
-name = "fd"
-control = "flat"
-
-[tuning.fedgh]                    # the values tried; as many combinations for every method that is tuned
-header_lr = [0.01, 0.1, 1.0]
-
-[tuning.fedproto]
-prototype_weight = [0.1, 1.0, 10.0]
-
-[settings.two-classes]
-recipe = "digits.toml"            # beside the protocol
-
-[settings.two-classes.tuning.fedproto]   # other values here; a setting of [training] can be tried, too
-"training.lr" = [0.01, 0.03, 0.1]
-
-[settings.skewed]
-recipe = "digits.toml"
-preset = "skewed"
-overrides = ["training.rounds=5"]
-seeds = [0, 1, 2, 3, 4]
+docs/benchmark.md has an example.
 """
 
 from __future__ import annotations

@@ -13,14 +13,6 @@ is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so tha
     name = "fedgh"
     header_lr = 0.0
 
-    [methods.fedgh-alone]            # every client a federation of its own (`method_wrappers`)
-    name = "fedgh"
-    alone = true
-
-    [methods.fedavg-tuned]           # scored by what a client makes of what it receives (`method_wrappers`)
-    name = "fedavg"
-    personalize = "tuned"            # by local training; "shares": by the client's shares of the classes
-
 The hyperparameters of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same
 name. What ``[presets.NAME]`` and ``--set`` lay over all of this: `polyfed.config.resolve`.
 

@@ -28,7 +28,6 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import eval_mode
-from polyfed.loggers.base import Logger
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
 
@@ -125,7 +124,7 @@ class TinyFederation:
         plugins: Sequence[Plugin] = (),
         out: Path | None = None,
         checkpoint_every: int = 100,
-        loggers: Sequence[Logger] = (),
+        loggers: Sequence[object] = (),
         public: bool = True,
         executor: str = "serial",
         workers: int | None = None,

@@ -252,19 +252,7 @@ class _Watch:
         self.sent += [(f"'{k}' for client {number}", t, t.detach().clone()) for k, t in flatten(second).items()]
         return second
 
-    # as a logger of rounds
-    def start(self, info: Mapping[str, Any]) -> None:
-        """See `Logger`."""
-
-    def client_done(self, done: int, total: int) -> None:
-        """See `Logger`."""
-
-    def message(self, text: str) -> None:
-        """See `Logger`."""
-
-    def end(self, result: Mapping[str, Any] | None) -> None:
-        """See `Logger`."""
-
+    # as a logger
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         """After a round: who shares memory with whom, and whether what was sent is still what it was."""
         assert self.federation is not None

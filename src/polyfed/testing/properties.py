@@ -559,22 +559,10 @@ class _Stop:
         self.number = number
         self.federation = typing.cast(Federation, None)
 
-    def start(self, info: Mapping[str, Any]) -> None:
-        """See `Logger`."""
-
     def client_done(self, done: int, total: int) -> None:
         """Ctrl-C in the middle of the round."""
         if self.federation.server.round == self.number and done == 2:
             raise KeyboardInterrupt
-
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """See `Logger`."""
-
-    def message(self, text: str) -> None:
-        """See `Logger`."""
-
-    def end(self, result: Mapping[str, Any] | None) -> None:
-        """See `Logger`."""
 
 
 def scoring_changes_nothing(kit: ConformanceKit) -> None:

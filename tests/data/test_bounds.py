@@ -20,7 +20,6 @@ from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.data.labeled_texts import load_word_vectors, read_lines
 from polyfed.data.samples import upright
-from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from tests.helpers.quick import others_slow
 from tests.helpers.small_data import encode, put, write_parquet
@@ -52,7 +51,7 @@ def test_an_archive_as_people_pack_them_is_read(tmp_path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "csv": lambda path: load_dataset(f"csv:{path}"),
-    "csv of texts": lambda path: load_dataset(f"csv:{path}", words=TextConfig("text")),
+    "csv of texts": lambda path: load_dataset(f"csv:{path}", text_column="text"),
     "vectors": lambda path: load_word_vectors(path, {"a"}),
     "lines": read_lines,
     "parquet": lambda path: open_parquet(path),

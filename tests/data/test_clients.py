@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError, ConfigErrors
 from polyfed.experiments.data_cache import DataCache
 from tests.helpers.small_data import encode, put, reading, some_images, write_parquet
@@ -62,7 +61,7 @@ def texts_of_three(place: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    source = read(tmp_path, words=TextConfig("problem", length=2), label_column="kind")
+    source = read(tmp_path, text_column="problem", max_length=2, label_column="kind")
     assert source.class_names == ("1", "2", "x")
     assert source.train.y.tolist() == [1, 2, 0, 1, 0]
     assert source.train_columns["client"].tolist() == ["a", "a", "b", "b", "c"]
@@ -76,10 +75,10 @@ def test_texts(tmp_path: Path) -> None:
 
 def test_refusals_of_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
-    asked = {"words": TextConfig("problem"), "label_column": "kind"}
+    asked = {"text_column": "problem", "label_column": "kind"}
     assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
     assert "no use for image_column beside text_column" in refusal(tmp_path, **asked, image_column="kind")
-    assert "text_column names a column" in refusal(tmp_path, words=TextConfig(length=3))
+    assert "text_column names a column" in refusal(tmp_path, max_length=3)
     wrong = [put(tmp_path / name / "train.csv", "problem,kind\n,1\n") for name in "ab"]
     with pytest.raises(ConfigErrors) as caught:
         read(tmp_path, **asked)
@@ -110,7 +109,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert "got 8x8 in" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")
-    assert "no use for text_column" in refusal(tmp_path, words=TextConfig("kind"))
+    assert "no use for text_column" in refusal(tmp_path, text_column="kind")
 
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -96,8 +96,8 @@ def test_configurations(owner: Path) -> None:
     assert "data.config" in message
     assert "small" in message
     assert "large" in message
-    assert "did you mean 'large'" in refusal("hub:someone/sized", subset="larg")
-    assert len(load_dataset("hub:someone/sized", subset="large").train) == 9
+    assert "did you mean 'large'" in refusal("hub:someone/sized", config="larg")
+    assert len(load_dataset("hub:someone/sized", config="large").train) == 9
 
 
 @pytest.mark.parametrize("name", ["", "../secret", "/etc/passwd", "a/b/c", "a b", "https://x/y"])
@@ -106,7 +106,7 @@ def test_names_that_are_none(name: str) -> None:
 
 
 def test_subset_is_the_hubs(tmp_path: Path) -> None:
-    assert "'hub:owner/name' only" in refusal("digits", subset="small")
+    assert "'hub:owner/name' only" in refusal("digits", config="small")
     assert "'hub:owner/name' only" in refusal("cifar10", revision="main")
 
 

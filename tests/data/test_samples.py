@@ -20,7 +20,6 @@ import polyfed as pf
 from polyfed.data.classes import remarks
 from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.data.samples import LabeledSamples, from_dataset
-from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import check
 from tests.helpers.small_data import encode, put, some_images, write_parquet
@@ -131,9 +130,8 @@ def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
     cell = stream.getvalue() if column == "img" else "a text"
     (tmp_path / "mine").mkdir()
     pq.write_table(pa.table({column: [cell] * 2, "label": [[0, 1], [1]]}), tmp_path / "mine" / "train.parquet")
-    words = TextConfig(column="text" if column == "text" else None)
     with pytest.raises(ConfigError, match=PROBLEM):
-        load_dataset("mine", tmp_path, label_column="label", words=words)
+        load_dataset("mine", tmp_path, label_column="label", text_column="text" if column == "text" else None)
 
 
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"

@@ -62,18 +62,20 @@ GERMAN = "weight;height;label\n70,5;1,8;3,0\n;1,75;4\n1,5e2;2;3\n"
 
 def test_decimal_commas_and_words_for_missing_values(tmp_path: Path) -> None:
     place = table(tmp_path / "a.csv", GERMAN.replace("\n;", "\nNever;"))
-    source = read(place, decimal=",", missing_words=["never"], may_be_missing=True)
+    source = read(place, decimal=",", missing_words=["never"], missing_values="client_mean")
     assert source.feature_names == ("weight", "height", "weight is missing", "height is missing")
     assert source.train.x[:, 1:].tolist() == torch.tensor([[1.8, 0, 0], [1.75, 1, 0], [2, 0, 0]]).tolist()
     assert source.train.x[[0, 2], 0].tolist() == [70.5, 150]
     assert source.class_names == ("3", "4")
     assert (
-        read(place, decimal=",", label_column="height", feature_columns=["label"], regression=True).train.y[1] == 1.75
+        read(place, decimal=",", label_column="height", feature_columns=["label"], task="regression").train.y[1] == 1.75
     )
     words = {"category_columns": ["weight"], "feature_columns": ["height"], "decimal": ","}
     assert read(place, **words).columns.categories[1] == ("1,5e2", "70,5", "Never")
     assert read(place, **words, missing_words=["never"]).columns.categories[1] == ("1,5e2", "70,5")
-    assert "got 'Never'; correct or drop such rows, name other" in refusal(place, decimal=",", may_be_missing=True)
+    assert "got 'Never'; correct or drop such rows, name other" in refusal(
+        place, decimal=",", missing_values="client_mean"
+    )
     point = refusal(table(tmp_path / "b.csv"), decimal=",")
     assert "in line 2 of column 'height'" in point
     assert "got '1.5', the first of 3 such rows; data.decimal = '.' reads such numbers" in point
@@ -290,7 +292,9 @@ def test_a_frame_is_read_as_a_csv_file_of_its_cells(tmp_path: Path) -> None:
     made = pf.from_frame(frame(), "kind", "clinic", frame()[:2], missing_values="client_mean", name="people")
     for side, rows in (("train", frame()), ("test", frame()[:2])):
         rows.assign(ill=rows["ill"].astype(int)).to_csv(tmp_path / f"{side}.csv", index=False)
-    read_ = read(tmp_path, label_column="kind", category_columns=["color"], columns=["clinic"], may_be_missing=True)
+    read_ = read(
+        tmp_path, label_column="kind", category_columns=["color"], columns=["clinic"], missing_values="client_mean"
+    )
     assert made.test is not None
     assert read_.test is not None
     assert torch.equal(made.train.x, read_.train.x)
@@ -348,7 +352,7 @@ PATIENTS = """age,color,weight,clinic,label
 40,blue,?,b,yes
 60,blue,nan,b,yes
 """
-OPTIONS = {"category_columns": ("color",), "may_be_missing": True, "columns": ("clinic",)}
+OPTIONS = {"category_columns": ("color",), "missing_values": "client_mean", "columns": ("clinic",)}
 
 
 def of_clinics(place: Path, text: str = PATIENTS, declared: dict[str, list[float]] | None = None) -> list[Tensor]:
@@ -428,7 +432,7 @@ def test_folders_of_clients_share_their_categories(tmp_path: Path) -> None:
     for clinic, rows in (("a", "red,1,no\nblue,2,yes\n"), ("b", "blue,3,no\ngreen,,yes\n")):
         (tmp_path / clinic).mkdir()
         (tmp_path / clinic / "train.csv").write_text("color,size,label\n" + rows)
-    source = load_dataset(f"clients:{tmp_path}", category_columns=("color",), may_be_missing=True)
+    source = load_dataset(f"clients:{tmp_path}", category_columns=("color",), missing_values="client_mean")
     assert source.train.x[:, 1].tolist() == [3, 1, 1, 2]
     assert source.columns.counts == (0, 4, 0)
 
@@ -469,7 +473,7 @@ def test_a_run_and_what_its_models_say_of_new_rows(tmp_path: Path) -> None:
 
 def costs(folder: Path) -> DatasetSource:
     path = regression.write_table(folder / "costs.csv")
-    return pf.load_dataset(f"csv:{path}", label_column="cost", columns=["site"], regression=True)
+    return pf.load_dataset(f"csv:{path}", label_column="cost", columns=["site"], task="regression")
 
 
 def test_each_clients_numbers_are_standardized_by_its_own_training_rows(tmp_path: Path) -> None:
@@ -507,12 +511,12 @@ def test_what_cannot_be_predicted_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "words.csv"
     path.write_text("a,cost\n1,2.5\n2,much\n")
     with pytest.raises(ConfigError, match=r"expected a finite number to predict in line 3 of column 'cost' .*'much'"):
-        pf.load_dataset(f"csv:{path}", label_column="cost", regression=True)
+        pf.load_dataset(f"csv:{path}", label_column="cost", task="regression")
     path.write_text("a,cost\n1,2.5\n2,3.5\n")
     with pytest.raises(ConfigError, match=r"got '2.5'; data.task = 'regression' predicts numbers"):
         pf.load_dataset(f"csv:{path}", label_column="cost")
     with pytest.raises(ConfigError, match=r"data\.task 'regression': expected a table, .* got 'digits'"):
-        pf.load_dataset("digits", regression=True)
+        pf.load_dataset("digits", task="regression")
     with pytest.raises(ConfigError, match="expected finite numbers to predict, got nan in row 1"):
         LabeledSamples(torch.zeros(2, 1), torch.tensor([1.0, float("nan")]))
     with pytest.raises(ConfigError, match="expected no classes, as labels of 'tensors' are floats"):

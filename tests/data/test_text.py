@@ -95,11 +95,11 @@ read, refusal = reading("csv")
 
 
 def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
-    source = read(put(tmp_path / "a.csv", REVIEWS), words=TextConfig("review"), label_column="stars", columns=("shop",))
+    source = read(put(tmp_path / "a.csv", REVIEWS), text_column="review", label_column="stars", columns=("shop",))
     assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 1], ("bad", "good"), 5002)
     assert source.train_columns["shop"].tolist() == [2, 1, 1]
     write(tmp_path / "same", "train", ["Broken; and it was\nlate!", "So good", "Good day"], [0, 1, 1])
-    same = load_dataset("parquet", tmp_path / "same", words=TextConfig("text"), label_column="sentiment")
+    same = load_dataset("parquet", tmp_path / "same", text_column="text", label_column="sentiment")
     assert torch.equal(source.train.x, same.train.x)
     assert source.vocabulary is not None
     assert source.vocabulary.words[:2] == ("good", "!")
@@ -109,7 +109,7 @@ def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
 def test_how_much_of_the_texts_is_not_read_is_reported(tmp_path: Path) -> None:
     put(tmp_path / "train.csv", "text,label\n今天 天气 很 好,1\n今天,0\n")
     put(tmp_path / "test.csv", "text,label\n今天天气很差,1\n好,0\n今天 好,0\n")
-    report = read(tmp_path, words=TextConfig("text", length=3)).remarks
+    report = read(tmp_path, text_column="text", max_length=3).remarks
     assert [line.partition(";")[0] for line in report] == [
         "texts without a known word (data.tokens = 'words'): 1 of 3 on the test side",
         "texts longer than data.max_length, 3, and cut: 1 of 2 on the training side",
@@ -117,31 +117,31 @@ def test_how_much_of_the_texts_is_not_read_is_reported(tmp_path: Path) -> None:
     put(tmp_path / "test.csv", "text,label\n😀,1\n好,0\n")
     assert (
         "data.tokens = 'words' has emoji, 'characters'"
-        in read(tmp_path, words=TextConfig("text", tokens="fedrep")).remarks[0]
+        in read(tmp_path, text_column="text", tokens="fedrep").remarks[0]
     )
     put(tmp_path / "test.csv", "text,label\n今天天气很差,1\n好,0\n今天 好,0\n")
-    source = read(tmp_path, words=TextConfig("text", length=6, tokens="characters"))
+    source = read(tmp_path, text_column="text", max_length=6, tokens="characters")
     assert source.vocabulary is not None
     assert source.vocabulary.words == tuple(" 天今好很气")
     assert source.test is not None
     assert source.test.x.tolist()[0] == [4, 3, 3, 7, 6, 1]
     assert source.remarks == ("texts longer than data.max_length, 6, and cut: 1 of 2 on the training side",)
-    assert read(tmp_path, words=TextConfig("text", tokens="characters")).remarks == ()
+    assert read(tmp_path, text_column="text", tokens="characters").remarks == ()
 
 
 def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
-    place, words = tmp_path / "a.csv", TextConfig("text")
-    assert "text column 'txt'" in refusal(put(place, "text,label\na,1\nb,0\n"), words=TextConfig("txt"))
-    assert "did you mean 'text'" in refusal(place, words=TextConfig("txt"))
-    assert "got 'text' for both" in refusal(place, words=words, label_column="text")
-    assert "no use for feature_columns" in refusal(place, words=words, feature_columns=["label"])
-    assert "no use for image_column beside text_column" in refusal(place, words=words, image_column="label")
-    assert "text_column names a column of texts" in refusal(place, words=TextConfig(vocabulary=9))
+    place, words = tmp_path / "a.csv", {"text_column": "text"}
+    assert "text column 'txt'" in refusal(put(place, "text,label\na,1\nb,0\n"), text_column="txt")
+    assert "did you mean 'text'" in refusal(place, text_column="txt")
+    assert "got 'text' for both" in refusal(place, **words, label_column="text")
+    assert "no use for feature_columns" in refusal(place, **words, feature_columns=["label"])
+    assert "no use for image_column beside text_column" in refusal(place, **words, image_column="label")
+    assert "text_column names a column of texts" in refusal(place, vocab_size=9)
     assert "text_column names a column of texts" in refusal(place)
-    assert "a text in line 3 of column 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
-    assert "a label in line 2 of column 'label'" in refusal(put(place, "text,label\na,\n"), words=words)
-    assert "two or more classes, got '1' alone" in refusal(put(place, "text,label\na,1\nb,1\n"), words=words)
-    assert "expected classes, whole numbers or words" in refusal(put(place, "text,label\na,.5\nb,1\n"), words=words)
+    assert "a text in line 3 of column 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), **words)
+    assert "a label in line 2 of column 'label'" in refusal(put(place, "text,label\na,\n"), **words)
+    assert "two or more classes, got '1' alone" in refusal(put(place, "text,label\na,1\nb,1\n"), **words)
+    assert "expected classes, whole numbers or words" in refusal(put(place, "text,label\na,.5\nb,1\n"), **words)
 
 
 # word vectors --------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
 def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) -> None:
     file = root / "glove.txt"
     file.write_text("day 1 2\nzebra 9 9\n. . 5 5\ngood -1.5 1e-1\nother 0 0\n", encoding="utf-8")
-    source = load_dataset("sentiment140", root, words=TextConfig(vectors=file))
+    source = load_dataset("sentiment140", root, word_vectors=file)
     assert isinstance(source.words, torch.Tensor)
     torch.testing.assert_close(source.words, torch.tensor([[0, 0], [0, 0], [-1.5, 0.1], [1, 2]]))
     assert source.train.x[0, :4].tolist() == [2, 1, 2, 3]
@@ -183,12 +183,12 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda r: load_dataset("sentiment140", r, words=TextConfig(column="txt")), "did you mean 'text'"),
-        (lambda r: load_dataset("sentiment140", r, words=TextConfig(column="sentiment")), "expected texts"),
-        (lambda r: load_dataset("digits", words=TextConfig(vocabulary=9)), "no use for vocab_size, got"),
-        (lambda r: load_dataset("hub:a/b", words=TextConfig(length=9)), "'hub:a/b' has no use for max_length"),
+        (lambda r: load_dataset("sentiment140", r, text_column="txt"), "did you mean 'text'"),
+        (lambda r: load_dataset("sentiment140", r, text_column="sentiment"), "expected texts"),
+        (lambda r: load_dataset("digits", vocab_size=9), "no use for vocab_size, got"),
+        (lambda r: load_dataset("hub:a/b", max_length=9), "'hub:a/b' has no use for max_length"),
         (lambda r: load_dataset("sentiment140", r, label_column="text"), "in different columns, got 'text' for both"),
-        (lambda r: load_dataset("parquet", r / "sentiment140", words=TextConfig(length=9)), "text_column names"),
+        (lambda r: load_dataset("parquet", r / "sentiment140", max_length=9), "text_column names"),
         (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, got 0"),
         (lambda r: TextConfig(length=True), "expected length to be a whole number"),
     ],

@@ -14,7 +14,6 @@ import polyfed as pf
 from polyfed.core.client import to_float
 from polyfed.core.method import MethodCard
 from polyfed.data.datasets import digits
-from polyfed.data.text import TextConfig
 from polyfed.engine import device as room
 from polyfed.engine.device import device_name, parse_device
 from polyfed.engine.run import environment_versions
@@ -181,7 +180,7 @@ def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tm
 def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
     rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
     (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
-    source = pf.load_dataset("csv:a.csv", tmp_path, words=TextConfig("said", vocabulary=30, length=4))
+    source = pf.load_dataset("csv:a.csv", tmp_path, text_column="said", vocab_size=30, max_length=4)
     clients = [pf.Client("fedhenn-lstm1", source.train)]
     made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(vocabulary=source.vocabulary))
     assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32

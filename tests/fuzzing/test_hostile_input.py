@@ -27,7 +27,6 @@ from PIL import Image
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes, to_bytes
 from polyfed.data.datasets import load_dataset
-from polyfed.data.text import TextConfig
 from polyfed.deploy.protocol import deserialize, serialize
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
@@ -190,8 +189,8 @@ IMAGES = [image("L", "PNG"), image("RGB", "PNG"), image("RGB", "JPEG"), image("L
 def test_tables_and_texts(table: bytes, texts: bytes, vectors: bytes) -> None:
     for read in (
         lambda folder: load_dataset(f"csv:{folder / 'table.csv'}"),
-        lambda folder: load_dataset(f"csv:{folder / 'texts.csv'}", words=TextConfig("text")),
-        lambda folder: load_dataset(f"csv:{folder / 'good.csv'}", words=TextConfig("text", vectors=folder / "v.txt")),
+        lambda folder: load_dataset(f"csv:{folder / 'texts.csv'}", text_column="text"),
+        lambda folder: load_dataset(f"csv:{folder / 'good.csv'}", text_column="text", word_vectors=folder / "v.txt"),
     ):
         with harmless_folder() as folder:
             write(folder, {"table.csv": table, "texts.csv": texts, "good.csv": TEXTS, "v.txt": vectors})

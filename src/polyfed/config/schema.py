@@ -21,9 +21,8 @@ from polyfed.core.settings import (
     Training,
 )
 from polyfed.data.files import CLIENT
-from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
+from polyfed.data.options import OF_TABLES, TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
-from polyfed.data.text import TextConfig
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
@@ -202,8 +201,9 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _is_table(self) -> Data:
-        for name in self.source_options(()).of_tables:
-            if not self.dataset.startswith(TABLE_NAMES):
+        given = self.source_options(()).given
+        for name in OF_TABLES:
+            if name in given and not self.dataset.startswith(TABLE_NAMES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         if self.missing_words and self.missing_values == "error" and not self.category_columns:
             raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
@@ -230,11 +230,6 @@ class Data(Settings):
         return self.partition == "by_group" and "min_samples" not in self.model_fields_set
 
     @property
-    def words(self) -> TextConfig:
-        """How texts are read."""
-        return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors, self.tokens)
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """The columns to deal by, besides labels."""
         return () if self.group_by is None else (self.group_by,)
@@ -242,35 +237,23 @@ class Data(Settings):
     @property
     def partition_options(self) -> PartitionOptions:
         """How the data set is partitioned, as `polyfed.data` takes it."""
-        names = [field.name for field in dataclasses.fields(PartitionOptions)]
-        settings = {name: getattr(self, name) for name in names} | {"num_clients": self.client_count}
+        settings = _fields_of(self, PartitionOptions) | {"num_clients": self.client_count}
         if self._keeps_small_groups:
             settings["min_samples"] = None
         return PartitionOptions(**settings)
 
     def source_options(self, beside: Sequence[str]) -> SourceOptions:
         """How the data set is read, as `polyfed.data` takes it. beside: where modules of one's own may lie."""
-        return SourceOptions(
-            self.image_column,
-            self.label_column,
-            self.feature_columns,
-            tuple(self.train_splits),
-            self.columns,
-            self.words,
-            self.image_size,
-            self.config,
-            self.revision,
-            tuple(beside),
-            tuple(self.category_columns or ()),
-            self.missing_values == "client_mean",
-            self.task == "regression",
-            self.decimal,
-            tuple(self.missing_words or ()),
-        )
+        return SourceOptions(**{**_fields_of(self, SourceOptions), "beside": tuple(beside)})
 
     def _inactive_keys(self) -> set[str]:
         off = {"num_clients": self.client_count is None, "min_samples": self._keeps_small_groups}
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
+
+
+def _fields_of(data: Data, kind: type[Any]) -> dict[str, Any]:
+    """What a section says of the fields of these options."""
+    return {field.name: getattr(data, field.name) for field in dataclasses.fields(kind) if hasattr(data, field.name)}
 
 
 def _reads_files(name: str) -> bool:

@@ -155,7 +155,7 @@ def read_texts(
     sides: Parts, options: SourceOptions, label_column: str | None = None
 ) -> tuple[dict[str, RawTexts], Columns]:
     """The sides' texts, and the columns that were read; see `read_images`."""
-    found = _same_columns(sides, "text", options.words.column, options.label_column or label_column)
+    found = _same_columns(sides, "text", options.text_column, options.label_column or label_column)
     files = _files(sides)
     read = {}
     for side, parts in sides.items():
@@ -288,7 +288,7 @@ def hub_sides(repository: str, options: SourceOptions) -> Parts:
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
-    splits = _load_from_hub(repository, options.subset, options.revision)
+    splits = _load_from_hub(repository, options.config, options.revision)
     parts = {}
     for word, split in splits.items():
         where = f"split '{word}' of hub:{repository}"

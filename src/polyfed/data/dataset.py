@@ -216,11 +216,12 @@ _HINTS = {
 
 def check_used(name: str, options: SourceOptions, *takes: str) -> None:
     """Refuse settings that a data set has no use for. takes: those that it has."""
-    beside = " beside text_column" if "text_column" in takes and options.words.column else ""
+    beside = " beside text_column" if "text_column" in takes and options.text_column else ""
     for setting, value in options.given.items():
         if setting not in takes:
+            got = ", ".join(value) if isinstance(value, tuple) else value
             hint = _HINTS.get(setting, "")
-            raise ConfigError(f"dataset '{name}' has no use for {setting}{beside}, got '{value}'{hint}")
+            raise ConfigError(f"dataset '{name}' has no use for {setting}{beside}, got '{got}'{hint}")
 
 
 def from_tensors(

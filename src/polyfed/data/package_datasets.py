@@ -57,7 +57,7 @@ def heart_disease(root: object = None, options: SourceOptions = AS_USUAL) -> Dat
     rows = _heart_rows("heart-disease", options)
     impossible = rows[["chol", "trestbps"]]
     rows = rows.assign(**impossible.mask(impossible == "0", ""))
-    return _hearts("heart-disease", rows, _HEART_NUMBERS, _HEART_CATEGORIES, may_be_missing=True)
+    return _hearts("heart-disease", rows, _HEART_NUMBERS, _HEART_CATEGORIES, "client_mean")
 
 
 def heart_disease_flamby(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
@@ -70,7 +70,7 @@ def heart_disease_flamby(root: object = None, options: SourceOptions = AS_USUAL)
     categories = [column for column in _HEART_CATEGORIES if column not in _FLAMBY_LEAVES_OUT]
     rows = _heart_rows(name, options)
     rows = rows[(rows[[*numbers, *categories]] != "").all(axis=1)]
-    return _hearts(name, rows, numbers, categories, may_be_missing=False)
+    return _hearts(name, rows, numbers, categories, "error")
 
 
 def _heart_rows(name: str, options: SourceOptions) -> tables.Frame:
@@ -82,14 +82,14 @@ def _heart_rows(name: str, options: SourceOptions) -> tables.Frame:
 
 
 def _hearts(
-    name: str, rows: tables.Frame, numbers: Sequence[str], categories: Sequence[str], may_be_missing: bool
+    name: str, rows: tables.Frame, numbers: Sequence[str], categories: Sequence[str], missing_values: str
 ) -> DatasetSource:
     options = SourceOptions(
         label_column="disease",
         feature_columns=numbers,
         columns=("hospital",),
         category_columns=categories,
-        may_be_missing=may_be_missing,
+        missing_values=missing_values,
     )
     return tables.encode(name, {"train": rows}, name, options)
 

@@ -69,8 +69,6 @@ def from_frame(
     """
     import pandas as pd
 
-    if missing_values not in ("error", "client_mean"):
-        raise ConfigError(f"missing_values: expected 'error' or 'client_mean', got {described(missing_values)}")
     sides = {side: given for side, given in (("train", frame), ("test", test)) if given is not None}
     for side, given in sides.items():
         if not isinstance(given, pd.DataFrame):
@@ -87,8 +85,8 @@ def from_frame(
         feature_columns=feature_columns,
         columns=() if client is None else (client,),
         category_columns=tuple(category_columns),
-        may_be_missing=missing_values == "client_mean",
-        regression=regression,
+        missing_values=missing_values,
+        task="regression" if regression else None,
     )
     source = encode(name, {side: as_cells(given, name) for side, given in sides.items()}, name, options)
     return dataclasses.replace(source, client_column=client)
@@ -222,18 +220,18 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         sides: "train" and, if there is one, "test".
         where: they are from, for messages.
         options: of it label_column, feature_columns, category_columns (numbered by the training side's values),
-            columns, may_be_missing (each number then gets a feature that says where it is), cells and regression.
+            columns, missing_values (each number may get a feature that says where it is), cells and task.
     """
     form = options.cells
     train = sides["train"]
     label = find_label(train, options.label_column)
     found = {
         column: sorted(cell for cell in _different(train, column) if not form.is_missing(cell))
-        for column in options.category_columns
+        for column in options.category_columns or ()
     }
     known = {column: _numbered(values) for column, values in found.items()}
     features = _features(train, label, options, known)
-    flags = [column for column in features if column not in known] if options.may_be_missing else []
+    flags = [column for column in features if column not in known] if options.missing_values != "error" else []
     flags_at = tuple((features.index(column), len(features) + number) for number, column in enumerate(flags))
 
     def inputs() -> dict[str, NDArray[np.float64]]:
@@ -432,7 +430,7 @@ def _spelt_labels(frame: Frame, label: str, form: CellFormat) -> Any:
 def _labels(
     sides: Mapping[str, Frame], label: str, where: object, options: SourceOptions
 ) -> tuple[Mapping[str, NDArray[Any]], tuple[str, ...]]:
-    if options.regression:
+    if options.task is not None:
         targets = gathered(functools.partial(_targets, frame, label, options.cells) for frame in sides.values())
         return dict(zip(sides, targets, strict=True)), ()
     raw = raw_labels(sides, label, where, options.cells)
@@ -470,7 +468,7 @@ def read_texts(
 ) -> tuple[dict[str, RawTexts], Columns]:
     """Texts with labels, and the columns in which both stand; a cell without anything but blanks is a missing text."""
     train = sides["train"]
-    text = _text_column(train, options.words.column)
+    text = _text_column(train, options.text_column)
     label = find_label(train, options.label_column)
     attempts: list[Callable[[], Any]] = [
         lambda: check_columns(sides, label),

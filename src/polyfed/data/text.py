@@ -88,18 +88,6 @@ class TextConfig:
         """V of networks that learn vectors: the same whatever the texts are."""
         return FIRST_WORD + self.vocab_size
 
-    @property
-    def given(self) -> dict[str, object]:
-        """What is not left at its default, by its name in recipes."""
-        every = {
-            "text_column": self.column,
-            "vocab_size": self.vocabulary,
-            "max_length": self.length,
-            "word_vectors": self.vectors,
-            "tokens": self.tokens,
-        }
-        return {name: value for name, value in every.items() if value is not None}
-
 
 @dataclass(frozen=True)
 class Vocabulary:

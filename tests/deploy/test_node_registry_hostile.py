@@ -109,8 +109,9 @@ def tell(**facts_: Any) -> Change:
     return made
 
 
-def counts(confusion: Any) -> dict[str, Any]:
-    return {"test": {"confusion": confusion, "auc": None, "calibration_error": None, "others": {}}}
+def score_of(rows: int) -> dict[str, Any]:
+    figures = {"accuracy": 1.0, "balanced_accuracy": 1.0, "f1": 1.0}
+    return {"test": {"total": rows, "figures": figures, "others": {}, "classes": 0, "pairs": []}}
 
 
 ODD: Mapping[str, Change] = {
@@ -126,8 +127,8 @@ ODD: Mapping[str, Change] = {
     "labels of 10^9": far_labels,
     "2^40 rows": many_rows,
     "50 000 groups": many_groups,
-    "counts of 2^62": tell(kept=counts([[2**62] * 10] * 10)),
-    "counts of too few rows": tell(kept=counts([[0] * 10] * 10)),
+    "a score of 2^62 rows": tell(kept=score_of(2**62)),
+    "a score of too few rows": tell(kept=score_of(0)),
     "a score that is none": tell(kept={"test": None}),
     "sums of NaN": tell(sums={"distance": float("nan")}),
     "sums of 1e300": tell(sums={"distance": 1e300}),
@@ -171,7 +172,7 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(NodeExecutor, "run", run)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert len(done.history) == rounds + bool(recipe.chosen_method.final_exchanges())
-    assert {"a name more", "counts of 2^62", "a loss of 1e308", "50 000 groups"} <= {*seen}
+    assert {"a name more", "a score of 2^62 rows", "a loss of 1e308", "50 000 groups"} <= {*seen}
     assert {entry["client"] for entry in done.history[0]["refused"]} == {1}
     assert set(done.history[0]["accuracy"]) == {recipe.chosen_method.evaluation_stage}
     assert all("\n" not in reason for _, _, reason in troubles(tmp_path / "out"))
@@ -211,13 +212,16 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
 
 def test_scores_that_cannot_be_are_dropped(tmp_path: Path) -> None:
     """In an answer of scores alone, as where the received model is scored."""
-    kept = counts([[2**62] * 10] * 10)
+    kept = score_of(2**62)
     recipe = recipe_of("fedavg", **ONE, training={"rounds": 1})
     wire = Nearby(recipe, tmp_path)
     wire.fault = lambda node, envelope: Envelope("score", kept) if (node, envelope.kind) == (BAD, "score") else None
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert done.history[0]["accuracy"]["received"]["n"] == 2
-    assert "expected the counts of a score (C, C)" in troubles(tmp_path / "out")[0][2]
+    assert (
+        ", got something else: accuracy, balanced_accuracy, f1 of 4611686018427387904 rows"
+        in troubles(tmp_path / "out")[0][2]
+    )
 
 
 def test_what_breaks_only_together_costs_only_who_broke_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

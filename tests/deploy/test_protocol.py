@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,10 @@ from polyfed.deploy.protocol import (
     deserialize,
     first_difference,
     parse,
-    score_from_json,
-    score_to_json,
+    read_score,
     serialize,
 )
-from polyfed.engine.scoring import ClientScore
+from polyfed.engine.scoring import Score, score_to_json
 from polyfed.errors import RunError
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -71,16 +72,39 @@ def test_header_and_content_must_agree() -> None:
 
 
 def test_a_score_survives() -> None:
-    counts = torch.tensor([[3, 1], [0, 2]])
-    score = ClientScore(counts, 0.75, {"other": ClientScore(counts.t().contiguous())}, calibration_error=0.125)
-    received = score_from_json(score_to_json(score), 2, 6, ["other"])
-    assert torch.equal(received.confusion, counts)
-    assert (received.auc, received.calibration_error) == (0.75, 0.125)
-    assert torch.equal(received.others["other"].confusion, counts.t())
-    assert math.isnan(received.others["other"].auc)
-    for odd in ({}, {"confusion": [[1, 2]], "auc": None, "others": {}}, {"confusion": "x", "auc": 1}):
-        with pytest.raises(RunError, match="expected the counts of a score"):
-            score_from_json(odd, 2, 3)
+    pairs = torch.tensor([[0, 0, 3], [0, 1, 1], [1, 1, 2]], dtype=torch.int32)
+    figures = {"accuracy": 5 / 6, "auc": math.nan}
+    score = Score(6, figures, {"other": Score(6, {"accuracy": 0.5})}, pairs=pairs, classes=2)
+    sent = json.loads(json.dumps(score_to_json(score), allow_nan=False))
+    received = read_score(sent, 6, 2, ["auc", "confusion"], ["other"])
+    assert received.confusion().tolist() == [[3, 1], [0, 2]]
+    assert received.value == 5 / 6
+    assert math.isnan(received.figures["auc"])
+    assert received.others["other"].figures == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total": 7},
+        {"figures": {"accuracy": 0.5}},
+        {"figures": {"accuracy": 0.5, "auc": 1.5}},
+        {"figures": "x"},
+        {"others": {"foreign": {}}},
+        {"classes": 3},
+        {"pairs": [[0, 0, 5], [0, 2, 1]]},
+        {"pairs": [[0, 0, 5]]},
+        {"pairs": [[0, 0, 7], [0, 1, -1]]},
+        {"pairs": [[0, 0, 3], [0, 0, 3]]},
+        {"pairs": [[0, 0, 2**62]]},
+        {"pairs": None},
+    ],
+)
+def test_an_odd_score_is_one_line(change: dict[str, Any]) -> None:
+    sent = {"total": 6, "figures": {"accuracy": 0.5, "auc": None}, "others": {}, "classes": 2, "pairs": [[0, 0, 6]]}
+    read_score(sent, 6, 2, ["auc", "confusion"])
+    with pytest.raises(RunError, match="expected a score of 6 rows, got something else"):
+        read_score({**sent, **change}, 6, 2, ["auc", "confusion"])
 
 
 def test_facts_are_checked() -> None:

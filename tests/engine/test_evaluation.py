@@ -23,12 +23,17 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Stage, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
+from polyfed.engine.executors import client_work
+from polyfed.engine.executors.jobs import EvalBatch
 from polyfed.engine.federation import Federation, Run
-from polyfed.engine.scoring import ClientScore
+from polyfed.engine.scoring import Score
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
+from polyfed.functional.metrics import class_counts, class_pairs
+from polyfed.functional.metrics import f1 as class_f1
 from polyfed.methods import FedAvg, FedProto, Local
+from polyfed.registry import METHODS
 from polyfed.report.run_records import load_runs
 from polyfed.results.main_score import ACCURACY
 from polyfed.testing import ConformanceKit
@@ -62,9 +67,12 @@ def slow_calibration_error(scores: Any, y: Any, bins: int) -> float:
 # over clients -------------------------------------------------------------------------------------------------------
 
 
-def score(right: int, wrong: int, auc: float = math.nan) -> ClientScore:
+def score(right: int, wrong: int, auc: float = math.nan) -> Score:
     """Of a client with two classes; the first has all samples."""
-    return ClientScore(torch.tensor([[right, wrong], [0, 0]]), auc)
+    y, predicted = torch.zeros(right + wrong, dtype=torch.int64), torch.tensor([0] * right + [1] * wrong)
+    f1 = float(class_f1(class_counts(y, predicted, 2)))
+    share = right / (right + wrong) if right + wrong else math.nan
+    return Score(right + wrong, {"accuracy": share, "f1": f1, "auc": auc}, pairs=class_pairs(y, predicted), classes=2)
 
 
 @pytest.mark.parametrize(("clients", "lowest"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
@@ -238,18 +246,6 @@ def test_by_hand(weighting: Any) -> None:
     assert found["own"] == federation.history[-1]["accuracy"]["personal"]
 
 
-def test_a_score_on_own_classes_leaves_the_missing_ones_out() -> None:
-    missing = ClientScore(torch.tensor([[0, 0, 0], [3, 1, 0], [0, 0, 0]]))
-    score = ClientScore(torch.tensor([[4, 1, 0], [2, 5, 0], [1, 0, 1]]), missing=missing)
-    assert score.own.confusion.tolist() == [[4, 1, 0], [0, 0, 0], [1, 0, 1]]
-    assert score.own.accuracy == pytest.approx(5 / 7)
-    assert missing.accuracy == 0.25
-    smaller = ClientScore(torch.tensor([[4, 1], [2, 5]]), missing=missing)
-    larger = ClientScore(torch.tensor([[4, 1, 0, 0], [2, 5, 0, 0], [0, 0, 0, 0], [0, 0, 1, 2]]), missing=missing)
-    assert (smaller.own.total, larger.own.total) == (5, 8)
-    assert ClientScore(torch.eye(2, dtype=torch.int64)).own.total == 2
-
-
 # the same everywhere --------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +261,78 @@ def test_no_bit_of_training_changes(method: Method) -> None:
     stages: list[Stage] = asked.stages
     assert list(asked.history[-1]["accuracy_by_classes"]) == stages
     assert asked.history[-1]["accuracy_by_classes"]["after_training"]["missing"]["n"] == 4
+
+
+# together ---------------------------------------------------------------------------------------------------------
+
+TOGETHER = sorted(name for name, method in METHODS.items() if hasattr(method.receive, "loads_message"))
+
+
+@pytest.mark.parametrize("name", others_slow(TOGETHER, quick=["fedavg"]))
+def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients with and without weights of their own; the figures are equal bit for bit."""
+    half = SHORT.model_copy(update={"client_fraction": 0.5, "rounds": 3})
+    asked = Evaluation(extra_stages=["received", "personal"], metrics=ALL)
+    kit = ConformanceKit(method=METHODS[name]())
+    together = kit.usual.run(kit.method, half, evaluation=asked)
+    monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
+    alone = kit.usual.run(kit.method, half, evaluation=asked)
+    assert records(together) == records(alone)
+    assert difference(state(together), state(alone)) is None
+
+
+def test_their_model_is_loaded_once_and_rows_go_through_it_in_full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """50 clients of 5 test rows are 250 rows: one full batch and the rest; 3 rows alone are filled up."""
+    seen: list[int] = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                seen.append(len(x))
+            return super().forward(x)
+
+    def federation(count: int, rows: int) -> Federation:
+        data = [(draw(6, (0, 1, 2), i), draw(rows, (0, 1, 2), 99 + i)) for i in range(count)]
+        builders = {"a": lambda: nn.Sequential(nn.Flatten(), Watched(36, 3))}
+        return Federation([Client("a", *each) for each in data], FedAvg(), SHORT, builders=builders)
+
+    sizes: list[int] = []
+    plain = client_work.score_batch
+
+    def counted(batch: EvalBatch, *of: Any) -> Any:
+        sizes.append(len(batch.jobs))
+        return plain(batch, *of)
+
+    monkeypatch.setattr(client_work, "score_batch", counted)
+    federation(50, 5).run()
+    assert sizes == [50] * SHORT.rounds
+    assert seen[-4:] == [128, 122] * SHORT.rounds  # before, the network was tried
+    seen.clear()
+    federation(1, 3).run()
+    assert seen[-2:] == [4] * SHORT.rounds
+
+
+def test_a_receive_of_ones_own_is_scored_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(FedAvg):
+        """An odd client's network stays as it is."""
+
+        def receive(self, client: Client, message: Message) -> Context:
+            return super().receive(client, message) if client.id % 2 == 0 else {}
+
+    kit = ConformanceKit(method=Kept())
+    found = kit.usual.run(kit.method, SHORT)
+    monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
+    assert records(found) == records(kit.usual.run(kit.method, SHORT))
+
+
+def test_only_what_is_asked_for_of_a_score_is_kept() -> None:
+    """Memory of the counts of all pairs of classes would grow with the square of the classes."""
+    kit = ConformanceKit(method=FedAvg())
+    for metrics, kept in (["f1"], False), (["confusion"], True):
+        done = kit.usual.run(kit.method, SHORT, evaluation=Evaluation(metrics=metrics))  # type: ignore[arg-type]
+        scores = [score for _, score in done.evaluator._memory.values()]
+        assert {len(score.pairs) > 0 for score in scores if score.total == 12} == {kept}
+        assert all(len(score.pairs) <= score.total for score in scores)
 
 
 # where it does nothing ------------------------------------------------------------------------------------------------

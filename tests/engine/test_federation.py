@@ -28,7 +28,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import scoring
 from polyfed.engine.evaluation import summarize
 from polyfed.engine.federation import Federation
-from polyfed.engine.scoring import ClientScore
+from polyfed.engine.scoring import Score
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
@@ -168,13 +168,13 @@ def test_an_error_of_the_server_names_round_and_stage() -> None:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The clients that were really scored."""
+    """The clients that were really scored, or the first of those who were together, for each part of the data."""
     scored: list[int] = []
     plain = scoring.evaluate_model
 
-    def score(client: Client, *rest: Any) -> Any:
-        scored.append(client.id)
-        return plain(client, *rest)
+    def score(client: Client, method: Method, parts: Sequence[scoring.Part], *rest: Any) -> Any:
+        scored.extend([client.id] * len(parts))
+        return plain(client, method, parts, *rest)
 
     monkeypatch.setattr(scoring, "evaluate_model", score)
     return scored
@@ -259,8 +259,7 @@ def test_who_never_took_part_is_exported_as_it_would_receive(tmp_path: Path) -> 
 
 
 def test_mean_and_spread_over_clients_and_samples() -> None:
-    counts = ([[1, 1], [0, 0]], [[9, 0], [1, 0]], [[0, 0], [0, 0]])
-    scores = [ClientScore(torch.tensor(each)) for each in counts]
+    scores = [Score(n, {"accuracy": share}) for n, share in ((2, 0.5), (10, 0.9), (0, float("nan")))]
     plain, weighted = summarize(scores, "clients"), summarize(scores, "samples")
     assert plain == pytest.approx({"mean": 0.7, "std": 0.2, "min": 0.5, "max": 0.9, "bottom_decile": 0.5, "n": 2})
     assert weighted["mean"] == pytest.approx(10 / 12)

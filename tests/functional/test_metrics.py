@@ -21,23 +21,37 @@ def test_counts_and_shares_are_scikit_learns() -> None:
 
     scores, y = draw()
     predicted = scores.argmax(dim=1)
-    counts = metrics.confusion_matrix(y, predicted, 4)
-    assert counts.tolist() == sklearn.confusion_matrix(y, predicted).tolist()
-    assert metrics.accuracy(counts) == pytest.approx(sklearn.accuracy_score(y, predicted))
-    assert metrics.balanced_accuracy(counts) == pytest.approx(sklearn.balanced_accuracy_score(y, predicted))
-    assert metrics.f1(counts) == pytest.approx(sklearn.f1_score(y, predicted, average="macro"))
+    pairs = metrics.class_pairs(y, predicted)
+    assert metrics.confusion_matrix(pairs, 4).tolist() == sklearn.confusion_matrix(y, predicted).tolist()
+    counts = metrics.class_counts(y, predicted, 4, [20, 40])
+    for row, (some, taken) in enumerate(zip(y.split([20, 40]), predicted.split([20, 40]), strict=True)):
+        assert metrics.accuracy(counts)[row] == pytest.approx(sklearn.accuracy_score(some, taken))
+        assert metrics.balanced_accuracy(counts)[row] == pytest.approx(sklearn.balanced_accuracy_score(some, taken))
+        assert metrics.f1(counts)[row] == pytest.approx(sklearn.f1_score(some, taken, average="macro"))
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_figures_of_many_sets_are_those_of_each_alone(classes: int) -> None:
+    """Bit for bit: whom a client is scored with must not matter."""
+    g = torch.Generator().manual_seed(classes)
+    sizes = [1, 2, 7, 300, 40]
+    y, predicted = torch.randint(0, classes, (2, sum(sizes)), generator=g)
+    together = metrics.class_counts(y, predicted, classes, sizes)
+    parts = zip(y.split(sizes), predicted.split(sizes), strict=True)
+    alone = [metrics.class_counts(some, taken, classes) for some, taken in parts]
+    for figure in (metrics.accuracy, metrics.balanced_accuracy, metrics.f1):
+        assert figure(together).tolist() == [figure(counts).item() for counts in alone]
 
 
 def test_classes_that_do_not_occur_are_not_averaged_over() -> None:
     y, predicted = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 3, 1, 1])
-    counts = metrics.confusion_matrix(y, predicted, 3)
-    assert counts.shape == (4, 4)  # a number beyond the classes gets its row and column
-    assert metrics.confusion_matrix(predicted, y, 3).equal(counts.T)
+    counts = metrics.class_counts(y, predicted, 3)
+    assert counts.true.shape == (1, 4)  # a number beyond the classes gets its column
     assert metrics.accuracy(counts) == metrics.balanced_accuracy(counts) == 0.75
     assert metrics.f1(counts) == pytest.approx((2 / 3 + 1) / 2)
-    assert metrics.f1(torch.tensor([[1, 0], [1, 3]])) == pytest.approx((2 / 3 + 6 / 7) / 2)  # one sample is enough
-    nobody = metrics.confusion_matrix(y[:0], y[:0], 3)
-    assert nobody.shape == (3, 3)
+    rare = metrics.class_counts(torch.tensor([0, 1, 1, 1, 1]), torch.tensor([0, 0, 1, 1, 1]), 2)
+    assert metrics.f1(rare) == pytest.approx((2 / 3 + 6 / 7) / 2)  # one sample is enough
+    nobody = metrics.class_counts(y[:0], y[:0], 3)
     for score in (metrics.accuracy, metrics.balanced_accuracy, metrics.f1):
         assert math.isnan(score(nobody))
 

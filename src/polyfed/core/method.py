@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType, MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -247,6 +247,18 @@ class MethodCard:
     alone: bool = False
     adapters: AdapterSettings | None = None
     personalize: Literal["", "tuned", "shares"] = ""
+
+
+Receive = TypeVar("Receive", bound=Callable[..., Any])
+
+
+def loads_message(receive: Receive) -> Receive:
+    """Mark a `receive` that loads tensors of the message into the network, and nothing of the client's own.
+
+    With `MethodCard.ignores_initial_weights`, who is sent the same holds the same then, and is scored together.
+    """
+    receive.loads_message = True  # type: ignore[attr-defined]
+    return receive
 
 
 class Method:

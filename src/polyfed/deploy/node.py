@@ -33,7 +33,6 @@ from polyfed.deploy.protocol import (
     first_difference,
     merge_client_state,
     parse,
-    score_to_json,
     serialize,
     shared_config,
 )
@@ -41,12 +40,12 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.executors.client_work import run_job, score_parts, working_copy
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.executors.client_work import run_job, score_batch, working_copy
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.model_export import model_entry
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.scoring import ScoreCache, uses_default_predict
+from polyfed.engine.scoring import ScoreCache, score_to_json, uses_default_predict
 from polyfed.engine.task import Task
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
@@ -261,7 +260,7 @@ class NodeTask:
             )
         exchange = exchanges[task.exchange_index]
         job = TrainJob(
-            client, freeze(message), task.variant, exchange, task.round, task.scores, task.from_scores, task.is_final
+            client, freeze(message), task.variant, exchange, task.round, task.scores, task.figures, task.is_final
         )
         fresh = functools.partial(self._store.allocate, self._name, task.variant)
         with keep_global_rng():
@@ -323,8 +322,9 @@ class NodeTask:
         """Of the task's parts that the client has rows of, as it stands or after receiving a message."""
         task = self._task
         parts = [part for part in task.parts if len(getattr(self.client.data, part))]
-        job = EvalJob(self.client, task.variant, message, task.round, parts)
-        return score_parts(job, self._method, self._model_factory, ScoreCache(task.from_scores)) if parts else {}
+        batch = EvalBatch([EvalJob(self.client, task.variant, message, task.round, parts)])
+        memory = ScoreCache(task.figures)
+        return score_batch(batch, self._method, self._model_factory, memory)[0] if parts else {}
 
     def _take_up(self) -> None:
         """Restore the client's state when it last counted."""

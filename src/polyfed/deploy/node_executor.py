@@ -37,16 +37,16 @@ from polyfed.deploy.protocol import (
     TaskResult,
     deserialize,
     parse,
-    score_from_json,
+    read_score,
     serialize,
     split_client_state,
 )
-from polyfed.engine.evaluation import from_scores_of
+from polyfed.engine.evaluation import figures_of
 from polyfed.engine.executors.client_work import has_weights
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import decoded
-from polyfed.engine.scoring import ClientScore
+from polyfed.engine.scoring import Score
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import PolyfedError, RunError
 from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule
@@ -84,7 +84,7 @@ class NodeExecutor:
         self._limit = limit
         self._registry = registry
         self._event_log = registry.event_log
-        self._from_scores = list(from_scores_of(federation.evaluation))
+        self._figures = list(figures_of(federation.evaluation, federation.metrics))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
 
@@ -176,7 +176,7 @@ class NodeExecutor:
 
     def _envelope(self, job: TrainJob) -> Envelope:
         facts = {name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores")}
-        facts["from_scores"] = list(job.from_scores)
+        facts["figures"] = self._figures
         facts["base"] = _held(job.client)
         facts["mark"] = checkpoint_id(job.round, job.exchange_index)
         facts["parts"] = self._parts(job)
@@ -195,9 +195,7 @@ class NodeExecutor:
 
     def _scoring(self, job: EvalJob) -> Envelope:
         facts = {"round": job.round, "variant": job.variant, "base": _held(job.client)}
-        return self._request(
-            "score", {**facts, "from_scores": self._from_scores, "parts": list(job.parts)}, job.message
-        )
+        return self._request("score", {**facts, "figures": self._figures, "parts": list(job.parts)}, job.message)
 
     def _recall(self, job: EvalJob) -> Scores | None:
         """The scores of the client's last answer, if they are all there."""
@@ -208,16 +206,19 @@ class NodeExecutor:
     # answers --------------------------------------------------------------------------------------------------------
 
     def _scores(self, job: EvalJob, answer: Answer) -> Scores:
-        found: dict[str, ClientScore] = {}
+        found: dict[str, Score] = {}
         with self._guarded(job.client):
             facts, _ = self._opened(answer)
             found = {part: self._score(facts[part], job.client, part) for part in job.parts if part in facts}
         return found
 
-    def _score(self, facts: Mapping[str, Any], client: Client, part: str) -> ClientScore:
-        """Counts of as many rows as a client has claimed to have."""
-        others = self.federation.method.alternative_predictors if part == "test" else ()
-        return score_from_json(facts, self.federation.classes, len(getattr(client.data, part)), others)
+    def _score(self, facts: Mapping[str, Any], client: Client, part: str) -> Score:
+        """The score of as many rows as a client has claimed to have."""
+        rows = len(getattr(client.data, part))
+        if part == "validation":
+            return read_score(facts, rows, self.federation.classes)
+        others = self.federation.method.alternative_predictors
+        return read_score(facts, rows, self.federation.classes, self._figures, others)
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
         """An answer's facts and message."""

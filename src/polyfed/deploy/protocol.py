@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -28,9 +28,10 @@ from polyfed.core.message import (
     to_bytes,
     unflatten,
 )
-from polyfed.core.settings import Settings
-from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score
+from polyfed.core.settings import Metric, Settings
+from polyfed.engine.scoring import COUNTS, Score, score_from_json
 from polyfed.errors import RunError
+from polyfed.results.main_score import ACCURACY
 
 Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
@@ -49,7 +50,7 @@ _Numbers = Annotated[list[_Number], Field(max_length=2**16)]
 _Text = Annotated[str, Field(max_length=1000)]
 _Name = Annotated[str, Field(max_length=200)]
 _Names = Annotated[list[_Name], Field(max_length=2**16)]
-_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**11)]  # the server has counts (C, C) of each client
+_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**11)]  # of whose pairs the server may have counts
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
@@ -71,7 +72,7 @@ class TaskRequest(Settings):
     is_final: bool = False
     variant: str = ""
     scores: bool = False
-    from_scores: list[Literal["auc", "calibration_error"]] = Field(default_factory=list)
+    figures: list[Metric] = Field(default_factory=list)
     base: _Mark = ""
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
@@ -212,40 +213,43 @@ def split_client_state(message: Message) -> tuple[Group, State]:
     return get_group(message, _WEIGHTS), state
 
 
-def score_to_json(score: Score) -> dict[str, Any]:
-    """A score of classes in plain numbers."""
-    assert isinstance(score, ClientScore)  # a node refuses numbers to predict before it joins
-    shares = {name: getattr(score, name) for name in FROM_SCORES}
-    known = {name: None if math.isnan(value) else value for name, value in shares.items()}
-    others = {name: score_to_json(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion.tolist(), **known, "others": others}
-
-
-def score_from_json(score: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> ClientScore:
-    """The inverse of `score_to_json`, of a client with so many rows.
+def read_score(
+    facts: Mapping[str, Any], rows: int, classes: int, figures: Collection[str] = (), others: Collection[str] = ()
+) -> Score:
+    """The score that a node has sent (`engine.scoring.score_to_json`), of a client with so many rows.
 
     Args:
-        classes: of the task. others: the other predictors that there may be.
+        classes: of the task. figures: those asked for beside the accuracy. others: the other predictors that there
+            may be.
 
     Raises:
-        RunError: no such counts.
+        RunError: no such score.
     """
     try:
-        counts = torch.tensor(score["confusion"], dtype=torch.int64)
-        if counts.shape != (classes, classes):
-            raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
-        if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
-            raise ValueError(f"counts of another number of rows than {rows}")
-        shares = {name: math.nan if score[name] is None else float(score[name]) for name in FROM_SCORES}
-        for name, value in shares.items():
-            if not (math.isnan(value) or 0 <= value <= 1):
-                raise ValueError(f"{name} of {value:g}")
-        if foreign := [name for name in score["others"] if name not in others]:
+        score = score_from_json(facts)
+        _check_score(score, rows, {ACCURACY.name, *figures} - {COUNTS}, classes if COUNTS in figures else 0)
+        if foreign := [name for name in score.others if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
-        named = {name: score_from_json(other, classes, rows) for name, other in score["others"].items()}
-        return ClientScore(counts, shares["auc"], named, shares["calibration_error"])
+        for other in score.others.values():
+            _check_score(other, rows, {ACCURACY.name}, 0)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
+        raise RunError(f"expected a score of {rows} rows, got something else: {error}") from None
+    return replace(score, own=None, missing=None)
+
+
+def _check_score(score: Score, rows: int, figures: set[str], classes: int) -> None:
+    """Whether a score has these figures, all shares, and counts of so many classes; 0: no counts."""
+    if score.total != rows or score.figures.keys() != figures:
+        raise ValueError(f"{', '.join(score.figures)[:60]} of {score.total} rows")
+    for name, value in score.figures.items():
+        if not (math.isnan(value) or 0 <= value <= 1):
+            raise ValueError(f"{name} of {value:g}")
+    labels = score.pairs[:, :2]
+    counts = score.pairs[:, 2]
+    if score.classes != classes or bool(((labels < 0) | (labels >= classes)).any()):
+        raise ValueError(f"counts of other than {classes} classes")
+    if classes and (bool((counts < 0).any()) or int(counts.sum()) != rows or len(labels.unique(dim=0)) < len(labels)):
+        raise ValueError(f"counts of another number of rows than {rows}")
 
 
 def shared_config(recipe: Recipe) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from polyfed.core.settings import EACH_GROUP, Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.executors.client_work import Executor, has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
-from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score
+from polyfed.engine.scoring import COUNTS, Score
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
@@ -83,7 +82,7 @@ class Evaluator:
     silent: Callable[[], Collection[int]] = tuple
 
     def __post_init__(self) -> None:
-        self.from_scores = from_scores_of(self.evaluation)
+        self.figures = figures_of(self.evaluation, self.metrics)
         self._memory: dict[tuple[int, bool, str], tuple[_ScoredClient, Score]] = {}  # by client, received or not, part
         self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
         epochs = self.evaluation.held_out_epochs
@@ -182,8 +181,7 @@ class Evaluator:
                 stage: summarize(found.values(), self.evaluation.weighting) for stage, found in scores.items()
             },
             "held_out_per_client": {
-                stage: {str(number): getattr(score, score.main.name) for number, score in found.items()}
-                for stage, found in scores.items()
+                stage: {str(number): score.value for number, score in found.items()} for stage, found in scores.items()
             },
         }
 
@@ -202,7 +200,7 @@ class Evaluator:
                 exchange,
                 number,
                 scores=True,
-                from_scores=self.from_scores,
+                figures=self.figures,
                 exchange_index=place,
                 uploads=False,
             )
@@ -314,15 +312,15 @@ def summarize(
         scores: one per client that has test data. Those for which the figure is not defined are left out.
         mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
             accuracy over all samples, for the others the mean of the clients' own figures).
-        figure: "balanced_accuracy", "f1", "auc", "calibration_error" or "r2", or a function of the score; None: the
-            main score, the accuracy or the RMSE.
+        figure: the name of one that was asked for, or a function of the score; None: the main score, the accuracy or
+            the RMSE.
     """
     scores = list(scores)
     if not scores:
         return {}
     main = scores[0].main
-    value_of = figure if callable(figure) else operator.attrgetter(figure or main.name)
-    pairs = [(float(value_of(score)), score.total) for score in scores]
+    name = figure or main.name
+    pairs = [(name(score) if callable(name) else score.figures[name], score.total) for score in scores]
     pairs = [(value, total) for value, total in pairs if math.isfinite(value)]
     if not pairs:
         return {}
@@ -360,9 +358,9 @@ def evaluation_record(
         by_architecture.setdefault(architectures[number], []).append(one)
     scored = {stage: list(scores.values()) for stage, scores in stages.items()}
     wanted = metrics_of(evaluation, score)
-    asked: dict[str, str | Callable[[Any], float]] = {n: n for n in wanted if n != "confusion"}
+    asked: dict[str, str | Callable[[Any], float]] = {n: n for n in wanted if n != COUNTS}
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
-    values = {number: float(getattr(one, score.name)) for number, one in main.items()}
+    values = {number: one.value for number, one in main.items()}
     clients = [values.get(number, math.nan) for number in range(len(architectures))]
     return {
         score.name: _known({stage: summarize(scores, evaluation.weighting) for stage, scores in scored.items()}),
@@ -382,7 +380,7 @@ def evaluation_record(
                 for stage, scores in scored.items()
             }
         ),
-        "confusion": _summed(main.values()).tolist() if "confusion" in wanted and main else None,
+        "confusion": _summed(main.values()).tolist() if COUNTS in wanted and main else None,
         **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
 
@@ -405,9 +403,9 @@ def metrics_of(evaluation: Evaluation, score: MainScore) -> tuple[str, ...]:
     return score.metrics if score is RMSE else tuple(evaluation.metrics)
 
 
-def from_scores_of(evaluation: Evaluation) -> tuple[str, ...]:
-    """The figures asked for that need the scores of all samples."""
-    return tuple(name for name in evaluation.metrics if name in FROM_SCORES)
+def figures_of(evaluation: Evaluation, measures: Mapping[str, Measure]) -> tuple[str, ...]:
+    """What every score has beside the main one; figures of the user's own need all counts."""
+    return tuple(dict.fromkeys([*evaluation.metrics, *([COUNTS] if measures else [])]))
 
 
 def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
@@ -432,9 +430,9 @@ def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict
     """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
     found: dict[str, Mapping[str, Any]] = {}
     for stage, every in stages.items():
-        scores = [score for score in every if isinstance(score, ClientScore)]
-        lacking = [score.missing for score in scores if score.missing is not None]
-        parts = {"own": summarize([score.own for score in scores], weighting), "missing": summarize(lacking, weighting)}
+        own = [score.own or score for score in every]
+        lacking = [score.missing for score in every if score.missing is not None]
+        parts = {"own": summarize(own, weighting), "missing": summarize(lacking, weighting)}
         found[stage] = _known(parts)
     return _known(found)
 
@@ -448,19 +446,20 @@ def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
     return found
 
 
-def _measured(name: str, measure: Measure, score: ClientScore) -> float:
+def _measured(name: str, measure: Measure, score: Score) -> float:
     try:
-        return float(measure(score.confusion.clone()))
+        return float(measure(score.confusion()))
     except Exception as error:
         raise RunError(f"metric '{name}': {type(error).__name__}: {error}") from error
 
 
-def _summed(scores: Iterable[Score]) -> Tensor:
+def _summed(scores: Collection[Score]) -> Tensor:
     """The clients' counts together, as large as the largest."""
-    counts = [score.confusion for score in scores if isinstance(score, ClientScore)]
-    size = max(len(each) for each in counts)
-    whole = torch.zeros((size, size), dtype=torch.int64)
-    for each in counts:
+    whole = torch.zeros((0, 0), dtype=torch.int64)
+    for score in scores:
+        each = score.confusion()
+        if len(each) > len(whole):
+            whole, each = each, whole
         whole[: len(each), : len(each)] += each
     return whole
 

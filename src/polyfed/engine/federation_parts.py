@@ -22,7 +22,7 @@ from polyfed.engine.architectures import build_model_factory, builders_by_name, 
 from polyfed.engine.checkpoint import Checkpointer
 from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Evaluator, Measure, from_scores_of, held_out_of, select_missing
+from polyfed.engine.evaluation import Evaluator, Measure, figures_of, held_out_of, select_missing
 from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.client_work import Executor, WorkerContext
 from polyfed.engine.executors.process_pool import ProcessPool
@@ -217,8 +217,8 @@ class FederationParts:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        scores = from_scores_of(self.evaluation)
-        context = WorkerContext(self.method, self.model_factory, self.clients, self.store, scores)
+        figures = figures_of(self.evaluation, self.metrics)
+        context = WorkerContext(self.method, self.model_factory, self.clients, self.store, figures)
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)

@@ -129,7 +129,7 @@ class RoundRunner:
                     exchange,
                     round.number,
                     scores,
-                    self.evaluator.from_scores,
+                    self.evaluator.figures,
                     round.final,
                     place,
                     round.counts_operations,

@@ -1,13 +1,16 @@
-"""Scores of a client: how well the model it holds predicts given samples; and those already taken."""
+"""Scores of clients: how well the model that each holds predicts given samples; and those already taken.
+
+Of a client's predictions only the figures asked for are kept, so that memory does not grow with the square of the
+classes. Where several clients hold the same model, their rows go through it together.
+"""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +25,20 @@ from polyfed.profiling import timed
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
+LEAST = 4  # rows per forward pass: products of fewer rows have other last bits than those of many
+COUNTS = "confusion"  # asked for as a figure: the counts of all pairs of classes are kept
+FROM_COUNTS: Mapping[str, Callable[[metrics.ClassCounts], Tensor]] = {
+    ACCURACY.name: metrics.accuracy,
+    "balanced_accuracy": metrics.balanced_accuracy,
+    "f1": metrics.f1,
+}
 # figures that need more than counts: the scores of all samples (N, C) and their labels (N,)
 FROM_SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
     "auc": metrics.auc,
     "calibration_error": metrics.calibration_error,
 }
+
+Samples = LabeledSamples | SelectedSamples
 
 
 def uses_default_predict(method: Method) -> bool:
@@ -34,142 +46,217 @@ def uses_default_predict(method: Method) -> bool:
     return getattr(method.predict, "__func__", None) is Method.predict
 
 
-def predictors(method: Method, others: bool) -> dict[str, Method]:
-    """The methods whose `predict` scores a client: under "" its own, by name the others, where these are asked for."""
-    return {"": method, **(method.alternative_predictors if others else {})}
-
-
 @dataclass(frozen=True, eq=False)
-class ClientScore:
-    """A client's counts, from which every figure is made.
+class Score:
+    """What is kept of a client's predictions.
 
-    confusion: (C, C) int64; rows the true class, columns the predicted one. auc, calibration_error: NaN where they were
-    not asked for, or are not defined. others: by the other predictors that the method names
-    (`alternative_predictors`). missing: on the classes that the client never had; None where these were not asked for.
+    total: samples scored. figures: by name, the main score among them, which an RMSE is where numbers are predicted;
+    NaN: not defined. others: the main score by the other predictors that the method names (`alternative_predictors`).
+    own, missing: on the classes that the client has, and on those that it never had; None where these were not asked
+    for. pairs: how often each class was taken for each, of so many `classes` (`functional.metrics.class_pairs`); empty
+    where nobody asks.
     """
-
-    main: ClassVar[MainScore] = ACCURACY
-
-    confusion: Tensor
-    auc: float = math.nan
-    others: Mapping[str, Score] = field(default_factory=dict)
-    calibration_error: float = math.nan
-    missing: ClientScore | None = None
-
-    @functools.cached_property
-    def total(self) -> int:
-        """Samples scored."""
-        return int(self.confusion.sum())
-
-    @functools.cached_property
-    def accuracy(self) -> float:
-        """In [0, 1]; NaN without samples, as are the other figures."""
-        return metrics.accuracy(self.confusion)
-
-    @functools.cached_property
-    def balanced_accuracy(self) -> float:
-        """The mean recall of the classes that the client has test samples of."""
-        return metrics.balanced_accuracy(self.confusion)
-
-    @functools.cached_property
-    def f1(self) -> float:
-        """Macro F1 over the classes that the client has test samples of."""
-        return metrics.f1(self.confusion)
-
-    @functools.cached_property
-    def own(self) -> ClientScore:
-        """On the classes that the client has; `missing` has rows of all others that it has test samples of."""
-        if self.missing is None:
-            return self
-        had = self.missing.confusion.sum(dim=1) == 0
-        counts = self.confusion.clone()
-        counts[: len(had)][~had[: len(counts)]] = 0
-        return ClientScore(counts)
-
-
-@dataclass(frozen=True, eq=False)
-class RegressionScore:
-    """How well a client's numbers are predicted.
-
-    total: samples scored. rmse: in the unit of the numbers. r2: NaN where the client's numbers do not vary.
-    others: by the other predictors that the method names.
-    """
-
-    main: ClassVar[MainScore] = RMSE
-    missing: ClassVar[None] = None
 
     total: int
-    rmse: float
-    r2: float
+    figures: Mapping[str, float]
     others: Mapping[str, Score] = field(default_factory=dict)
+    own: Score | None = None
+    missing: Score | None = None
+    pairs: Tensor = metrics.NO_PAIRS
+    classes: int = 0
+
+    def confusion(self) -> Tensor:
+        """The counts (C, C) int64, where they were asked for; rows the true class, columns the predicted one."""
+        return metrics.confusion_matrix(self.pairs, self.classes)
+
+    @property
+    def main(self) -> MainScore:
+        """The main score."""
+        return RMSE if RMSE.name in self.figures else ACCURACY
+
+    @property
+    def value(self) -> float:
+        """The main score's value; NaN without samples."""
+        return self.figures[self.main.name]
 
 
-Score = ClientScore | RegressionScore
+class Part(NamedTuple):
+    """Samples that a client is scored on, and what of it is wanted.
+
+    is_test: all figures, and the other predictors that the method names, count, too; else the main score alone.
+    missing: test samples of classes that the client never had, where these are scored, too.
+    """
+
+    samples: Samples
+    is_test: bool = True
+    missing: SelectedSamples | None = None
+
+
+Outputs = Mapping[str, Mapping[int, Tensor]]  # by predictor, "" the method's own, and id of the samples: (N, C)
 
 
 @timed("score")
 def evaluate_model(
     client: Client,
     method: Method,
-    samples: LabeledSamples,
-    from_scores: Collection[str] = (),
-    others: bool = True,
-    outputs: Mapping[str, Sequence[Tensor]] | None = None,
-) -> Score:
+    parts: Sequence[Part],
+    figures: Collection[str] = (),
+    outputs: Outputs | None = None,
+) -> list[Score]:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
-        client: at work. method: whose `predict` gives the scores. samples: what to score on.
-        from_scores: those of `FROM_SCORES` that are taken, too, for which the scores of all samples are kept.
-        others: also by the other predictors that the method names, from the same weights and state; and on the classes
-            that the client never had, where it has samples of them.
-        outputs: what `predict` gives, `CHUNK` rows each on the CPU, by the names of `predictors`, where it is known; of
-            all or of none.
+        client: at work. method: whose `predict` gives the scores.
+        parts: what to score on; of several clients where these hold the same model.
+        figures: those wanted beside the main score. outputs: those of `predictions`, where they are known.
     """
-    known = outputs or {}
-    named = predictors(method, others)
-    found = {name: _score(client, one, samples, outputs=known.get(name)) for name, one in named.items() if name}
-    score = replace(_score(client, method, samples, from_scores, known.get("")), others=found)
-    if isinstance(score, RegressionScore) or client.missing is None or not others:
-        return score
-    missing = _score(client, method, client.missing)
-    assert isinstance(missing, ClientScore)
-    return replace(score, missing=missing)
+    outputs = predictions(client, method, parts) if outputs is None else outputs
+    tests = _distinct(part.samples for part in parts if part.is_test)
+    rest = _distinct(samples for part in parts for samples in _beside(part))
+    found = _judged(client, tests, outputs[""], figures)
+    beside = _judged(client, rest, outputs[""], ())
+    others = {name: _judged(client, tests, outputs[name], ()) for name in outputs if name}
+    scores = []
+    for part in parts:
+        place = id(part.samples)
+        score = found[place] if part.is_test else beside[place]
+        if part.is_test and others:
+            score = replace(score, others={name: by_name[place] for name, by_name in others.items()})
+        if part.missing is not None:
+            own = _on_own_classes(part.samples.y, outputs[""][place], part.missing.y)
+            score = replace(score, own=own, missing=beside[id(part.missing)])
+        scores.append(score)
+    return scores
 
 
-def predict_samples(client: Client, method: Method, samples: LabeledSamples | SelectedSamples) -> list[Tensor]:
-    """What `predict` gives for a client at work, `CHUNK` rows each, on the device of its network."""
+def predictions(client: Client, method: Method, parts: Sequence[Part]) -> Outputs:
+    """What `predict` gives for all samples of the parts, on the device of the client's network."""
+    tests = _distinct(part.samples for part in parts if part.is_test)
+    every = tests | _distinct(samples for part in parts for samples in _beside(part))
+    named = method.alternative_predictors if tests else {}
+    return {
+        "": _predictions(client, method, every),
+        **{name: _predictions(client, other, tests) for name, other in named.items()},
+    }
+
+
+def _distinct(samples: Iterable[Samples]) -> dict[int, Samples]:
+    return {id(one): one for one in samples}
+
+
+def _beside(part: Part) -> list[Samples]:
+    """The samples of which the main score alone is wanted."""
+    missing: list[Samples] = [] if part.missing is None else [part.missing]
+    return missing if part.is_test else [part.samples, *missing]
+
+
+def _predictions(client: Client, method: Method, samples: Mapping[int, Samples]) -> dict[int, Tensor]:
+    """What `predict` gives for each."""
+    if not samples:
+        return {}
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
+    found = []
     with torch.no_grad(), eval_mode(model):
-        chunks = samples.chunks(CHUNK, device)
-        return [method.predict(model, client.prepare(x.to(device)), client.state) for x in chunks]
+        for x in _batches(samples.values(), device):
+            filled = torch.cat([x, x[-1:].expand(LEAST - len(x), *x.shape[1:])]) if len(x) < LEAST else x
+            found.append(method.predict(model, client.prepare(filled.to(device)), client.state)[: len(x)])
+    return dict(zip(samples, torch.cat(found).split([len(one) for one in samples.values()]), strict=True))
 
 
-def _score(
-    client: Client,
-    method: Method,
-    samples: LabeledSamples | SelectedSamples,
-    from_scores: Collection[str] = (),
-    outputs: Sequence[Tensor] | None = None,
-) -> Score:
-    if outputs is None:
-        outputs = predict_samples(client, method, samples)
-    predicted = [scores.argmax(dim=1) if client.classes else scores[:, 0] for scores in outputs]
+def _batches(samples: Iterable[Samples], device: torch.device) -> Iterator[Tensor]:
+    """The inputs of all, one after the other, `CHUNK` rows at a time."""
+    waiting: list[Tensor] = []
+    rows = 0
+    for x in (x for one in samples for x in one.chunks(CHUNK, device)):
+        if waiting and _kind(x) != _kind(waiting[0]):
+            yield torch.cat(waiting)
+            waiting = []
+            rows = 0
+        waiting.append(x)
+        rows += len(x)
+        if rows >= CHUNK:
+            batch, rest = torch.cat(waiting).split([CHUNK, rows - CHUNK])
+            yield batch
+            waiting = [rest]
+            rows = len(rest)
+    if rows:
+        yield torch.cat(waiting)
+
+
+def _kind(x: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    """Inputs of one kind can stand in one batch."""
+    return x.shape[1:], x.dtype, x.device
+
+
+def _judged(
+    client: Client, samples: Mapping[int, Samples], outputs: Mapping[int, Tensor], figures: Collection[str]
+) -> dict[int, Score]:
+    """The scores of each, by its outputs."""
+    if not samples:
+        return {}
+    given = [outputs[place] for place in samples]
+    sizes = [len(one) for one in samples.values()]
     if not client.classes:
-        return _regression_score(client, samples, torch.cat(predicted).cpu())
-    y = samples.y
-    counts = metrics.confusion_matrix(y, torch.cat(predicted).cpu(), client.classes)
-    whole = torch.cat(list(outputs)).cpu() if from_scores else None
-    taken = {name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None}
-    return ClientScore(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
+        predicted = torch.cat([each[:, 0] for each in given]).cpu().split(sizes)
+        both = zip(samples.values(), predicted, strict=True)
+        return dict(zip(samples, [_regression_score(client, one, each) for one, each in both], strict=True))
+    y = torch.cat([one.y for one in samples.values()])
+    predicted = torch.cat([each.argmax(dim=1) for each in given]).cpu()
+    counts = metrics.class_counts(y, predicted, client.classes, sizes)
+    wanted = [name for name in FROM_COUNTS if name in figures or name == ACCURACY.name]
+    columns = {name: FROM_COUNTS[name](counts).tolist() for name in wanted}
+    labels = y.split(sizes)
+    taken = predicted.split(sizes)
+    for name in [name for name in FROM_SCORES if name in figures]:
+        columns[name] = [FROM_SCORES[name](each.cpu(), one) for each, one in zip(given, labels, strict=True)]
+    scores = {}
+    for row, place in enumerate(samples):
+        of_row = {name: column[row] for name, column in columns.items()}
+        pairs = metrics.class_pairs(labels[row], taken[row]) if COUNTS in figures else metrics.NO_PAIRS
+        scores[place] = Score(sizes[row], of_row, pairs=pairs, classes=counts.true.shape[1] if COUNTS in figures else 0)
+    return scores
 
 
-def _regression_score(client: Client, samples: LabeledSamples | SelectedSamples, outputs: Tensor) -> RegressionScore:
+def _on_own_classes(y: Tensor, outputs: Tensor, missing: Tensor) -> Score:
+    """The main score on the samples of classes that the client has; `missing` has labels of all others."""
+    mine = ~torch.isin(y, missing.unique())
+    right = int((y == outputs.argmax(dim=1).cpu())[mine].sum())
+    total = int(mine.sum())
+    return Score(total, {ACCURACY.name: right / total if total else math.nan})
+
+
+def _regression_score(client: Client, samples: Samples, outputs: Tensor) -> Score:
     """Outputs are in the client's standardized unit, samples may be in another; both are taken back to their own."""
     predicted = client.data.train.scale.restored(outputs)
     y = samples.scale.restored(samples.y)
-    return RegressionScore(len(y), metrics.rmse(predicted, y), metrics.r2(predicted, y))
+    return Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
+
+
+def score_to_json(score: Score) -> dict[str, Any]:
+    """A score in what JSON has; what is not defined is None."""
+    beside = {name: getattr(score, name) for name in ("own", "missing")}
+    return {
+        "total": score.total,
+        "figures": {name: None if math.isnan(value) else value for name, value in score.figures.items()},
+        "others": {name: score_to_json(other) for name, other in score.others.items()},
+        **{name: score_to_json(other) for name, other in beside.items() if other is not None},
+        "classes": score.classes,
+        "pairs": score.pairs.tolist(),
+    }
+
+
+def score_from_json(facts: Mapping[str, Any]) -> Score:
+    """The inverse of `score_to_json`."""
+    beside = {name: score_from_json(facts[name]) for name in ("own", "missing") if name in facts}
+    return Score(
+        int(facts["total"]),
+        {name: math.nan if value is None else float(value) for name, value in facts["figures"].items()},
+        {name: score_from_json(other) for name, other in facts["others"].items()},
+        pairs=torch.tensor(facts["pairs"], dtype=torch.int32).view(-1, 3),
+        classes=int(facts["classes"]),
+        **beside,
+    )
 
 
 class ScoreCache:
@@ -179,31 +266,26 @@ class ScoreCache:
     once.
     """
 
-    def __init__(self, from_scores: Collection[str] = ()) -> None:
-        self.from_scores = from_scores  # taken with every score
+    def __init__(self, figures: Collection[str] = ()) -> None:
+        self.figures = figures  # taken with every score
         self._by_content: dict[object, Score] = {}
 
-    def score(
-        self,
-        client: Client,
-        method: Method,
-        samples: LabeledSamples,
-        shared: bool,
-        others: bool = True,
-    ) -> Score:
-        """Score a working client; with `shared` samples, equal models once. others: see `evaluate_model`."""
-        if not shared:
-            return evaluate_model(client, method, samples, self.from_scores, others)
+    def scores(self, client: Client, method: Method, parts: Sequence[Part], shared: Sequence[bool]) -> list[Score]:
+        """See `evaluate_model`; parts that are `shared` once for equal models."""
+        if not any(shared):
+            return evaluate_model(client, method, parts, self.figures)
         model = method.personal_model(client.model)
-        inputs = (id(samples), id(client.prepare), id(client.missing))
-        content = (
-            client.architecture,
-            inputs,
-            fingerprint({"weights": dict(model.state_dict()), **{f"state {n}": t for n, t in client.state.items()}}),
-        )
-        if content not in self._by_content:
-            self._by_content[content] = evaluate_model(client, method, samples, self.from_scores, others)
-        return self._by_content[content]
+        held = {"weights": dict(model.state_dict()), **{f"state {name}": t for name, t in client.state.items()}}
+        content = (client.architecture, id(client.prepare), fingerprint(held))
+        keys = [
+            (content if is_shared else "own", id(part.samples), id(part.missing))
+            for part, is_shared in zip(parts, shared, strict=True)
+        ]
+        asked = dict(zip(keys, parts, strict=True))
+        asked = {key: part for key, part in asked.items() if key not in self._by_content}
+        fresh = dict(zip(asked, evaluate_model(client, method, list(asked.values()), self.figures), strict=True))
+        self._by_content |= {key: score for key, score in fresh.items() if key[0] != "own"}
+        return [fresh[key] if key in fresh else self._by_content[key] for key in keys]
 
 
 def fingerprint(message: Message) -> bytes:

@@ -36,7 +36,7 @@ from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.scoring import ClientScore, evaluate_model
+from polyfed.engine.scoring import Part, evaluate_model
 from polyfed.errors import ConfigError
 from polyfed.functional.class_shares import share_shift
 from polyfed.methods.local import Local
@@ -208,9 +208,8 @@ def _on_validation(client: Client, method: Method) -> Tensor:
     samples = client.data.validation
     total = 0.0
     if len(samples):
-        score = evaluate_model(client, method, samples, others=False)
-        right = score.confusion.diagonal().sum() if isinstance(score, ClientScore) else score.rmse**2 * score.total
-        total = float(right)
+        (score,) = evaluate_model(client, method, [Part(samples, is_test=False)])
+        total = round(score.value * score.total) if client.classes else score.value**2 * score.total
     return torch.tensor(total, dtype=torch.float64)
 
 

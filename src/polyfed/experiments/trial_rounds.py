@@ -21,7 +21,7 @@ from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, run_job
+from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, part_of, run_job
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train
@@ -29,7 +29,7 @@ from polyfed.engine.operation_counter import AllocationTracker, flops
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.scoring import CHUNK, evaluate_model
+from polyfed.engine.scoring import CHUNK, Part, evaluate_model
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cut_shapes
 
@@ -258,7 +258,7 @@ class MeasuringExecutor(Serial):
         rows = len(client.data.test) + len(client.missing or ())
         if rows:
             ready = time.perf_counter()
-            evaluate_model(client, method, client.data.test)
+            evaluate_model(client, method, [part_of(client, "test")])
             cost.row = (time.perf_counter() - ready) / rows
         self._seconds_training = time.perf_counter() - began
         return trained
@@ -271,7 +271,7 @@ class MeasuringExecutor(Serial):
         with AllocationTracker() as scoring:
             if len(client.data.test):
                 chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))
-                evaluate_model(client, context.method, chunk, others=False)
+                evaluate_model(client, context.method, [Part(chunk, is_test=False)])
         return int(max(training.peak, scoring.peak))
 
     def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:

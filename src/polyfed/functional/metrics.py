@@ -4,54 +4,87 @@ predictions RMSE and R2.
 A class is averaged over only where it occurs: without a true sample it has no recall, and without a sample of another
 class no AUC. Where nothing is left to average, the result is NaN.
 
-Shapes: N samples, C classes. Counts (C, C) are those of `confusion_matrix`: rows the true class, columns the
-predicted one.
+Shapes: N samples, C classes, K sets of samples, such as those of K clients.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+NO_PAIRS = torch.zeros((0, 3), dtype=torch.int32)  # see `class_pairs`
 
-def confusion_matrix(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """How often each true class was taken for each class.
+
+class ClassCounts(NamedTuple):
+    """Of sets of samples, how often each class is the true one, the predicted one, and both: (K, C) int64 each."""
+
+    true: Tensor
+    predicted: Tensor
+    right: Tensor
+
+
+def class_counts(y: Tensor, predicted: Tensor, classes: int, sizes: Sequence[int] | None = None) -> ClassCounts:
+    """Count the classes of K sets of samples that follow each other.
 
     Args:
         y, predicted: (N,) int64 class numbers, 0-based, on the CPU.
-        classes: C; more rows and columns are added where a number asks for them.
+        classes: C; more columns are added where a number asks for them.
+        sizes: of the sets; default: there is one.
 
-    Returns:
-        (C, C) int64; rows the true class, columns the predicted one.
+    >>> class_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).right
+    tensor([[1, 1]])
+    """
+    sizes = [len(y)] if sizes is None else sizes
+    if len(y):
+        classes = max(classes, 1 + int(torch.maximum(y.max(), predicted.max())))
+    first = classes * torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))  # column of each sample's set
+    hits = y == predicted
+    length = len(sizes) * classes
+    counted = [(first + y), (first + predicted), (first + y)[hits]]
+    return ClassCounts(*(places.bincount(minlength=length).view(len(sizes), classes) for places in counted))
 
-    >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
+
+def class_pairs(y: Tensor, predicted: Tensor) -> Tensor:
+    """(M, 3) int32: each pair of a true and a predicted class that occurs, and how often it does."""
+    pairs, counts = torch.stack([y, predicted], dim=1).unique(dim=0, return_counts=True)
+    return torch.cat([pairs, counts[:, None]], dim=1).int()
+
+
+def confusion_matrix(pairs: Tensor, classes: int) -> Tensor:
+    """How often each true class was taken for each class: (C, C) int64; rows the true class, columns the predicted one.
+
+    Args:
+        pairs: see `class_pairs`. classes: C.
+
+    >>> confusion_matrix(class_pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])), 2)
     tensor([[1, 1],
             [0, 1]])
     """
-    if len(y):
-        classes = max(classes, 1 + int(torch.maximum(y.max(), predicted.max())))
-    return torch.bincount(y * classes + predicted, minlength=classes * classes).view(classes, classes)
+    true, predicted, counts = pairs.long().unbind(dim=1)
+    whole = torch.zeros((classes, classes), dtype=torch.int64)
+    whole[true, predicted] = counts
+    return whole
 
 
-def accuracy(counts: Tensor) -> float:
-    """The share of samples on the diagonal."""
-    return float(counts.diagonal().sum()) / float(counts.sum()) if counts.any() else float("nan")
+def accuracy(counts: ClassCounts) -> Tensor:
+    """(K,) float64: the share of samples that are right."""
+    return counts.right.sum(dim=1).double() / counts.true.sum(dim=1)
 
 
-def balanced_accuracy(counts: Tensor) -> float:
-    """The mean recall of the classes that occur."""
-    recalls = counts.diagonal().double() / counts.sum(dim=1)  # 0/0 for those that do not occur
-    return float(recalls.nanmean())
+def balanced_accuracy(counts: ClassCounts) -> Tensor:
+    """(K,) float64: the mean recall of the classes that occur."""
+    recalls = counts.right.double() / counts.true  # 0/0 for those that do not occur
+    return recalls.nanmean(dim=1)
 
 
-def f1(counts: Tensor) -> float:
-    """The mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
-    true = counts.sum(dim=1)
-    taken = counts.sum(dim=0)
-    each = 2 * counts.diagonal().double() / (true + taken)
-    return float(each.where(true > 0, torch.nan).nanmean())
+def f1(counts: ClassCounts) -> Tensor:
+    """(K,) float64: the mean over the classes that occur of 2 TP / (2 TP + FP + FN)."""
+    each = 2 * counts.right.double() / (counts.true + counts.predicted)
+    return each.where(counts.true > 0, torch.nan).nanmean(dim=1)
 
 
 def auc(scores: Tensor, y: Tensor) -> float:

@@ -30,7 +30,16 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+    loads_message,
+)
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Shares, in_turn, numbers_in
@@ -102,6 +111,7 @@ class DepthFL(Method):
             server.state["model"] = layer_wise_mean(models, weights, get_group(server.state, "model"))
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         load_state(client.model, get_group(message, "model"))
         weight = self.distillation * _ramp_up(client.round - 1, self.ramp_up)

@@ -20,7 +20,15 @@ from typing import Literal
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+    loads_message,
+)
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -76,6 +84,7 @@ class FedAvg(Method):
         weight_averaging.average(server, self.aggregation, models, shares)
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         """Load the received weights."""
         load_state(client.model, get_group(message, "model"))

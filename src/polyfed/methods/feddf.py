@@ -29,7 +29,15 @@ from torch import Tensor
 from polyfed.core.client import Client, PublicData
 from polyfed.core.inference import public_outputs
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+    loads_message,
+)
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -111,6 +119,7 @@ class FedDF(Method):
         return mean
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         load_state(client.model, get_group(message, "model"))
         return {}

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
-from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters, loads_message
 from polyfed.core.modules import as_split_model
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.server import Server
@@ -122,6 +122,7 @@ class FedGen(FedAvg):
         server.state |= {"generator": dict(generator), "moments": dict(moments), "counts": known.int()}
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
         if "generator" not in message:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, StepResult, hyperparameters
+from polyfed.core.method import Batch, Context, StepResult, hyperparameters, loads_message
 from polyfed.core.modules import copy_parameters
 from polyfed.methods.building_blocks.proximal import add_pull
 from polyfed.methods.fedavg import FedAvg
@@ -32,6 +32,7 @@ class FedProx(FedAvg):
 
     mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg
 
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
         return {"received": copy_parameters(client.model)} if self.mu else {}

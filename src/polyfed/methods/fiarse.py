@@ -30,7 +30,16 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+    loads_message,
+)
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Shares, in_turn
@@ -116,6 +125,7 @@ class FIARSE(Method):
         return layers if self.threshold == "layer" else [[name for names in layers for name in names]]
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         values = get_group(message, "model")
         own = float_state(client.model)

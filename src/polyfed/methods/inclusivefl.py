@@ -28,7 +28,15 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+    loads_message,
+)
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
@@ -111,6 +119,7 @@ class InclusiveFL(Method):
         return set(_last_blocks(server, architecture, deeper[0]))
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         load_state(client.model, get_group(message, "model"))
         return {}

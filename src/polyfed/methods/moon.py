@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Requirements, hyperparameters
+from polyfed.core.method import Batch, Context, Requirements, hyperparameters, loads_message
 from polyfed.core.modules import float_state, freeze_copy
 from polyfed.functional.losses import model_contrastive_loss, task_loss
 from polyfed.methods.building_blocks import weight_averaging
@@ -42,6 +42,7 @@ class MOON(FedAvg):
     def requirements(self) -> Requirements:
         return weight_averaging.requirements(self.aggregation, split_model=True)
 
+    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         is_first_round = client.weights is None
         if is_first_round or not self.mu:

@@ -134,7 +134,7 @@ def deadly(dies: Callable[[Client], bool], scoring: bool = False) -> Method:
             return super().receive(client, message)
 
         def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-            if os.getpid() != HERE and scoring and len(x) == 12 and dies(model):
+            if os.getpid() != HERE and scoring and len(x) >= 12 and dies(model):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().predict(model, x, context)
 
@@ -326,7 +326,7 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         method=FedAvg(),
         model_factory=SimpleNamespace(device=torch.device("cuda")),
         store=None,
-        from_scores=(),
+        figures=(),
         clients=[1, 2],
     )
     if sys.platform == "linux":

@@ -34,7 +34,6 @@ from polyfed.engine.executors.stacked_loss import (
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
-from polyfed.engine.scoring import ClientScore
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import (
@@ -523,7 +522,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     def choose(name: str, device: str, workers: int | None = None) -> object:
         parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
         context: Any = SimpleNamespace(
-            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=()
+            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, figures=()
         )
         return choice.make_executor(name, workers, context, Training(), print)
 
@@ -597,7 +596,7 @@ class FailsInRound3(Local):
 def scored(method: Method) -> tuple[WorkerContext, list[EvalJob]]:
     """A federation after a round, and what is asked about its clients, as they are and as they would receive."""
     federation = of_toys(method, toys.NETS["bn"], training=TWO_ROUNDS, executor="serial")()
-    parts = federation.clients, federation.store, ("auc", "calibration_error")
+    parts = federation.clients, federation.store, ("auc", "calibration_error", "confusion")
     context = WorkerContext(method, federation.model_factory, *parts)
     sent = [method.broadcast(federation.server, client.id) for client in federation.clients]
     pairs = [(client, None) for client in federation.clients], list(zip(federation.clients, sent, strict=True))
@@ -612,12 +611,10 @@ def test_scores_are_the_serial_ones(method: Method) -> None:
     serial = Serial(context).score(asked)
     for one, other in zip(found, serial, strict=True):
         ours, theirs = one["test"], other["test"]
-        assert isinstance(ours, ClientScore)
-        assert isinstance(theirs, ClientScore)
-        assert torch.equal(ours.confusion, theirs.confusion)
-        assert (ours.auc, ours.calibration_error) == pytest.approx((theirs.auc, theirs.calibration_error), nan_ok=True)
-        assert {name: score.confusion.tolist() for name, score in ours.others.items()} == {
-            name: score.confusion.tolist() for name, score in theirs.others.items()
+        assert torch.equal(ours.pairs, theirs.pairs)
+        assert ours.figures == pytest.approx(theirs.figures, nan_ok=True)
+        assert {name: score.value for name, score in ours.others.items()} == {
+            name: score.value for name, score in theirs.others.items()
         }
 
 

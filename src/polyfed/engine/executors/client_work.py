@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,16 +35,18 @@ from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.core.server import PublicPass
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.scoring import Score, ScoreCache, evaluate_model
+from polyfed.engine.scoring import Part, Score, ScoreCache, evaluate_model, uses_default_predict
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
 from polyfed.profiling import timed
 
 _CPU = torch.device("cpu")
+_MOST_ROWS = 4096  # in a batch of clients that are scored together: enough to load their model once for many
+_MOST_OUTPUTS = 2**20  # of all rows of a batch together; the counts of classes take 24 bytes for each
 
 
 @timed("messages")
@@ -143,7 +145,7 @@ class ClientWork:
         self.refused = self._fault(nonfinite)
         if self.refused is None and job.scores and len(client.data.test):
             with self.stage("scoring"):
-                self._score = evaluate_model(client, self.method, client.data.test, job.from_scores)
+                (self._score,) = evaluate_model(client, self.method, [part_of(client, "test")], job.figures)
         if self.refused is None and job.uploads:  # a model of NaN sends nothing: its upload could be anything
             with self.stage("uploading"), self._counting() as done:
                 self.message = self.method.upload(client, self.trained)
@@ -283,28 +285,86 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
 
 
 @timed("score")
-def score_parts(asked: EvalJob, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> dict[str, Score]:
-    """The scores of all the parts asked for, by the same working copy of the client.
+def score_batch(batch: EvalBatch, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> list[Scores]:
+    """The scores of all the parts asked for, client by client, by the same working copy of the first.
 
     Raises:
         RunError: the method failed; says for which client and in which round.
     """
-    client = working_copy(asked.client, asked.variant, model_factory)
-    client.round = asked.round
+    first = batch.jobs[0]
+    client = working_copy(first.client, first.variant, model_factory)
+    client.round = first.round
+    places = [(job, part) for job in batch.jobs for part in job.parts]
     try:
-        if asked.message is not None:
-            method.receive(client, freeze(asked.message))
-        return {
-            part: memory.score(client, method, getattr(client.data, part), part in asked.shared, counts_others(part))
-            for part in asked.parts
-        }
+        if first.message is not None:
+            method.receive(client, freeze(first.message))
+        parts = [part_of(job.client, part) for job, part in places]
+        scores = memory.scores(client, method, parts, [part in job.shared for job, part in places])
     except Exception as error:
-        raise placed(error, client, "scoring", asked.round) from error
+        raise placed(error, client, "scoring", first.round) from error
+    taken = iter(scores)
+    return [{part: next(taken) for part in job.parts} for job in batch.jobs]
 
 
-def counts_others(part: str) -> bool:
-    """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
-    return part == "test"
+def part_of(client: Client, part: str) -> Part:
+    """What of a client's data is scored how: validation rows, which choose rounds, by the main score alone."""
+    samples = getattr(client.data, part)
+    return Part(samples, missing=client.missing) if part == "test" else Part(samples, is_test=False)
+
+
+def score_in_batches(
+    asked: Sequence[EvalJob], context: WorkerContext, carry_out: Callable[[Sequence[EvalBatch]], Sequence[list[Scores]]]
+) -> list[Scores]:
+    """The scores of all, in order, where those that hold the same model are scored together.
+
+    Args:
+        carry_out: gives the scores of each batch.
+    """
+    batches = _batches(asked, context.method, context.clients[0].classes)
+    found: dict[int, Scores] = {}
+    for places, scores in zip(batches, carry_out([EvalBatch([asked[p] for p in ps]) for ps in batches]), strict=True):
+        found |= zip(places, scores, strict=True)
+    return [found[place] for place in range(len(asked))]
+
+
+def _batches(asked: Sequence[EvalJob], method: Method, classes: int) -> list[list[int]]:
+    """The places of those that are scored together."""
+    network_alone = uses_default_predict(method) and not method.alternative_predictors
+    is_sent_whole = method.card.ignores_initial_weights and hasattr(method.receive, "loads_message")
+    kinds: dict[Hashable, list[int]] = {}
+    for place, job in enumerate(asked):
+        alike = network_alone and is_sent_whole and job.message is not None
+        kinds.setdefault(_kind(job) if alike else place, []).append(place)
+    most = min(_MOST_ROWS, _MOST_OUTPUTS // max(classes, 1))
+    return [some for places in kinds.values() for some in _of_size(asked, places, most)]
+
+
+def _kind(job: EvalJob) -> Hashable:
+    """What is equal for clients that hold the same model once they have received: what they are sent lies in one place.
+
+    Where tensors lie is asked, as some methods send views of the same memory.
+    """
+    tensors = flatten(job.message or {}).items()
+    sent = tuple((name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in tensors)
+    return job.client.architecture, job.variant, job.round, id(job.client.prepare), sent
+
+
+def _of_size(asked: Sequence[EvalJob], places: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The places in pieces of at most so many rows, each set of samples counted once; or of one client with more."""
+    piece: list[int] = []
+    sets: dict[int, int] = {}
+    for place in places:
+        client = asked[place].client
+        read = [getattr(client.data, part) for part in asked[place].parts]
+        own = {id(samples): len(samples) for samples in (*read, client.missing) if samples is not None}
+        if piece and sum(sets.values()) + sum(size for each, size in own.items() if each not in sets) > most:
+            yield piece
+            piece = []
+            sets = {}
+        piece.append(place)
+        sets |= own
+    if piece:
+        yield piece
 
 
 def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -319,14 +379,14 @@ def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class WorkerContext:
     """What is worked on.
 
-    clients: by number. store: of their weights. from_scores: scores come with these of `scoring.FROM_SCORES`.
+    clients: by number. store: of their weights. figures: scores come with these.
     """
 
     method: Method
     model_factory: ModelFactory
     clients: Sequence[Client]
     store: WeightStore
-    from_scores: Sequence[str]
+    figures: Sequence[str]
 
 
 def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:
@@ -377,9 +437,13 @@ class Serial:
         return outcomes
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
+        return score_in_batches(asked, self._context, self.score_batches)
+
+    def score_batches(self, batches: Sequence[EvalBatch]) -> list[list[Scores]]:
+        """The scores of each batch's clients."""
         context = self._context
-        scores = ScoreCache(context.from_scores)
-        return [score_parts(each, context.method, context.model_factory, scores) for each in asked]
+        memory = ScoreCache(context.figures)
+        return [score_batch(batch, context.method, context.model_factory, memory) for batch in batches]
 
     def close(self) -> None:
         """See `Executor`."""

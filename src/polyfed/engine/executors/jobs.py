@@ -25,7 +25,7 @@ class TrainJob:
     exchange: Exchange
     round: int
     scores: bool = False  # score it right after local training, too
-    from_scores: Sequence[str] = ()  # with these figures of `scoring.FROM_SCORES`
+    figures: Sequence[str] = ()  # with these beside the main score
     is_final: bool = False  # the exchange is one of the final round's
     exchange_index: int = 0  # where among the round's exchanges it stands
     counted: bool = False  # tell how many operations it takes
@@ -45,6 +45,22 @@ class EvalJob:
 
 
 @dataclass(frozen=True)
+class EvalBatch:
+    """Clients that are scored together: one, or several that are sent the same and then hold the same model."""
+
+    jobs: Sequence[EvalJob]
+
+    @property
+    def client(self) -> Client:
+        """The first."""
+        return self.jobs[0].client
+
+    @property
+    def round(self) -> int:
+        return self.jobs[0].round
+
+
+@dataclass(frozen=True)
 class PassJob:
     """A pass over public inputs that the server asks for, by the network of this client."""
 
@@ -56,7 +72,7 @@ class PassJob:
         return self.asked.round
 
 
-Job = TrainJob | EvalJob | PassJob
+Job = TrainJob | EvalBatch | PassJob
 Scores = Mapping[str, Score]  # part of the data -> score
 
 

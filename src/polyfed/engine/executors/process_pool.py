@@ -33,8 +33,8 @@ from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
-from polyfed.engine.executors.client_work import Serial, WorkerContext, run_public_pass
-from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob
+from polyfed.engine.executors.client_work import Serial, WorkerContext, run_public_pass, score_in_batches
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainJob
 from polyfed.engine.executors.worker_requests import (
     Buffer,
     Tree,
@@ -159,8 +159,12 @@ class ProcessPool:
         if not self._with_workers():
             return self._instead.score(asked)
         self._evaluation += 1
-        found: list[Scores | None] = self._run_all(asked, lambda _: None)
-        return [one or {} for one in found]
+
+        def carry_out(batches: Sequence[EvalBatch]) -> list[list[Scores]]:
+            found: list[list[Scores] | None] = self._run_all(batches, lambda _: None)
+            return [one or [{} for _ in batch.jobs] for batch, one in zip(batches, found, strict=True)]
+
+        return score_in_batches(asked, self._context, carry_out)
 
     def run_passes(self, passes: Sequence[PublicPass]) -> list[Tensor]:
         """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from polyfed.core.settings import Training
-from polyfed.engine.evaluation import from_scores_of
+from polyfed.engine.evaluation import figures_of
 from polyfed.engine.executors.client_work import WorkerContext
 from polyfed.engine.executors.process_pool import (
     Estimates,
@@ -237,8 +237,8 @@ class WorkerActor:
                 os.chdir(folder)
             tune_process()
             made = rebuild()
-            scores = from_scores_of(made.evaluation)
-            self._loop = WorkerLoop(WorkerContext(made.method, made.model_factory, made.clients, made.store, scores))
+            figures = figures_of(made.evaluation, made.metrics)
+            self._loop = WorkerLoop(WorkerContext(made.method, made.model_factory, made.clients, made.store, figures))
             return b"{}"
         except Exception as error:
             return json.dumps(described_error(error)).encode()

@@ -7,6 +7,7 @@ same clients train in the same stacks. What cannot be stacked is done as `Serial
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
@@ -21,12 +22,13 @@ from polyfed.engine.executors.client_work import (
     Serial,
     WorkerContext,
     client_weights,
-    counts_others,
     fetch,
+    part_of,
     run_job,
+    score_in_batches,
     working_copy,
 )
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.executors.stack_parts import (
     SignatureCache,
     attributes_kept,
@@ -38,7 +40,7 @@ from polyfed.engine.executors.stack_parts import (
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_loss import Tensors
 from polyfed.engine.local_training import phase_data
-from polyfed.engine.scoring import CHUNK, evaluate_model, predict_samples, predictors
+from polyfed.engine.scoring import evaluate_model, predictions
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, move_together
 from polyfed.functional.modes import dropout_layers
@@ -85,14 +87,18 @@ class VectorizedExecutor:
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`; what clients predict for rows of their own reaches main memory together."""
-        own = [place for place, each in enumerate(asked) if is_about_own_rows(each)]
-        found: dict[int, Scores] = {}
-        for first in range(0, len(own), self._size):
-            places = own[first : first + self._size]
-            found |= dict(zip(places, self._scored([asked[place] for place in places]), strict=True))
-        others = [place for place in range(len(asked)) if place not in found]
-        found |= dict(zip(others, self._serial.score([asked[place] for place in others]), strict=True))
-        return [found[place] for place in range(len(asked))]
+        return score_in_batches(asked, self._context, self._score_batches)
+
+    def _score_batches(self, batches: Sequence[EvalBatch]) -> list[list[Scores]]:
+        alone = [place for place, batch in enumerate(batches) if len(batch.jobs) == 1 and not batch.jobs[0].shared]
+        found: dict[int, list[Scores]] = {}
+        for first in range(0, len(alone), self._size):
+            places = alone[first : first + self._size]
+            scores = self._scored([batches[place].jobs[0] for place in places])
+            found |= {place: [one] for place, one in zip(places, scores, strict=True)}
+        others = [place for place in range(len(batches)) if place not in found]
+        found |= zip(others, self._serial.score_batches([batches[place] for place in others]), strict=True)
+        return [found[place] for place in range(len(batches))]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -139,7 +145,8 @@ class VectorizedExecutor:
         method, model_factory = self._context.method, self._context.model_factory
         before = [client_weights(each.client, each.variant, model_factory) for each in asked]
         clients: list[Client] = []
-        outputs: dict[tuple[int, str, str], Tensor] = {}  # by place, part and predictor
+        parts = [[part_of(each.client, part) for part in each.parts] for each in asked]
+        outputs: dict[tuple[int, str, int], Tensor] = {}  # by place, predictor and samples
         with copy_once():  # of what all are sent
             loaded = weights_on(before, model_factory.device)
             for place, each in enumerate(asked):
@@ -149,24 +156,19 @@ class VectorizedExecutor:
                 try:
                     if each.message is not None:
                         method.receive(client, freeze(each.message))
-                    for part in each.parts:
-                        samples = getattr(client.data, part)
-                        for name, one in predictors(method, counts_others(part)).items():
-                            outputs[place, part, name] = torch.cat(predict_samples(client, one, samples))
+                    found = predictions(client, method, parts[place])
                 except Exception as error:
                     raise placed(error, client, "scoring", each.round) from error
+                outputs |= {(place, name, of): output for name, each in found.items() for of, output in each.items()}
         here = move_together(list(outputs.values()), [torch.device("cpu")] * len(outputs))
-        chunks = {key: output.split(CHUNK) for key, output in zip(outputs, here, strict=True)}
-        found: list[Scores] = []
-        for place, (each, client) in enumerate(zip(asked, clients, strict=True)):
-            scores = {}
-            for part in each.parts:
-                others = counts_others(part)
-                known = {name: chunks[place, part, name] for name in predictors(method, others)}
-                own = getattr(client.data, part)
-                scores[part] = evaluate_model(client, method, own, self._context.from_scores, others, outputs=known)
-            found.append(scores)
-        return found
+        known: list[dict[str, dict[int, Tensor]]] = [defaultdict(dict) for _ in asked]
+        for (place, name, of), output in zip(outputs, here, strict=True):
+            known[place][name][of] = output
+        figures = self._context.figures
+        return [
+            dict(zip(each.parts, evaluate_model(client, method, own, figures, outputs=of_client), strict=True))
+            for each, client, own, of_client in zip(asked, clients, parts, known, strict=True)
+        ]
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -245,13 +247,6 @@ class VectorizedExecutor:
         for work, one in zip(works, trained, strict=True):
             work.trained = one
         return nonfinite
-
-
-def is_about_own_rows(asked: EvalJob) -> bool:
-    """Whether what is asked is about the client's own rows, and nothing else."""
-    if asked.client.missing is not None:
-        return False
-    return all(part not in asked.shared and len(getattr(asked.client.data, part)) for part in asked.parts)
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:

@@ -25,15 +25,15 @@ from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
-from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_parts
-from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
-from polyfed.engine.scoring import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache
+from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_batch
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
+from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
 from polyfed.errors import PolyfedError, RunError
 
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors, on which the last bits of a product may depend
 _LENGTH = 8  # bytes of the number that says how long the facts are
-_FLAGS = ("is_final", "exchange_index", "scores", "from_scores", "counted", "uploads")  # of a `TrainJob`
+_FLAGS = ("is_final", "exchange_index", "scores", "figures", "counted", "uploads")  # of a `TrainJob`
 
 Buffer = bytearray | memoryview
 Tree = Mapping[str, Any]  # names -> tensors, None, or such mappings; a message, a state, or several of them
@@ -161,14 +161,16 @@ def _request(asked: Job, evaluation: int) -> tuple[dict[str, Any], Tree]:
         facts |= {"what": "pass", "outputs": asked.asked.outputs}
         return facts, {"weights": asked.asked.weights, "rows": asked.asked.rows}
     row = client_row(asked.client)
-    facts |= {"variant": asked.variant, "own": None if row is None else row.variant}
     if isinstance(asked, TrainJob):
+        job: TrainJob | EvalJob = asked
         facts |= {"what": "job", **{name: getattr(asked, name) for name in _FLAGS}}
     else:
-        parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
-        facts |= {"what": "scoring", **parts, "evaluation": evaluation}
+        job = asked.jobs[0]
+        members = [[each.client.id, list(each.parts), list(each.shared)] for each in asked.jobs]
+        facts |= {"what": "scoring", "members": members, "evaluation": evaluation}
+    facts |= {"variant": job.variant, "own": None if row is None else row.variant}
     own = None if row is None else row.bytes
-    return facts, {"message": asked.message, "state": asked.client.state, "own": own}
+    return facts, {"message": job.message, "state": asked.client.state, "own": own}
 
 
 def check_reply(reply: Mapping[str, Any]) -> None:
@@ -184,10 +186,10 @@ def check_reply(reply: Mapping[str, Any]) -> None:
 
 def _read_answer(
     asked: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], store: WeightStore
-) -> JobResult | Scores | Tensor:
+) -> JobResult | list[Scores] | Tensor:
     """The result of a request; of a `TrainJob`, weights that did not change are the client's own again."""
-    if isinstance(asked, EvalJob):
-        return {part: _read_score(figures) for part, figures in tensors.items()}
+    if isinstance(asked, EvalBatch):
+        return [{part: score_from_json(score) for part, score in each.items()} for each in reply["scores"]]
     if isinstance(asked, PassJob):
         outputs: Tensor = tensors["outputs"]
         return outputs
@@ -206,7 +208,7 @@ def _read_answer(
         TrainingResult(*reply["trained"]),
         reply["bytes_up"],
         reply["sums"],
-        None if tensors["score"] is None else _read_score(tensors["score"]),
+        None if reply["score"] is None else score_from_json(reply["score"]),
         reply["refused"],
         operations=reply["operations"],
     )
@@ -216,28 +218,6 @@ def _check_length(architecture: str, content: Tensor, expected: int) -> None:
     """Whether a row is as long as the network's rows are here."""
     if content.numel() != expected:
         raise RunError(f"expected {expected} bytes of weights of '{architecture}', got {content.numel()}")
-
-
-def _figures(score: Score) -> dict[str, Any]:
-    """A score in tensors, for `_read_score`."""
-    others = {name: _figures(other) for name, other in score.others.items()}
-    if isinstance(score, RegressionScore):
-        numbers = torch.tensor([score.total, score.rmse, score.r2], dtype=torch.float64)
-        return {"regression": numbers, "others": others}
-    shares = {name: torch.tensor(getattr(score, name), dtype=torch.float64) for name in FROM_SCORES}
-    missing = None if score.missing is None else _figures(score.missing)
-    return {"confusion": score.confusion, **shares, "others": others, "missing": missing}
-
-
-def _read_score(figures: Mapping[str, Any]) -> Score:
-    others = {name: _read_score(other) for name, other in figures["others"].items()}
-    if "regression" in figures:
-        total, rmse, r2 = figures["regression"].tolist()
-        return RegressionScore(int(total), rmse, r2, others)
-    missing = None if figures["missing"] is None else _read_score(figures["missing"])
-    assert missing is None or isinstance(missing, ClientScore)
-    auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
-    return ClientScore(figures["confusion"], auc, others, calibration_error, missing)
 
 
 def _error_class(name: str) -> type[PolyfedError]:
@@ -277,7 +257,7 @@ class WorkerLoop:
     def __init__(self, context: WorkerContext, room: Callable[[int], Buffer] = bytearray) -> None:
         self._context = context
         self._room = room
-        self._memory = ScoreCache(context.from_scores)
+        self._memory = ScoreCache(context.figures)
         self._evaluation = 0
         for client in context.clients:
             client.weights = None
@@ -333,23 +313,26 @@ class WorkerLoop:
             "sums": done.sums,
             "refused": done.refused,
             "operations": done.operations,
+            "score": None if done.score is None else score_to_json(done.score),
         }
         return facts, {
             "message": done.message,
             "state": done.state if done.counts else None,
-            "score": None if done.score is None else _figures(done.score),
             "weights": fresh.bytes if done.weights is fresh else None,
         }
 
     def _scoring(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
         if request["evaluation"] != self._evaluation:
-            self._memory = ScoreCache(self._context.from_scores)
+            self._memory = ScoreCache(self._context.figures)
             self._evaluation = request["evaluation"]
-        client = self._client(request, tensors)
-        message = tensors["message"]
-        job = EvalJob(client, request["variant"], message, request["round"], request["parts"], request["shared"])
-        scores = score_parts(job, self._context.method, self._context.model_factory, self._memory)
-        return {}, {part: _figures(score) for part, score in scores.items()}
+        first = self._client(request, tensors)
+        others = [self._context.clients[number] for number, *_ in request["members"][1:]]
+        jobs = [
+            EvalJob(client, request["variant"], tensors["message"], request["round"], parts, shared)
+            for client, (_, parts, shared) in zip([first, *others], request["members"], strict=True)
+        ]
+        scores = score_batch(EvalBatch(jobs), self._context.method, self._context.model_factory, self._memory)
+        return {"scores": [{part: score_to_json(score) for part, score in each.items()} for each in scores]}, {}
 
     def _pass(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
         facts = (request["client"], tensors["weights"], request["outputs"], tensors["rows"], request["round"])

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
-from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, from_dataset, refuse_masked
+from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, samples_of
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import client_text, one_line
 
@@ -188,57 +187,6 @@ class Client:
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this exchange and round."""
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
-
-
-def samples_of(data: Any, what: str) -> LabeledSamples:
-    """Convert `LabeledSamples`, a pair (x, y), a data set or None to `LabeledSamples`.
-
-    Raises:
-        ConfigError: the data or labels are of another kind. `what` names them in the message.
-    """
-    if isinstance(data, LabeledSamples):
-        return data.on_cpu()
-    if data is None:
-        return LabeledSamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
-    try:
-        if isinstance(data, tuple | list) and len(data) == 2:
-            return _paired(*data)
-        if isinstance(data, Tensor | np.ndarray):
-            raise ConfigError(f"expected a pair (x, y) of inputs and labels, got {described(data)} alone")
-        if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in data):
-            raise ConfigError(f"expected a pair (x, y) of inputs and labels, got {len(data)} tensors")
-        return from_dataset(data)
-    except ConfigError as problem:
-        raise ConfigError(f"{what}: {problem}") from None
-
-
-def _paired(inputs: Any, labels: Any) -> LabeledSamples:
-    """Convert inputs and labels to samples."""
-    x = _tensor(inputs, "inputs")
-    y = _tensor(labels, "labels")
-    if x.dim() == 0:
-        raise ConfigError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
-    if y.dim() == 2:
-        write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
-        raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
-    inputs = x.float() if x.dtype == torch.float64 else x
-    return LabeledSamples(inputs, y.float() if y.is_floating_point() else y.long()).on_cpu()
-
-
-def _tensor(given: Any, what: str) -> Tensor:
-    """Convert numbers to a tensor, which shares memory with an array."""
-    refuse_masked(given, what)
-    try:
-        return torch.as_tensor(given)
-    except Exception:  # a list of tensors, a table of pandas, or anything else, which may raise anything
-        pass
-    try:
-        return torch.from_numpy(np.array(given))
-    except (TypeError, ValueError, RuntimeError):
-        hint = "; number the classes from 0" if what == "labels" else ""
-        raise ConfigError(
-            f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
-        ) from None
 
 
 def _check_model(model: Any) -> None:

@@ -26,14 +26,7 @@ from numpy.typing import NDArray
 from polyfed.data import cache
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns, check_column, column_values, pick_columns, stored_features
-from polyfed.data.files import (
-    CLIENT,
-    check_file,
-    check_sides,
-    choose_splits,
-    find_split_files,
-    owners,
-)
+from polyfed.data.files import CLIENT, check_file, check_sides, choose_splits, find_split_files, owners
 from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
 from polyfed.data.labeled_texts import RawTexts
 from polyfed.data.options import SourceOptions

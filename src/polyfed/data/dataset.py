@@ -17,18 +17,10 @@ from torch import Tensor
 from polyfed.data.column_schema import column_values
 from polyfed.data.options import SourceOptions
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import (
-    ONE_LABEL,
-    LabeledSamples,
-    TableColumns,
-    classes_up_to,
-    fill_missing,
-    from_dataset,
-    refuse_masked,
-)
+from polyfed.data.samples import LabeledSamples, TableColumns, classes_up_to, fill_missing, samples_of
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare, convert_channels, resize
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -295,53 +287,20 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 def as_samples(side: Any, what: str, name: str) -> LabeledSamples:
     """One side of `from_tensors`, checked and in the library's types."""
-    if not isinstance(side, tuple | list) or len(side) != 2:
-        side = side if isinstance(side, LabeledSamples) else from_dataset(side)
-        x, y = side.x, side.y
-    else:
-        given_x, given_y = side
-        x = _tensor(given_x, what, name)
-        y = _tensor(given_y, what, name)
+    if side is None:
+        raise ConfigError(f"expected a {what} side of '{name}', got None")
+    samples = samples_of(side, f"{what} side of '{name}'")
+    x = samples.x
     if x.dim() < 2 or len(x) == 0:
         raise ConfigError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', got {tuple(x.shape)}")
-    if x.dtype == torch.uint8:
-        if x.dim() != 4 or (x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)):
-            raise ConfigError(
-                f"expected uint8 {what} images of shape (N, channels, height, width) in '{name}', got "
-                f"{tuple(x.shape)}; pass anything that is no image as floats"
-            )
-    elif x.is_floating_point():
-        x = x.to(torch.float32)
-    else:
+    if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ConfigError(f"expected uint8 or float {what} inputs in '{name}', got {x.dtype}")
-    if y.is_complex() or y.dtype == torch.bool:
+    if x.dtype == torch.uint8 and (x.dim() != 4 or (x.shape[1] not in (1, 3) and x.shape[3] in (1, 3))):
         raise ConfigError(
-            f"expected {what} labels that are whole numbers, or floats to predict, in '{name}', got {y.dtype}"
+            f"expected uint8 {what} images of shape (N, channels, height, width) in '{name}', got {tuple(x.shape)}; "
+            "pass anything that is no image as floats"
         )
-    if y.dim() != 1:
-        raise ConfigError(
-            f"expected one label for every {what} input of '{name}', of shape (N,), got {tuple(y.shape)}{ONE_LABEL}"
-        )
-    try:
-        return LabeledSamples(x, y.float() if y.is_floating_point() else y.to(torch.int64))
-    except ConfigError as error:
-        raise ConfigError(f"{what} side of '{name}': {error}") from error
-
-
-def _tensor(value: Any, what: str, name: str) -> Tensor:
-    """A tensor or array-like as a CPU tensor (shared with the array where that is safe)."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    refuse_masked(value, f"{what} inputs and labels in '{name}'")
-    try:
-        array = np.ascontiguousarray(value)
-        array = array.reshape(np.shape(value))  # ascontiguousarray makes 0-d into 1-d
-        if array.dtype.kind in "iu" and array.dtype.itemsize > 1:
-            array = array.astype(np.int64)
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except (TypeError, ValueError) as error:
-        got = f"{type(value).__name__}: {first_line(error)}"
-        raise ConfigError(f"expected numbers in the {what} side of '{name}', got {got}") from error
+    return samples
 
 
 def public_inputs(

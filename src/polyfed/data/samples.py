@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, described
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
 _MOST_CLASSES = 10**6
@@ -195,6 +195,59 @@ class SelectedSamples:
 def checksum_of(parts: Iterable[LabeledSamples], names: Any) -> str:
     """SHA-256 of samples, in order, and of what they and their classes are called. names: as JSON has them."""
     return hashlib.sha256(json.dumps([names, [part.checksum for part in parts]]).encode()).hexdigest()
+
+
+def samples_of(data: Any, what: str) -> LabeledSamples:
+    """Convert `LabeledSamples`, a pair (x, y), a data set or None to `LabeledSamples`.
+
+    Raises:
+        ConfigError: the data or labels are of another kind. `what` names them in the message.
+    """
+    if isinstance(data, LabeledSamples):
+        return data.on_cpu()
+    if data is None:
+        return LabeledSamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    try:
+        if isinstance(data, tuple | list) and len(data) == 2:
+            return _paired(*data)
+        if isinstance(data, Tensor | np.ndarray):
+            raise ConfigError(f"expected a pair (x, y) of inputs and labels, got {described(data)} alone")
+        if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in data):
+            raise ConfigError(f"expected a pair (x, y) of inputs and labels, got {len(data)} tensors")
+        return from_dataset(data)
+    except ConfigError as problem:
+        raise ConfigError(f"{what}: {problem}") from None
+
+
+def _paired(inputs: Any, labels: Any) -> LabeledSamples:
+    """Convert inputs and labels to samples."""
+    x = _tensor(inputs, "inputs")
+    y = _tensor(labels, "labels")
+    if x.dim() == 0:
+        raise ConfigError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
+    if y.dim() > 1:
+        write = "y.squeeze(1)" if y.shape[1:] == (1,) else "y.argmax(1), if rows have a one for the class"
+        raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}{ONE_LABEL}")
+    inputs = x.float() if x.is_floating_point() else x
+    return LabeledSamples(inputs, y.float() if y.is_floating_point() else y.long()).on_cpu()
+
+
+def _tensor(given: Any, what: str) -> Tensor:
+    """Convert numbers to a tensor, which shares memory with an array that may be written into."""
+    refuse_masked(given, what)
+    if isinstance(given, np.ndarray) and not given.flags.writeable:
+        given = given.copy()
+    try:
+        return torch.as_tensor(given)
+    except Exception:  # a list of tensors, a table of pandas, or anything else, which may raise anything
+        pass
+    try:
+        return torch.from_numpy(np.array(given))
+    except (TypeError, ValueError, RuntimeError):
+        hint = "; number the classes from 0" if what == "labels" else ""
+        raise ConfigError(
+            f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
+        ) from None
 
 
 def from_dataset(dataset: Any) -> LabeledSamples:

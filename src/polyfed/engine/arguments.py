@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polyfed.core.client import Client, PublicData, samples_of
+from polyfed.core.client import Client, PublicData
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
+from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to, samples_of
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError, described

@@ -10,6 +10,7 @@ import torch
 
 import polyfed
 from polyfed.config.recipe import Recipe
+from polyfed.engine.scoring import Part, predictions
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto
 from polyfed.methods.building_blocks import prototypes
@@ -102,6 +103,25 @@ def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
         expected["head"].append(float((model(x).argmax(1) == y).double().mean()))
     assert last.record["accuracy"]["received"]["mean"] == pytest.approx(np.mean(expected["prototype"]))
     assert last.record["accuracy_by_predictor"]["received"]["head"]["mean"] == pytest.approx(np.mean(expected["head"]))
+
+
+def test_both_predictors_share_a_pass() -> None:
+    person = members(test=40)[1]
+    passes = []
+    model = NETS[person.architecture]()
+    model.extractor.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))  # type: ignore[operator]
+    at = worker(federation(FedProto(), [person])[0], 0)
+    at.bound = model  # type: ignore[assignment]
+    at.state = {"labels": torch.arange(CLASSES), "prototypes": torch.eye(CLASSES, 5)}
+    found = predictions(at, FedProto(), [Part(person.data.test)])
+    assert passes == [40]
+    assert "represent" not in vars(model)
+    whole = {name: next(iter(by_samples.values())) for name, by_samples in found.items()}
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(whole["head"], model(person.data.test.x), rtol=0, atol=0)
+        z = model.represent(person.data.test.x)  # type: ignore[operator]
+    torch.testing.assert_close(whole[""], -torch.cdist(z, at.state["prototypes"]))
 
 
 def test_a_score_is_new_when_only_the_prototypes_are() -> None:

@@ -20,7 +20,7 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.functional import metrics
-from polyfed.functional.modes import eval_mode
+from polyfed.functional.modes import eval_mode, represented_once
 from polyfed.profiling import timed
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
@@ -132,12 +132,12 @@ def evaluate_model(
 def predictions(client: Client, method: Method, parts: Sequence[Part]) -> Outputs:
     """What `predict` gives for all samples of the parts, on the device of the client's network."""
     tests = _distinct(part.samples for part in parts if part.is_test)
-    every = tests | _distinct(samples for part in parts for samples in _beside(part))
-    named = method.alternative_predictors if tests else {}
-    return {
-        "": _predictions(client, method, every),
-        **{name: _predictions(client, other, tests) for name, other in named.items()},
-    }
+    rest = _distinct(samples for part in parts for samples in _beside(part))
+    found = _predictions(client, {"": method, **(method.alternative_predictors if tests else {})}, tests)
+    found[""] |= _predictions(client, {"": method}, {place: one for place, one in rest.items() if place not in tests})[
+        ""
+    ]
+    return found
 
 
 def _distinct(samples: Iterable[Samples]) -> dict[int, Samples]:
@@ -150,18 +150,24 @@ def _beside(part: Part) -> list[Samples]:
     return missing if part.is_test else [part.samples, *missing]
 
 
-def _predictions(client: Client, method: Method, samples: Mapping[int, Samples]) -> dict[int, Tensor]:
-    """What `predict` gives for each."""
+def _predictions(
+    client: Client, methods: Mapping[str, Method], samples: Mapping[int, Samples]
+) -> dict[str, dict[int, Tensor]]:
+    """What each method's `predict` gives for each of the samples; they share the network's representations."""
     if not samples:
-        return {}
-    model = method.personal_model(client.model)
+        return {name: {} for name in methods}
+    model = methods[""].personal_model(client.model)
     device = next(iter(model.parameters())).device
-    found = []
-    with torch.no_grad(), eval_mode(model):
+    found: dict[str, list[Tensor]] = {name: [] for name in methods}
+    with torch.no_grad(), eval_mode(model), represented_once(model):
         for x in _batches(samples.values(), device):
             filled = torch.cat([x, x[-1:].expand(LEAST - len(x), *x.shape[1:])]) if len(x) < LEAST else x
-            found.append(method.predict(model, client.prepare(filled.to(device)), client.state)[: len(x)])
-    return dict(zip(samples, torch.cat(found).split([len(one) for one in samples.values()]), strict=True))
+            prepared = client.prepare(filled.to(device))
+            for name, method in methods.items():
+                found[name].append(method.predict(model, prepared, client.state)[: len(x)])
+    sizes = [len(one) for one in samples.values()]
+    whole = {name: torch.cat(outputs).split(sizes) for name, outputs in found.items()}
+    return {name: dict(zip(samples, outputs, strict=True)) for name, outputs in whole.items()}
 
 
 def _batches(samples: Iterable[Samples], device: torch.device) -> Iterator[Tensor]:

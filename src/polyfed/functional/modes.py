@@ -27,6 +27,27 @@ def eval_mode(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
+def represented_once(model: nn.Module) -> Iterator[None]:
+    """Asked twice in a row for the representation of an input, a split model gives the one it has. Without gradient."""
+    represent = getattr(model, "represent", None)
+    if represent is None or "represent" in vars(model):  # the network has one of its own making
+        yield
+        return
+    last: list[torch.Tensor] = []
+
+    def remembered(x: torch.Tensor) -> torch.Tensor:
+        if not last or last[0] is not x:
+            last[:] = x, represent(x)
+        return last[1]
+
+    model.represent = remembered  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del model.represent
+
+
+@contextmanager
 def frozen_running_stats(module: nn.Module) -> Iterator[nn.Module]:
     """BatchNorm layers inside ``module`` normalize by the batch and update neither running statistics nor counters.
 

@@ -6,8 +6,9 @@ from here (labels); those that look into the clients' networks (cka, tsne) need 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,47 +147,42 @@ def _fitting(given: Sequence[Path]) -> list[str]:
 
 
 def _all_used(choices: FigureOptions, chosen: Sequence[str]) -> None:
-    for field in fields(FigureOptions):
-        used_by = _USED_BY[field.name]
-        if getattr(choices, field.name) != field.default and not set(used_by) & set(chosen):
+    for option in fields(FigureOptions):
+        used_by = _USED_BY[option.name]
+        if getattr(choices, option.name) != option.default and not set(used_by) & set(chosen):
             figures = " or ".join(used_by)
-            raise ConfigError(f"{field.name}: expected a figure that uses it ({figures}), got {', '.join(chosen)}")
+            raise ConfigError(f"{option.name}: expected a figure that uses it ({figures}), got {', '.join(chosen)}")
 
 
+@dataclass
 class _Runs:
     """The runs of an analysis, read once; what several figures need of the clients' networks is made once.
 
     own: (run, file's name, content): matrices that belong to one run.
     """
 
-    def __init__(self, given: Sequence[Path], choices: FigureOptions, chosen: Sequence[str], trust: bool) -> None:
-        self.given = given
-        self.choices = choices
-        self.chosen = chosen
-        self.trust = trust
-        self.own: list[tuple[RunRecord, str, Any]] = []
-        self._found: list[RunRecord] | None = None
-        self._represented: list[GroupRepresentations] | None = None
+    given: Sequence[Path]
+    choices: FigureOptions
+    chosen: Sequence[str]
+    trust: bool
+    own: list[tuple[RunRecord, str, Any]] = field(default_factory=list)
 
-    @property
+    @functools.cached_property
     def found(self) -> list[RunRecord]:
-        if self._found is None:
-            self._found = load_runs(self.given, self.trust)
-        return self._found
+        return load_runs(self.given, self.trust)
 
+    @functools.cached_property
     def represented(self) -> list[GroupRepresentations]:
         """What the clients' networks make of common inputs: one pass for all figures that need it."""
-        if self._represented is None:
-            from polyfed.analysis.representations import represent_runs
+        from polyfed.analysis.representations import represent_runs
 
-            keys = ("inputs", "inputs_from", "clients", "device")
-            self._represented = represent_runs(
-                self.found,
-                **{key: getattr(self.choices, key) for key in keys},
-                kernels="cka" in self.chosen,
-                vectors="tsne" in self.chosen,
-            )
-        return self._represented
+        keys = ("inputs", "inputs_from", "clients", "device")
+        return represent_runs(
+            self.found,
+            **{key: getattr(self.choices, key) for key in keys},
+            kernels="cka" in self.chosen,
+            vectors="tsne" in self.chosen,
+        )
 
 
 def _curves(runs: _Runs) -> list[FigureWithData]:
@@ -222,7 +218,7 @@ def _cka(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.cka import draw_maps, draw_means, similarity
 
     drawings: list[FigureWithData] = []
-    groups = runs.represented()
+    groups = runs.represented
     for number, one in enumerate(groups, start=1):
         found = [similarity(each) for each in one.runs]
         runs.own += [(each.run, "cka", alike.maps()) for each, alike in zip(one.runs, found, strict=True)]
@@ -239,7 +235,7 @@ def _tsne(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.tsne import draw_panels, embeddings
 
     drawings: list[FigureWithData] = []
-    groups = runs.represented()
+    groups = runs.represented
     for number, one in enumerate(groups, start=1):
         mine = [each for each in one.runs if each.run.seed == one.seed]
         found = [panel for each in mine for panel in embeddings(each, runs.choices.points)]

@@ -164,6 +164,26 @@ def test_what_goes_wrong_at_a_node_stays_there(asked: Any, logged: StringIO) -> 
     assert "row 7: age 43" in logged.getvalue()
 
 
+@pytest.mark.parametrize(("limit", "pulled"), [(10**4, 1), (10, 2)])
+def test_a_part_that_the_last_message_had_travels_once(
+    limit: int, pulled: int, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was scored is trained next; what is too large for the node's memory is fetched again."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    monkeypatch.setattr(supernode, "_KEPT", limit)
+    config = ConfigRecord({"numbers": [1, 2, 3]})
+    contents = [RecordDict({"asked": config, "more": ConfigRecord({"number": number})}) for number in (1, 2)]
+    server = Server(*(Message(content, dst_node_id=7, message_type="train") for content in contents))
+    pulls: list[str] = []
+    pull = server.pull_object
+    monkeypatch.setattr(server, "pull_object", lambda run, name: (pulls.append(name), pull(run, name))[1])
+    with pytest.raises(RunError, match="looked for work again"):
+        supernode.answer_forever(answers, server.fleet())
+    assert pulls.count(config.object_id) == pulled
+    assert len(server.answers) == 2
+
+
 @pytest.mark.parametrize("error", ["unavailable", "over"])
 def test_a_message_that_never_arrives_does_not_keep_a_node(
     error: str, asked: Any, logged: StringIO, monkeypatch: pytest.MonkeyPatch

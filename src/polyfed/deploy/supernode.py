@@ -37,6 +37,7 @@ __all__ = ["join"]
 
 _ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s/:@]+):\d{1,5}")
 _IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own program has them
+_KEPT = 2**28  # bytes of a message, at most, whose parts are kept until the next one
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
 
 
@@ -141,6 +142,7 @@ def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
     """Answer the server's messages, one after the other."""
     from flwr.supercore.run import RunNotRunningException
 
+    last: dict[str, bytes] = {}
     since = time.monotonic()
     while True:
         found = None
@@ -150,16 +152,22 @@ def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
             wait_on(since, _IDLE)
             continue
         try:
-            _answer_one(app, fleet, *found)
+            _answer_one(app, fleet, last, *found)
         except (Exception, RunNotRunningException):  # Flower's is no Exception
             logging.getLogger("polyfed").exception("a message was not answered")
         since = time.monotonic()
 
 
-def _answer_one(app: Callable[[Message], Message], fleet: Fleet, announced: Message, parts: Any) -> None:
+def _answer_one(
+    app: Callable[[Message], Message], fleet: Fleet, last: dict[str, bytes], announced: Message, tree: Any
+) -> None:
     """Fetch an announced message, and send the app's answer.
 
     A message whose run ends while it is fetched never arrives; Flower would ask for hours.
+
+    Args:
+        last: parts of the message before, by the checksum that Flower names them by; afterwards of this one. A model
+            that was received to be scored is so at hand when it is to be trained. tree: the parts' names.
     """
     from flwr.app import Message as FlowerMessage
     from flwr.supercore import log
@@ -168,21 +176,31 @@ def _answer_one(app: Callable[[Message], Message], fleet: Fleet, announced: Mess
 
     run = announced.metadata.run_id
     log(logging.INFO, "Round %s: %s", announced.metadata.group_id, announced.metadata.message_type)
+    before = last.copy()
+    last.clear()
+
+    def part(name: str) -> bytes:
+        last[name] = before[name] if name in before else fleet.pull_object(run, name)
+        return last[name]
+
     message = pull_and_inflate_object_from_tree(
-        parts,
-        functools.partial(fleet.pull_object, run),
+        tree,
+        part,
         functools.partial(fleet.confirm, run),
         return_type=FlowerMessage,
         max_time=ARRIVAL,
         initial_backoff=SHORTEST,
     )
-    message.metadata.__dict__["_message_id"] = parts.object_id
+    before.clear()
+    if sum(map(len, last.values())) > _KEPT:
+        last.clear()
+    message.metadata.__dict__["_message_id"] = tree.object_id
     begun = time.monotonic()
     answer = reply(app, message)
     answer.metadata.__dict__["_message_id"] = answer.object_id
     with inflatable_object.no_object_id_recompute():
-        tree = inflatable_object.get_object_tree(answer)
-        wanted, session = fleet.send(answer, tree, time.monotonic() - begun)
+        parts = inflatable_object.get_object_tree(answer)
+        wanted, session = fleet.send(answer, parts, time.monotonic() - begun)
         objects = inflatable_object.get_all_nested_objects(answer)
         push_objects(objects, functools.partial(fleet.push_object, run, session), object_ids_to_push=wanted)
 

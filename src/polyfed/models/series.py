@@ -22,13 +22,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.errors import ConfigError
 from polyfed.models.split import Builder, SequentialSplit, registered
-from polyfed.models.vit import Block
+from polyfed.models.vit import Block, ClassToken, Tokens
 
 _FEATURES = 64  # D
 _VECTOR = 16  # numbers of an id's vector
@@ -101,36 +100,6 @@ class MeanOverTime(nn.Module):
         return x.mean(dim=2)
 
 
-class Pieces(nn.Module):
-    """Pieces of 10 steps, each through one linear layer, behind the class token; learned positions are added."""
-
-    def __init__(self, channels: int, length: int) -> None:
-        super().__init__()
-        self.class_token = nn.Parameter(torch.zeros(1, 1, _WIDTH))
-        self.positions = nn.Parameter(torch.zeros(1, 1 + length // _PATCH, _WIDTH))
-        self.pieces = nn.Conv1d(channels, _WIDTH, _PATCH, _PATCH)
-        nn.init.trunc_normal_(self.class_token, std=0.02)
-        nn.init.trunc_normal_(self.positions, std=0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, channels, L) to (N, 1 + L / 10, W)."""
-        tokens = self.pieces(x).transpose(1, 2)
-        first = self.class_token.expand(tokens.shape[0], -1, -1)
-        return torch.cat([first, tokens], dim=1) + self.positions
-
-
-class FirstToken(nn.Module):
-    """The class token behind a LayerNorm: (N, T, W) to (N, W)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(_WIDTH)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        token: Tensor = self.norm(tokens[:, 0])
-        return token
-
-
 def _cnn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
     vectors, channels = _input(name, in_shape, words, least=4)
     first = _layers(conv1=nn.Conv1d(channels, width, 5, padding=2), relu1=nn.ReLU(), pool1=nn.MaxPool1d(2))
@@ -179,8 +148,12 @@ def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | Non
     vectors, channels = _input(name, in_shape, words, least=_PATCH)
     if in_shape[-1] % _PATCH:
         raise ConfigError(f"{name} needs series of a length that is a multiple of {_PATCH}, got {in_shape[-1]}")
-    first = _layers(pieces=Pieces(channels, in_shape[-1]), block1=Block(_WIDTH, _HEADS))
-    return _split(name, vectors | first, _layers(block2=Block(_WIDTH, _HEADS), token=FirstToken()), _WIDTH, classes)
+    tokens = Tokens(nn.Conv1d(channels, _WIDTH, _PATCH, _PATCH), in_shape[-1] // _PATCH, _WIDTH)
+    nn.init.trunc_normal_(tokens.class_token, std=0.02)
+    nn.init.trunc_normal_(tokens.positions, std=0.02)
+    first = _layers(tokens=tokens, block1=Block(_WIDTH, _HEADS))
+    rest = _layers(block2=Block(_WIDTH, _HEADS), class_token=ClassToken(), norm=nn.LayerNorm(_WIDTH))
+    return _split(name, vectors | first, rest, _WIDTH, classes)
 
 
 def _harcnn(

@@ -88,20 +88,20 @@ class Block(nn.Module):
 
 
 class Tokens(nn.Module):
-    """An image's patches, each through one linear layer, behind the class token; positions, which are learned, added.
+    """An input's patches, each through one linear layer, behind the class token; positions, which are learned, added.
 
     Args:
-        channels: of the image. patches: h/p * w/p, how many there are. patch: p, pixels a side. width: W.
+        patches: the layer, a convolution as wide as its stride. count: of the patches. width: W.
     """
 
-    def __init__(self, channels: int, patches: int, patch: int, width: int) -> None:
+    def __init__(self, patches: nn.Conv1d | nn.Conv2d, count: int, width: int) -> None:
         super().__init__()
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.positions = nn.Parameter(torch.zeros(1, 1 + patches, width))
-        self.patches = nn.Conv2d(channels, width, patch, patch)
+        self.positions = nn.Parameter(torch.zeros(1, 1 + count, width))
+        self.patches = patches
 
     def forward(self, x: Tensor) -> Tensor:
-        """N x channels x h x w -> N x T x W, T = 1 + patches."""
+        """N x channels x h x w, or N x channels x L, -> N x T x W, T = 1 + count."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         first = self.class_token.expand(patches.shape[0], -1, -1)
         out: Tensor = torch.cat([first, patches], dim=1) + self.positions
@@ -156,7 +156,7 @@ def vision_transformer(
             f"{name} needs images of at least {2 * patch} x {2 * patch} whose sides are multiples of {patch}, "
             f"got {height} x {breadth}: resize them (data.image_size = {fits})"
         )
-    tokens = Tokens(channels, height // patch * (breadth // patch), patch, width)
+    tokens = Tokens(nn.Conv2d(channels, width, patch, patch), height // patch * (breadth // patch), width)
     extractor = nn.Sequential(OrderedDict(tokens=tokens, block1=Block(width, heads)))
     body: OrderedDict[str, nn.Module] = OrderedDict()
     for i in range(2, depth + 1):

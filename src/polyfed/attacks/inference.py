@@ -5,10 +5,8 @@
 shares ask for. The attacker has these rows with their classes, as in the papers, and does not know which are which.
 
 * loss threshold (Yeom et al., CSF 2018): the loss of the uploaded network, or of the client's own ("holder");
-* LiRA (Carlini et al., S&P 2022): shadow models do the client's last round from the client's broadcast, on other rows.
-  Offline these are rows that the attacker has (`--shadow-data`), as many of each class as the client has where they
-  are there twice; online random halves of the tested rows, so that each is in half of the shadow models. Only the last
-  round can be attacked so: what earlier rounds left of a row is in the shadow models' start, too.
+* LiRA (Carlini et al., S&P 2022): shadow models do the client's last round from the client's broadcast, offline on rows
+  that the attacker has, online on random halves of the tested rows, so that each is in half of the shadow models.
 
 **Classes.** Where they are not stated, a score per client and class, the higher the likelier that the client has
 training samples of it:

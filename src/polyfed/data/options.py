@@ -115,23 +115,17 @@ class PartitionOptions:
         dirichlet_alpha: of "dirichlet" and "quantity".
         min_samples: of "dirichlet" and "quantity": smallest number of rows per client, before the split; None: 10.
             Of "by_group": values with fewer assigned rows are left out; None: none is.
-        classes_per_client: of "by_class".
-        class_assignment: of "by_class".
-        split: "a:b:c", "official" or "official:a:b".
-        test: "local" or "global".
+        classes_per_client, class_assignment: of "by_class".
+        split, test: see above.
         holdout: rows of the training side that are set aside first for the server, equally many of each class as far
             as they go, drawn at random.
-        max_train_per_client: at most this many training rows per client. The first rows of each class are kept, the
-            classes in the proportion in which the client holds them, so that a cap does not change the label skew.
-            Several caps: clients take them in turn, client k the (k mod M)th of M.
+        max_train_per_client: at most this many training rows per client, the first of each class, in the proportions
+            that the client has. Several caps: client k has the (k mod M)th of M.
         max_test_per_client: likewise for each client's test rows, or for the common test set.
         halved_client_fraction: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's
-            Figure 3), each class in proportion, a single row always; those of a smaller share are among those of a
-            larger one.
-        group_by: of "by_group": which of the source's columns to deal by.
-        num_groups: of "by_group": its values are put into so many groups by their hash (`hash_groups`), and whole
-            groups are assigned. With an official split a test row of a value that training rows lack then goes to the
-            client that holds its group; without groups, to nobody.
+            Figure 3), each class in proportion; those of a smaller share are among those of a larger one.
+        group_by: of "by_group": which of the source's columns to deal by. num_groups: its values are put into so many
+            groups by their hash (`hash_groups`), and whole groups are assigned, also of an official test side.
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
             and test rows of other classes are left out. Needs ``test="local"``.
     """

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 
+from polyfed.core.message import clone
 from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.uploads import find_mismatch
 from polyfed.methods import FedAvg, FedGH
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import SHORT
 from polyfed.testing.observation import AggregationScene
+
+
+@functools.cache
+def first_aggregation(method: Any) -> AggregationScene:
+    return ConformanceKit(method=method).scenes[0]
 
 
 def fault(method: Any, change: Any) -> str | None:
     """What is wrong with client 0's first upload after a change."""
-    found: list[str | None] = []
-
-    def look(scene: AggregationScene) -> None:
-        message = {name: dict(v) if not isinstance(v, torch.Tensor) else v for name, v in scene.uploads[0].items()}
-        change(message)
-        known = UploadContext(method, scene.server, 0, method.broadcast(scene.server, 0))
-        found.append(find_mismatch(method.card.form, message, known))
-
-    kit = ConformanceKit(method=method)
-    kit.aggregations(kit.usual, SHORT.model_copy(update={"rounds": 1}), look)
-    return found[0]
+    scene = first_aggregation(method)
+    message: dict[str, Any] = clone(scene.uploads[0])
+    change(message)
+    known = UploadContext(method, scene.server, 0, method.broadcast(scene.server, 0))
+    return find_mismatch(method.card.form, message, known)
 
 
 def put(name: str, value: torch.Tensor) -> Any:

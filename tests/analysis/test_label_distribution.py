@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from polyfed.analysis.label_distribution import label_table, plot_labels
-from polyfed.analysis.representations import load_run_data
 from polyfed.errors import ConfigError
+from polyfed.experiments.data_cache import load_run_data
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import ClientRow

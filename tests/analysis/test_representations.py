@@ -15,12 +15,12 @@ from polyfed.analysis.representations import (
     common_inputs,
     common_layers,
     layers_of,
-    load_run_data,
     represent_runs,
     subsample_clients,
     unit_kernel,
 )
 from polyfed.errors import ConfigError
+from polyfed.experiments.data_cache import load_run_data
 from polyfed.experiments.prediction import load_model
 from polyfed.models.zoo import build
 from polyfed.report.run_records import RunRecord

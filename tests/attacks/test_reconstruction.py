@@ -342,10 +342,10 @@ def test_data_that_have_changed_or_are_no_images(ran: Ran, monkeypatch: pytest.M
             clients = [dataclasses.replace(each, train=change(each.train)) for each in found.clients]
             return dataclasses.replace(found, clients=clients)
 
-        monkeypatch.setattr(reconstruction.DataCache, "federated", changed)
+        monkeypatch.setattr(DataCache, "federated", changed)
 
     other(lambda train: train.head(30))
-    with pytest.raises(ConfigError, match="in which client 0 had 40 training images, got 'digits' that gives it 30"):
+    with pytest.raises(ConfigError, match="gives other data now than the run had: client 0"):
         exposed(path)
     other(lambda train: LabeledSamples(train.x.float(), train.y))
     with pytest.raises(ConfigError, match="expected a run on images of bytes"):

@@ -20,11 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.config.recipe import Recipe
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.errors import ConfigError
-from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.data_cache import DataCache, load_run_data
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.centering import center_and_scale, nonzero
 from polyfed.functional.modes import eval_mode
@@ -233,24 +231,6 @@ def balanced_order(y: Tensor, generator: np.random.Generator) -> Tensor:
         mine = shuffled[labels[shuffled] == label]
         turn[mine] = np.arange(len(mine))
     return torch.from_numpy(np.lexsort((labels, turn)))
-
-
-def load_run_data(run: RunRecord, cache: DataCache | None = None) -> FederatedDataset:
-    """The data of a finished run's clients, partitioned again from its recipe.
-
-    Raises:
-        ConfigError: a recipe without data, or of code that is not trusted; data that are missing, or not the run's.
-    """
-    path = run.path / "recipe.toml"
-    if not run.recipe.data.get("dataset"):
-        raise ConfigError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
-    data = (cache or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
-    had = [row.samples for row in run.result.clients_table or ()]
-    now = [len(client.train) for client in data.clients]
-    if had and had != now:
-        client = next((n for n, (a, b) in enumerate(zip(had, now, strict=False)) if a != b), min(len(had), len(now)))
-        raise ConfigError(f"{path} gives other data now than the run had: client {client} has another number of rows")
-    return data
 
 
 # layers ---------------------------------------------------------------------------------------------------------------

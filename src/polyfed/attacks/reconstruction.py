@@ -29,7 +29,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError, RunError
-from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.data_cache import load_run_data
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.image_quality import psnr, ssim
 from polyfed.functional.noise import add_noise
@@ -162,7 +162,7 @@ def collect_target(
     record = load_runs(folder)[0]
     at = _last_round(record, client)
     recipe = Recipe.of_run(folder, trust)
-    train, classes = _images(recipe, record, client)
+    train, classes = _images(record, client)
     own = Client(model.architecture, train=train, prepare=model.prepare)
     own.id = client
     own.seed = recipe.run.seed
@@ -244,19 +244,12 @@ def _last_round(record: RunRecord, client: int) -> int:
     raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
 
 
-def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[LabeledSamples, int]:
+def _images(record: RunRecord, client: int) -> tuple[LabeledSamples, int]:
     """The client's training samples, partitioned again as in the recipe, and the number of classes."""
-    data = DataCache().federated(recipe)
-    train = data.clients[client].train if client < len(data.clients) else None
-    counted = {row.id: row.samples for row in record.result.clients_table or ()}
+    data = load_run_data(record)
     if data.source.is_regression:
         raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
-    if train is None or counted.get(client, len(train)) != len(train):
-        found = "none" if train is None else f"{len(train)}"
-        raise ConfigError(
-            f"expected the data of the run, in which client {client} had {counted.get(client, 'some')} training "
-            f"images, got '{recipe.data.dataset}' that gives it {found}"
-        )
+    train = data.clients[client].train
     if train.x.dtype != torch.uint8 or train.x.dim() != 4:
         raise ConfigError(
             f"expected a run on images of bytes (N, C, H, W), got inputs of shape {tuple(train.x.shape)} and type "

@@ -18,8 +18,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # a cut of depth, and who has which.
 TWO_BLOCKS = {
     "feddf": {"ensemble_distillation", "weight_averaging"},
+    "feddpa": {"proximal", "weight_averaging"},
     "fedet": {"ensemble_distillation", "weight_averaging"},
-    "fedin": {"feature_pairs", "weight_averaging"},
+    "fedin": {"feature_pairs", "proximal", "weight_averaging"},
     "fjord": {"channel_groups", "static_batchnorm"},
     "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},
     "scalefl": {"channel_groups", "early_exits", "static_batchnorm", "weight_averaging"},

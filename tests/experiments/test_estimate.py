@@ -87,11 +87,12 @@ def test_rows_that_are_scored() -> None:
         made = federation(Local())
         made.evaluation = pf.Evaluation(**evaluation)
         made.stages = made.evaluation.stages("personal")
-        return count_scored_rows(made, made.clients[0], trains)
+        return count_scored_rows(made, made.clients[0], trains, made.evaluation.every_n_rounds)
 
     assert rows(1.0) == 4 * (6 + 2)
     assert rows(0.5) == 4 * (6 + 2) / 2, "who has not trained is not scored anew"
     assert rows(1.0, every_n_rounds=3) == 2 * (6 + 2), "round 3, and the last"
+    assert rows(0.5, every_n_rounds=3) == 2 * (1 - 0.5**3) * (6 + 2), "who has trained in one of three rounds"
     assert rows(0.5, extra_stages=["received"]) == 4 * (6 / 2 + 6 + 2 / 2)
 
 
@@ -131,6 +132,7 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
         "52,480",
         "memory at work",
         "(scoring ",
+        "scoring with evaluation.every_n_rounds = 1 is ",
         " of weights and states, ",
         "a client has: training rows",
     ):

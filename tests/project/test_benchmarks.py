@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import runpy
@@ -106,6 +107,14 @@ def test_scaling_of_a_federation(measured: Callable[[str], list[Any]]) -> None:
     assert start["seconds_to_start"] > 0
     assert [(few["clients"], few["growth"]), more["clients"]] == [(4, 1.0), 8]
     assert more["growth"] == pytest.approx(more["seconds_per_round"] / few["seconds_per_round"])
+
+
+def test_scoring_of_a_federation() -> None:
+    scaling = runpy.run_path(str(ROOT / "benchmarks" / "scaling.py"))
+    asked = argparse.Namespace(round_model="digits-cnn2", method="fedavg", participating=2, rounds=3)
+    row = scaling["scored"](asked, 8, 5)
+    assert (row["clients"], row["classes"]) == (8, 5)
+    assert row["scoring_mib"] >= 0
 
 
 @pytest.mark.slow

@@ -42,13 +42,15 @@ class _ScoredClient:
 
     def __post_init__(self) -> None:
         self._facts = (self.client.version, self.variant)
+        self._sent = flatten(self.message or {})
 
     def is_scored_like(self, other: _ScoredClient) -> bool:
         """Whether nothing is another, the message's tensors being the very same, which nobody writes into."""
-        mine = flatten(self.message or {})
-        theirs = flatten(other.message or {})
-        same = self._facts == other._facts and mine.keys() == theirs.keys()
-        return same and all(tensor is theirs[name] for name, tensor in mine.items())
+        if self is other:
+            return True
+        theirs = other._sent
+        same = self._facts == other._facts and self._sent.keys() == theirs.keys()
+        return same and all(tensor is theirs[name] for name, tensor in self._sent.items())
 
 
 @dataclass

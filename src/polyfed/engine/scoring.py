@@ -208,20 +208,22 @@ def _judged(
         both = zip(samples.values(), predicted, strict=True)
         return dict(zip(samples, [_regression_score(client, one, each) for one, each in both], strict=True))
     y = torch.cat([one.y for one in samples.values()])
-    predicted = torch.cat([each.argmax(dim=1) for each in given]).cpu()
+    predicted = torch.cat(given).argmax(dim=1).cpu()
     counts = metrics.class_counts(y, predicted, client.classes, sizes)
     wanted = [name for name in FROM_COUNTS if name in figures or name == ACCURACY.name]
     columns = {name: FROM_COUNTS[name](counts).tolist() for name in wanted}
-    labels = y.split(sizes)
-    taken = predicted.split(sizes)
     for name in [name for name in FROM_SCORES if name in figures]:
-        columns[name] = [FROM_SCORES[name](each.cpu(), one) for each, one in zip(given, labels, strict=True)]
-    scores = {}
-    for row, place in enumerate(samples):
-        of_row = {name: column[row] for name, column in columns.items()}
-        pairs = metrics.class_pairs(labels[row], taken[row]) if COUNTS in figures else metrics.NO_PAIRS
-        scores[place] = Score(sizes[row], of_row, pairs=pairs, classes=counts.true.shape[1] if COUNTS in figures else 0)
-    return scores
+        columns[name] = [
+            FROM_SCORES[name](each.cpu(), one.y) for each, one in zip(given, samples.values(), strict=True)
+        ]
+    rows = zip(*columns.values(), strict=True)
+    scores = [Score(size, dict(zip(columns, row, strict=True))) for size, row in zip(sizes, rows, strict=True)]
+    if COUNTS in figures:
+        labels = zip(y.split(sizes), predicted.split(sizes), strict=True)
+        pairs = [metrics.class_pairs(true, taken) for true, taken in labels]
+        classes = counts.true.shape[1]
+        scores = [replace(one, pairs=each, classes=classes) for one, each in zip(scores, pairs, strict=True)]
+    return dict(zip(samples, scores, strict=True))
 
 
 def _on_own_classes(y: Tensor, outputs: Tensor, missing: Tensor) -> Score:

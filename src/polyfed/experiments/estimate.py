@@ -25,6 +25,7 @@ from polyfed.units import human_bytes, human_seconds
 __all__ = ["Compatibility", "check", "check_methods", "estimate_costs", "format_lines"]
 
 _COMPARED_BATCHES = 5  # of each network and method; recipes of FedHeNN align in every fifth step
+_RARER = 10  # times as many rounds between evaluations, whose cost is told, too
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
 
 
@@ -81,11 +82,16 @@ def estimate_costs(federation: Federation, batches: int = TRIED_BATCHES) -> Cost
     answers = 1 - availability.dropout_rate  # share of those asked whose upload arrives
     reached = answers if availability.dropout_stage == "before" else 1.0  # share of those asked that train
     exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
+    every = federation.evaluation.every_n_rounds
+    rarer = min(_RARER * every, rounds)
     scoring = []
+    rarely = []
     work = []
     up = down = 0.0
     for client, kind, (first, later) in zip(federation.clients, mine, asked, strict=True):
-        scored = kind.seconds_row * count_scored_rows(federation, client, reached * (first + later) / rounds)
+        trains = reached * (first + later) / rounds
+        scored = kind.seconds_row * count_scored_rows(federation, client, trains, every)
+        rarely.append(kind.seconds_row * count_scored_rows(federation, client, trains, rarer))
         steps = [trial.executor.steps(client, of_round) for of_round in exchanges]
         later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
         trained = kind.seconds_batch * (first * steps[0] + later * later_steps) + kind.seconds_rest * (first + later)
@@ -113,6 +119,7 @@ def estimate_costs(federation: Federation, batches: int = TRIED_BATCHES) -> Cost
         **_on_device(federation),
         seconds_server=server,
         seconds_scoring=sum(scoring) / workers,
+        rarer=(rarer, sum(rarely) / workers),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
         class_remarks=(
@@ -141,16 +148,17 @@ def _asked(federation: Federation) -> list[tuple[float, float]]:
     return list(zip(first, later, strict=True))
 
 
-def count_scored_rows(federation: Federation, client: Client, trains: float) -> float:
-    """How many rows of a client are scored in the whole run; in this share of the rounds it trains.
+def count_scored_rows(federation: Federation, client: Client, trains: float, every: int) -> float:
+    """How many rows of a client, which trains in this share of the rounds, are scored in the whole run.
 
-    What has not changed since it was last scored is not scored again.
+    What has not changed since it was last scored is not scored again. every: rounds between evaluations.
     """
-    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
+    rounds = federation.training.rounds
     evaluations = math.ceil(rounds / every) + bool(federation.method.final_exchanges())
     if client.id in federation.held_out:
         return evaluations * len(client.data.test)
-    anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
+    has_trained = 1 - (1 - trains) ** every
+    anew = {stage: 1.0 if stage == "received" else has_trained for stage in federation.stages}
     tested = len(client.data.test) + len(client.missing or ())
     rows = sum(anew.values()) * tested + anew[federation.stages[0]] * len(client.data.validation)
     return evaluations * rows

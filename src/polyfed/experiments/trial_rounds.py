@@ -21,7 +21,14 @@ from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, part_of, run_job
+from polyfed.engine.executors.client_work import (
+    ClientWork,
+    Serial,
+    WorkerContext,
+    are_scored_together,
+    part_of,
+    run_job,
+)
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train
@@ -255,10 +262,14 @@ class MeasuringExecutor(Serial):
         trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
         self._batches[client.id] = max(1, min(self._most, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
-        rows = len(client.data.test) + len(client.missing or ())
+        part = part_of(client, "test")
+        own = len(client.data.test)
+        if 0 < own < CHUNK and are_scored_together(method):  # rows of many clients fill a batch
+            part = part._replace(samples=client.data.test.select(torch.arange(CHUNK) % own))
+        rows = len(part.samples) + len(client.missing or ())
         if rows:
             ready = time.perf_counter()
-            evaluate_model(client, method, [part_of(client, "test")])
+            evaluate_model(client, method, [part])
             cost.row = (time.perf_counter() - ready) / rows
         self._seconds_training = time.perf_counter() - began
         return trained

@@ -329,14 +329,19 @@ def score_in_batches(
 
 def _batches(asked: Sequence[EvalJob], method: Method, classes: int) -> list[list[int]]:
     """The places of those that are scored together."""
-    network_alone = uses_default_predict(method) and not method.alternative_predictors
-    is_sent_whole = method.card.ignores_initial_weights and hasattr(method.receive, "loads_message")
+    together = are_scored_together(method)
     kinds: dict[Hashable, list[int]] = {}
     for place, job in enumerate(asked):
-        alike = network_alone and is_sent_whole and job.message is not None
-        kinds.setdefault(_kind(job) if alike else place, []).append(place)
+        kinds.setdefault(_kind(job) if together and job.message is not None else place, []).append(place)
     most = min(_MOST_ROWS, _MOST_OUTPUTS // max(classes, 1))
     return [some for places in kinds.values() for some in _of_size(asked, places, most)]
+
+
+def are_scored_together(method: Method) -> bool:
+    """Whether clients that are sent the same predict alike."""
+    network_alone = uses_default_predict(method) and not method.alternative_predictors
+    is_sent_whole = method.card.ignores_initial_weights and hasattr(method.receive, "loads_message")
+    return network_alone and is_sent_whole
 
 
 def _kind(job: EvalJob) -> Hashable:

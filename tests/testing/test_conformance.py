@@ -1023,6 +1023,15 @@ def constant(kernel: dict[str, Any], **options: Any) -> methods.FedHeNN:
     return methods.FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
 
 
+NORMED = {
+    "degenerate_clients": "BatchNorm takes no single row",
+    "learns": "BatchNorm takes away what a bias before it adds",
+    "loss_is_pure": "in training mode BatchNorm writes into its statistics",
+}
+THREE_WIDTHS = [
+    lambda kind=kind: tiny_model(*kind, norm=kind[1] != 5)  # type: ignore[misc]
+    for kind in ((1, 4, 6), (0, 3, 5), (1, 5, 8))
+]
 FIXED = {"size": 16, "batch": 8, "refresh": 0}
 OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedavg, same shape": (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
@@ -1064,6 +1073,51 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedin, trained projections": (
         methods.FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
         {"skip": IN_ORDER},
+    ),
+    "fedin, more pairs": (
+        methods.FedIN(num_pairs=20),
+        {
+            "models": [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)],
+            "expected_bytes": fedin_normed_bytes,
+            "skip": IN_ORDER | NORMED,
+        },
+    ),
+    "fedselect, all personal": (
+        methods.FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
+        {},
+    ),
+    "fedfomo, of one kind": (
+        methods.FedFomo(aggregation="same-shape", num_models=1),
+        {"skip": {"client_order_invariant": BY_NUMBER}},
+    ),
+    "feddpa, of one kind": (methods.FedDPA(aggregation="same-shape"), {}),
+    "fedrep, a final head": (
+        methods.FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
+        {
+            "skip": {
+                "batchnorm": "the final heads are trained in training mode, which moves clients' own statistics",
+                "unselected_are_left_alone": "the final heads are trained at all clients",
+            }
+        },
+    ),
+    **{
+        f"{method.name}, normalized": (method, {"models": THREE_WIDTHS, "skip": NORMED})
+        for method in (
+            methods.FML(weighting="uniform"),
+            methods.FedKD(energy_start=0.5, energy_end=0.9),
+            methods.FedMRL(feature_dim=3),
+        )
+    },
+    "fedrolex, normalized": (
+        methods.FedRolex(rates="dynamic_a1-b1-c1"),
+        {
+            "models": [lambda: tiny_model(1, 8, 12, norm=True)],
+            "skip": {
+                **NORMED,
+                "client_order_invariant": BY_NUMBER,
+                "nan_is_rejected": "who sends statistics is refused twice",
+            },
+        },
     ),
     "fiarse, by layer": (
         methods.FIARSE(shares="1 0.5 0.1", threshold="layer"),
@@ -1107,58 +1161,15 @@ def test_no_method_is_left_out() -> None:
 # the kit itself
 
 
-@pytest.mark.slow
-def test_fedin_with_more_pairs() -> None:
-    """What depends on networks with BatchNorm or on state that clients keep."""
-    method = methods.FedIN(num_pairs=20)
-    asked = ["any_subset", "expected_bytes", "nan_is_rejected", "nothing_aliased", "nothing_written_in_place"]
-    asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
-    networks = [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
-    assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_normed_bytes)
+def test_what_the_kit_asks_on_the_way_leaves_its_plain_run_as_it_is() -> None:
+    """The loss is asked several times: statistics and draws of dropout are those of a run where nobody asks."""
 
+    def build() -> SequentialSplit:
+        extractor = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten())
+        return SequentialSplit(extractor, nn.Linear(64, 6), nn.Linear(6, 3), "normed")
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        methods.FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
-        methods.FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
-        methods.FedFomo(aggregation="same-shape", num_models=1),
-        methods.FedDPA(aggregation="same-shape"),
-    ],
-    ids=lambda method: method.name,
-)
-def test_personal_methods_in_another_form(method: Any) -> None:
-    """What their other hyperparameters may break: empty messages, candidates of one kind."""
-    asked = ["any_subset", "bytes_metered", "nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
-    assert not testing.violations(method, asked)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        methods.FML(weighting="uniform"),
-        pytest.param(methods.FedKD(energy_start=0.5, energy_end=0.9), marks=pytest.mark.slow),
-        pytest.param(methods.FedMRL(feature_dim=3), marks=pytest.mark.slow),
-    ],
-    ids=lambda method: method.name,
-)
-def test_auxiliary_models_with_batchnorm(method: Any) -> None:
-    """Networks of three widths, two of them normalized by the batch, the common one, too."""
-    asked = ["nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
-    widths = [(1, 4, 6), (0, 3, 5), (1, 5, 8)]
-    networks = [lambda kind=kind: tiny_model(*kind, norm=kind[1] != 5) for kind in widths]
-    assert not testing.violations(method, asked, models=networks)
-
-
-@pytest.mark.slow
-def test_slices_with_batchnorm() -> None:
-    """What depends on the exchange in which statistics are reported, with rates that change."""
-    asked = ["any_subset", "bytes_metered", "broadcast_without_side_effects", "nothing_aliased"]
-    asked += ["nothing_written_in_place", "scoring_changes_nothing", "state_is_explicit"]
-    assert not testing.violations(
-        methods.FedRolex(rates="dynamic_a1-b1-c1"), asked, models=[lambda: tiny_model(1, 8, 12, norm=True)]
-    )
+    asked = ["same_seed_same_result", "scoring_changes_nothing"]
+    assert not testing.violations(methods.Local(), asked, models=[build], reference_loss=cross_entropy)
 
 
 def test_a_hyperparameter_said_to_be_inert_must_be() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message, clone, flatten, shallow_copy
 from polyfed.core.method import Batch, Context, Method, StepResult
+from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import Server
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError, RunError, kind_and_line
@@ -124,12 +125,19 @@ class Observation:
         """Around the hook of that name."""
         self.step += 1
         if self.client is not None and self.client.round == 2 and self.step == 2:
-            self.off = self.off or self._fault(self._ask_the_oracle, model, batch, context)
-            self.impure = self.impure or self._fault(self._ask_again, model, batch, context)
-            if self.client.architecture not in self.looked_at:
-                self.looked_at.add(self.client.architecture)
-                self.impure = self.impure or self._fault(self._ask_torch_func, model, batch, context)
+            buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+            with keep_global_rng():
+                self._look(self.client.architecture, model, batch, context)
+            for buffer, before in buffers:
+                buffer.copy_(before)  # the statistics of BatchNorm, which a look has moved
         return call(model, batch, context)
+
+    def _look(self, architecture: str, model: Any, batch: Batch, context: Context) -> None:
+        self.off = self.off or self._fault(self._ask_the_oracle, model, batch, context)
+        self.impure = self.impure or self._fault(self._ask_again, model, batch, context)
+        if architecture not in self.looked_at:
+            self.looked_at.add(architecture)
+            self.impure = self.impure or self._fault(self._ask_torch_func, model, batch, context)
 
     def _all_tensors(self, who: str, where: str, message: Message) -> None:
         """Whether a message or a state holds nothing but tensors."""

@@ -21,6 +21,7 @@ from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
+from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import best_by_validation
 from polyfed.engine.work_in_flight import LateUpload, WorkInFlight, pack, unpack
@@ -289,6 +290,54 @@ def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="lightning"):
         made.run()
     assert {upload.round for upload in made.transaction.snapshot(2).late} == {2}
+
+
+class WritesIntoUploads(FedAvg):
+    """In round 2 the server scales what came up, in place."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        if server.round == 2:
+            get_group(uploads[3], "model")["head.bias"].mul_(2)
+
+
+class Scaling(Plugin):
+    """Scales what goes up, in place."""
+
+    name = "scaling"
+
+    def encode(self, upload: Message, client: Client, method: Any, received: Message) -> Message:
+        get_group(upload, "model")["head.bias"].mul_(2)
+        return upload
+
+
+@pytest.mark.parametrize("where", [{"executor": "serial"}, {"executor": "processes", "workers": 2}])
+def test_an_upload_shares_the_memory_of_the_weights_that_the_client_keeps(where: dict[str, Any]) -> None:
+    seen: list[bool] = []
+
+    class Looking(Plugin):
+        name = "looking"
+
+        def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+            for number, message in uploads.items():
+                kept = made.clients[number].weights or {}
+                model = get_group(message, "model")
+                seen.extend(tensor.data_ptr() == kept[name].data_ptr() for name, tensor in model.items())
+            return uploads
+
+    made = federation(FedAvg(), plugins=[Looking()], **where)
+    made.run()
+    assert len(seen) > 6
+    assert all(seen)
+
+
+def test_who_writes_into_an_upload_is_stopped_and_the_round_undone() -> None:
+    made = federation(WritesIntoUploads(), rounds=3)
+    with pytest.raises(RunError, match=r"server, round 2, aggregation: client 3's upload was written into"):
+        made.run()
+    assert difference(all_state(made), all_state(ran(FedAvg(), rounds=1))) is None
+    with pytest.raises(RunError, match=r"round 1, uploading: a plugin wrote into the upload"):
+        ran(FedAvg(), plugins=[Scaling()])
 
 
 def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ as 0-d tensors. Serialized here and nowhere else, as safetensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import safetensors.torch
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyfed.errors import ConfigError, RunError
-from polyfed.functional.device_copies import move_together
+from polyfed.functional.device_copies import memory_key, move_together
 
 Group = Mapping[str, Tensor]
 Message = Mapping[str, Tensor | Group]
@@ -113,10 +113,16 @@ def freeze(message: Message) -> Message:
     )
 
 
-def clone(message: Message) -> State:
-    """The message in tensors of its own, on the CPU, in the plain order of their entries."""
+def clone(message: Message, copied: Mapping[Hashable, Tensor] | None = None) -> State:
+    """The message in tensors of its own, on the CPU, in the plain order of their entries.
+
+    copied: what is copied already, by the `memory_key` of where it was.
+    """
     tensors = tensors_of(message)
-    return with_tensors(message, map(_own, move_together(tensors, [_CPU] * len(tensors))))
+    there = copied or {}
+    keys = [memory_key(tensor, _CPU) for tensor in tensors]
+    here = move_together(tensors, [_CPU] * len(tensors))
+    return with_tensors(message, [there[k] if k in there else _own(t) for k, t in zip(keys, here, strict=True)])
 
 
 def tensors_of(message: Message) -> list[Tensor]:

@@ -91,6 +91,7 @@ class RoundRunner:
                 for plugin in self.plugins:
                     uploads = plugin.deliver(round, uploads)
                 self.aggregate(round, uploads)
+                self.transaction.check_untouched()
                 self.server.state = contiguous(self.server.state)
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"

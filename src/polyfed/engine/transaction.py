@@ -13,6 +13,7 @@ from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.weight_store import WeightRow, client_row
 from polyfed.engine.work_in_flight import LateUpload, WorkInFlight
+from polyfed.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,17 @@ class Transaction:
             self._before.setdefault(client.id, (client_row(client), client.state))
             client.weights, client.state = outcome.weights, outcome.state
             client.version += 1
+
+    def check_untouched(self) -> None:
+        """Whether nobody has written into uploads, of which the weights that clients took over may be a part.
+
+        Raises:
+            RunError: somebody has.
+        """
+        for number in self._before:
+            row = client_row(self.clients[number])
+            if row is not None and not row.is_intact:
+                raise RunError(f"{self.clients[number].title}'s upload was written into; copy what is to be changed")
 
     def end(self) -> None:
         """The round counts; what was before is forgotten, or rows that nobody needs would stay."""

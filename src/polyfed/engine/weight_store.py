@@ -123,6 +123,7 @@ class WeightRow(Mapping[str, Tensor]):
         self.layout = layout
         self.bytes = content
         self._views: dict[str, Tensor] | None = None
+        self._version = 0  # of the content, when it was written
         self._read: dict[str, Tensor] | None = None  # what was asked for of a row on a GPU
 
     @property
@@ -153,7 +154,19 @@ class WeightRow(Mapping[str, Tensor]):
         here = move_together([tensors[name] for name in self.views], [view.device for view in views])
         if views:  # an empty row stands for weights that are elsewhere
             torch._foreach_copy_(views, here)
+        self._version = self.bytes._version
         return self
+
+    def take(self, content: Tensor) -> WeightRow:
+        """As `write`, of a whole row."""
+        self.bytes.copy_(content)
+        self._version = self.bytes._version
+        return self
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nobody has written into it since then, or into an upload that has its tensors."""
+        return self.bytes._version == self._version
 
     def __getitem__(self, name: str) -> Tensor:
         if self._read is None:

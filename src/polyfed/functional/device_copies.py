@@ -38,8 +38,8 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
     for place, (tensor, device) in enumerate(zip(found, devices, strict=True)):
         if tensor.device == device:
             continue
-        if known is not None and _key(tensor, device) in known:
-            found[place] = known[_key(tensor, device)][1]
+        if known is not None and memory_key(tensor, device) in known:
+            found[place] = known[memory_key(tensor, device)][1]
         else:
             ways.setdefault((tensor.device, device, tensor.dtype), []).append(place)
     for (_, device, _), places in ways.items():
@@ -49,7 +49,7 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
             tensor = found[place]
             found[place] = part.view(tensor.shape)
             if known is not None:
-                known[_key(tensor, device)] = (tensor, found[place])
+                known[memory_key(tensor, device)] = (tensor, found[place])
     return found
 
 
@@ -61,7 +61,7 @@ def move_group(tensors: Mapping[str, Tensor], device: torch.device | str) -> dic
 
 def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of the tensors, detached, each where it lies; of what is there several times, one copy."""
-    keys = [_key(tensor, tensor.device) for tensor in tensors]
+    keys = [memory_key(tensor, tensor.device) for tensor in tensors]
     distinct = dict(zip(keys, tensors, strict=True))
     with torch.no_grad():
         copies = {key: torch.empty_like(tensor) for key, tensor in distinct.items()}
@@ -71,7 +71,7 @@ def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [copies[key] for key in keys]
 
 
-def _key(tensor: Tensor, device: torch.device) -> Hashable:
+def memory_key(tensor: Tensor, device: torch.device) -> Hashable:
     """What is the same for two tensors of the same content in the same memory. device: where they go."""
     if tensor.is_inference():  # nothing tells whether it has changed
         return id(tensor), device

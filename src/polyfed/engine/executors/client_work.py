@@ -41,7 +41,8 @@ from polyfed.engine.operation_counter import OperationCounter, training_operatio
 from polyfed.engine.scoring import Part, Score, ScoreCache, evaluate_model, uses_default_predict
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
-from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
+from polyfed.errors import RunError
+from polyfed.functional.device_copies import copy_in_place, copy_once, memory_key, move_group, move_together
 from polyfed.profiling import timed
 
 _CPU = torch.device("cpu")
@@ -161,14 +162,19 @@ class ClientWork:
         client, job = self.client, self.job
         message = freeze({})
         refused = self.refused
+        weights = job.client.weights
         with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
             with self.stage("uploading"):
                 fetch(self.leaving())
-                if self.message is not None:
-                    message, refused = self._encoded(clone(self.message))
             unchanged = self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
-            is_same = refused is not None or not job.uploads or unchanged
-            weights = job.client.weights if is_same else fresh().write(self.after)
+            row = None if refused is not None or not job.uploads or unchanged else fresh().write(self.after)
+            with self.stage("uploading"):
+                if self.message is not None:
+                    message, refused = self._encoded(clone(self.message, self._held(row)))
+                if row is not None and not row.is_intact:
+                    raise RunError("a plugin wrote into the upload that it was given; it must make another one")
+            if row is not None and refused is None:
+                weights = row
             single = {} if refused else move_group(_scalar_sums(self.trained.sums), "cpu")
             sums = {name: float(value) for name, value in single.items()}
             state = contiguous(client.state)
@@ -229,6 +235,13 @@ class ClientWork:
         except Rejected as problem:
             return freeze({}), str(problem)
         return upload, None
+
+    def _held(self, row: WeightRow | None) -> dict[Hashable, Tensor]:
+        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
+        if row is None or not row.bytes.is_cpu:
+            return {}
+        pairs = [(memory_key(tensor, _CPU), row.views[name]) for name, tensor in self.after.items()]
+        return {key: view for key, view in pairs if view.is_contiguous()}
 
     def _counting(self) -> AbstractContextManager[OperationCounter | None]:
         return OperationCounter() if self.job.counted else contextlib.nullcontext()

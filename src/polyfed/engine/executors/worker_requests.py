@@ -46,13 +46,16 @@ def pack(facts: Mapping[str, Any], tree: Tree, room: Callable[[int], Buffer] = b
     """Facts and tensors in one piece of memory. Strides are those that ``tensor.clone()`` would have.
 
     Args:
+        tree: may hold names in the place of tensors.
         room: gives memory of so many bytes.
     """
     placed_tensors: list[tuple[Tensor, list[Any]]] = []
     size = 0
 
-    def place(tensor: Any) -> list[Any]:
+    def place(tensor: Any) -> list[Any] | str:
         nonlocal size
+        if isinstance(tensor, str):
+            return tensor
         if not isinstance(tensor, Tensor):
             raise RunError(f"expected tensors in messages and states, got {type(tensor).__name__}")
         like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
@@ -75,7 +78,9 @@ def unpack(data: Buffer, copies: bool = True) -> tuple[dict[str, Any], dict[str,
     """The facts and the tensors of `pack`, these in memory of their own, or where they lie."""
     begin = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
     facts: dict[str, Any] = json.loads(bytes(data[_LENGTH:begin]))
-    there = _mapped(facts.pop("tensors"), lambda where: _tensor_at(data, begin, where))
+    there = _mapped(
+        facts.pop("tensors"), lambda where: where if isinstance(where, str) else _tensor_at(data, begin, where)
+    )
     return facts, _mapped(there, Tensor.clone) if copies else there
 
 
@@ -123,12 +128,12 @@ class Worker(abc.ABC):
 
     @profiling.timed("messages")
     def receive(self) -> tuple[Any, float]:
-        """The result, see `_read_answer`, in tensors of its own; and how many seconds it took.
+        """The result, see `_read_answer`; and how many seconds it took.
 
         Raises:
             WorkerDied: it is no more. PolyfedError: that of the work, as if it had been done here.
         """
-        reply, tensors = unpack(self.await_reply())
+        reply, tensors = unpack(self.await_reply(), copies=False)
         check_reply(reply)
         assert self._asked is not None
         asked, self._asked = self._asked, None
@@ -192,19 +197,19 @@ def _read_answer(
         return [{part: score_from_json(score) for part, score in each.items()} for each in reply["scores"]]
     if isinstance(asked, PassJob):
         outputs: Tensor = tensors["outputs"]
-        return outputs
+        return outputs.clone()
     own = asked.client
-    weights = own.weights
+    fresh: WeightRow | None = None
     if tensors["weights"] is not None:
         fresh = store.allocate(own.architecture, asked.variant)
         _check_length(own.architecture, tensors["weights"], fresh.bytes.numel())
-        fresh.bytes.copy_(tensors["weights"])
-        weights = fresh
+        fresh.take(tensors["weights"])
+    held = {} if fresh is None else fresh.views
     return JobResult(
         own.id,
-        freeze(tensors["message"]),
-        weights,
-        own.state if tensors["state"] is None else tensors["state"],
+        freeze(_mapped(tensors["message"], lambda leaf: held[leaf] if isinstance(leaf, str) else leaf.clone())),
+        own.weights if fresh is None else fresh,
+        own.state if tensors["state"] is None else _mapped(tensors["state"], Tensor.clone),
         TrainingResult(*reply["trained"]),
         reply["bytes_up"],
         reply["sums"],
@@ -307,6 +312,7 @@ class WorkerLoop:
         fresh = self._row(client, job.variant)
         with keep_global_rng():
             done = run_job(job, method, self._context.model_factory, lambda: fresh)
+        shared = {id(view): name for name, view in fresh.views.items()} if done.weights is fresh else {}
         facts = {
             "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
             "bytes_up": done.bytes_up,
@@ -316,7 +322,7 @@ class WorkerLoop:
             "score": None if done.score is None else score_to_json(done.score),
         }
         return facts, {
-            "message": done.message,
+            "message": _mapped(done.message, lambda tensor: shared.get(id(tensor), tensor)),
             "state": done.state if done.counts else None,
             "weights": fresh.bytes if done.weights is fresh else None,
         }

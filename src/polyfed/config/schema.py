@@ -320,7 +320,7 @@ class Pretraining(Settings):
 class MethodChoice(BaseModel):
     """``[method]``: the method; every key but these is one of its hyperparameters."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
 
     name: str = Field(
         description="a method of `polyfed methods`, a name of [methods], or 'package.module:Class' of your own"
@@ -344,7 +344,7 @@ class MethodChoice(BaseModel):
 class PluginChoice(BaseModel):
     """``[[plugins]]``: a plugin of your own; every key but its name is one of its settings."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
 
     name: str = Field("", description="'package.module:Class'")
 

@@ -29,7 +29,7 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Settings(BaseModel):
     """Strict and frozen: an unknown key, a wrong type or a setting without effect is an error, never a guess."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
     _place: ClassVar[tuple[str, ...] | None] = None  # what a recipe calls it; None: as the class, in small letters
     _switches: ClassVar[tuple[str, ...]] = ()  # keys that are off at their default
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from polyfed.core.client import Client
@@ -67,7 +66,15 @@ _OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does no
 }
 
 
-class OperationCounter(TorchDispatchMode):
+class _Uncompiled(TorchDispatchMode):
+    """Sees each operation. By default PyTorch would hide what it does from its compiler, and load that: 2 seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class OperationCounter(_Uncompiled):
     """Counts the floating-point operations of what is done within the block, which gives what it gives without.
 
     But for `torch.linalg.eigvalsh` and `svdvals` (so `cond` and the nuclear norm): within a block like this PyTorch
@@ -191,7 +198,7 @@ def flops(module: nn.Module, x: Tensor) -> int:
     return int(done.count)
 
 
-class AllocationTracker(TorchDispatchMode):
+class AllocationTracker(_Uncompiled):
     """Counts the bytes of tensors that are made within the block: activations, gradients, the optimizer's state.
 
     Not those that were there before (weights, data), nor what kernels need for themselves.
@@ -212,19 +219,24 @@ class AllocationTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; what it takes and nobody has seen was there before, what it gives is new."""
-        for tensor in tree_leaves((args, kwargs)):
-            self._meet(tensor, before=True)
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            self._meet(tensor)
+        named = kwargs or {}
+        for given in (*args, *named.values()):
+            self._meet(given, before=True)
+        made = func(*args, **named)
+        self._meet(made)
         self.peak = max(self.peak, self.held)
         return made
 
-    def _meet(self, leaf: Any, before: bool = False) -> None:
-        """Take note of what an operation takes or gives; only a strided tensor has a storage to look at."""
-        if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+    def _meet(self, value: Any, before: bool = False) -> None:
+        """Take note of what an operation takes or gives: tensors, or lists of some; only a strided one has a storage to
+        look at.
+        """
+        if isinstance(value, list | tuple):
+            for one in value:
+                self._meet(one, before)
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return
-        storage = leaf.untyped_storage()
+        storage = value.untyped_storage()
         key = id(storage)
         size = 0 if before else storage.nbytes()
         if key not in self._known:

@@ -18,13 +18,12 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.cost_estimate import CostEstimate
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import refuse_unread_settings, resolve_recipe
-from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
+from polyfed.experiments.trial_rounds import TrialRounds
 from polyfed.registry import METHODS
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Compatibility", "check", "check_methods", "estimate_costs", "format_lines"]
 
-_COMPARED_BATCHES = 5  # of each network and method; recipes of FedHeNN align in every fifth step
 _RARER = 10  # times as many rounds between evaluations, whose cost is told, too
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
 
@@ -64,16 +63,13 @@ def check(
 # one federation -----------------------------------------------------------------------------------------------------
 
 
-def estimate_costs(federation: Federation, batches: int = TRIED_BATCHES) -> CostEstimate:
+def estimate_costs(federation: Federation) -> CostEstimate:
     """Play two rounds with one client of each network. The federation cannot be run afterwards.
-
-    Args:
-        batches: at most so many are trained on with each network.
 
     Raises:
         RunError: the method fails; says with which client and in which round.
     """
-    trial = TrialRounds(federation, batches)
+    trial = TrialRounds(federation)
     kinds = {kind.name: kind for kind in trial.play()}
     mine = [kinds[trial.networks[client.id]] for client in federation.clients]
     asked = _asked(federation)
@@ -240,7 +236,7 @@ def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterato
     for name in names:
         try:
             federation = build_federation(base.choose(name), data=data, pretrained=False)
-            found = estimate_costs(federation, batches=_COMPARED_BATCHES)
+            found = estimate_costs(federation)
         except MissingPackage:
             raise
         except PolyfedError as error:

@@ -40,9 +40,9 @@ from polyfed.engine.scoring import CHUNK, Part, evaluate_model
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cut_shapes
 
-__all__ = ["TRIED_BATCHES", "TrialRounds"]
+__all__ = ["TrialRounds"]
 
-TRIED_BATCHES = 10  # so many at most in round 2; one in round 1
+_BATCHES = 5  # of each phase at most in round 2, one in round 1; recipes of FedHeNN align in every fifth step
 TRIAL_SECONDS = 1.0  # about so long a client trains in a round after the first
 
 
@@ -76,16 +76,13 @@ class _Played:
 class TrialRounds:
     """The trial of a federation. The method is started, and the federation cannot be run afterwards.
 
-    Args:
-        batches: so many of each phase at most.
-
     Attributes:
         executor: measures the clients.
         networks: number of a client -> what it trains in the later round.
         server_seconds: of the later round.
     """
 
-    def __init__(self, federation: Federation, batches: int) -> None:
+    def __init__(self, federation: Federation) -> None:
         self._federation = federation
         method = federation.method
         server = federation.server
@@ -100,7 +97,7 @@ class TrialRounds:
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         self._measured_ids = [client.id for client in self._measured]
         context = WorkerContext(method, federation.model_factory, federation.clients, federation.store, ())
-        self.executor = MeasuringExecutor(context, batches)
+        self.executor = MeasuringExecutor(context)
         self._runner = dataclasses.replace(
             federation.runner,
             executor=self.executor,
@@ -197,16 +194,14 @@ class MeasuringExecutor(Serial):
 
     Args:
         context: what is worked on.
-        batches: of each phase at most, in rounds after the first; one in the first.
 
     Attributes:
         costs: (round, number of a client) -> what it cost.
         seconds: of all work so far.
     """
 
-    def __init__(self, context: WorkerContext, batches: int) -> None:
+    def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self._most = batches
         self._batches: dict[int, int] = {}  # client -> how many it trains on in its next exchange
         self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.costs: defaultdict[tuple[int, int], _Cost] = defaultdict(_Cost)
@@ -261,13 +256,13 @@ class MeasuringExecutor(Serial):
         ready = time.perf_counter()
         trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
-        self._batches[client.id] = max(1, min(self._most, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
+        self._batches[client.id] = max(1, min(_BATCHES, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
         part = part_of(client, "test")
         own = len(client.data.test)
         if 0 < own < CHUNK and are_scored_together(method):  # rows of many clients fill a batch
             part = part._replace(samples=client.data.test.select(torch.arange(CHUNK) % own))
         rows = len(part.samples) + len(client.missing or ())
-        if rows:
+        if rows and job.round > 1:
             ready = time.perf_counter()
             evaluate_model(client, method, [part])
             cost.row = (time.perf_counter() - ready) / rows

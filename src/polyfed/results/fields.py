@@ -122,7 +122,7 @@ NullIsEmptyDict = Annotated[dict[str, T], BeforeValidator(lambda value: {} if va
 class Record(BaseModel):
     """An object of a file. Keys that no field names are ignored: a later version may have written them."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", validate_default=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", validate_default=False, defer_build=True)
 
 
 class ScoredRecord(Record):

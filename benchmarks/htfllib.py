@@ -9,8 +9,8 @@ should give the same accuracies up to rounding; and polyfed in its own. What eac
 in this benchmark alone, not in the library. HtFLlib needs scikit-learn beside PyTorch here, nothing else.
 
 The job: CIFAR-10 (from `POLYFED_DATA`) or random images of its shape, clients with two classes each and one of four
-small CNNs. All train in every round, and all are tested after it: HtFLlib takes accuracy and AUC, polyfed the confusion
-matrix, FedProto's twice: by prototypes and by heads.
+small CNNs. All train in every round, and all are tested after it: HtFLlib takes accuracy and AUC, polyfed accuracy,
+balanced accuracy and F1, and FedProto's accuracy by heads, too.
 
 seconds: processor time of a round, training and scoring: the median over the rounds but the first, then over
 `--repeats`, in which all take turns. files: those of them that HtFLlib spends on reading and writing, as it keeps

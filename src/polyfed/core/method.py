@@ -78,12 +78,12 @@ class NotVectorizable(Exception):
 class PrecomputedGradients:
     """Replaces the model in `gradients` when the gradient of `loss` is already known (vectorized clients).
 
-    parameters: those that take a gradient, by name; the rest of the network is not there.
+    weights: the parameters that take a gradient, by name; the rest of the network is not there.
     """
 
     found: StepResult
     context: Context
-    parameters: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotVectorizable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
@@ -98,7 +98,7 @@ class PrecomputedGradients:
 def trained_tensors(model: Any) -> Mapping[str, Tensor]:
     """The parameters that take a gradient, by name, of what `gradients` gets as its model."""
     if isinstance(model, PrecomputedGradients):
-        return model.parameters
+        return model.weights
     return {name: p.detach() for name, p in zip(*trainable_parameters(model), strict=True)}
 
 

@@ -33,11 +33,12 @@ def mixing_map(height: int, width: int, patches: int, alpha: float, draws: torch
     shares = [beta.betavariate(alpha, alpha) for _ in range(patches)]
     down, right = (_shifts(size // side // 4, patches, draws) for size in (height, width))
     found = torch.ones(height, width)
+    written = found.numpy()  # the same memory, in which a patch is written several times sooner
     for place in reversed(range(patches)):  # the first comes last, over the others
         row, column = divmod(place, side)
         rows = _from_to(row * height // side + down[place], (row + 1) * height // side + down[place])
         columns = _from_to(column * width // side + right[place], (column + 1) * width // side + right[place])
-        found[rows, columns] = shares[place]
+        written[rows, columns] = shares[place]
     return found
 
 

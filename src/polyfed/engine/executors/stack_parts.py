@@ -413,7 +413,5 @@ def weights_on(weights: Sequence[Mapping[str, Tensor]], device: torch.device) ->
 def put_row(stacked: Tensors, place: int, count: int, tensors: Mapping[str, Tensor]) -> None:
     """Write a client's tensors into those of `count` clients, which the first one's make."""
     if not stacked:
-        for name, t in tensors.items():
-            laid = torch.stack([torch.empty_like(t, device="meta")] * count)
-            stacked[name] = torch.empty_like(laid, device=t.device)
+        stacked.update({name: torch.stack([t.detach()] * count) for name, t in tensors.items()})
     torch._foreach_copy_([t[place] for t in stacked.values()], [t.detach() for t in tensors.values()])

@@ -102,7 +102,6 @@ class StackedClients:
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
         self._indices = RowIndices(self._device)
-        self._ones = torch.ones(len(clients), device=self._device)
         self._losses: list[tuple[Sequence[ClientProgress], Sequence[int], Tensor]] = []  # of all steps
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
@@ -298,8 +297,7 @@ class StackedClients:
         function = StackedLoss(self._loss, static, moving, names, self._drops)
         losses, sums = function(tensors, batch, shares)
         leaves = {name: tensors[name] for name in part.names}
-        ones = self._ones[: len(losses)].to(losses.dtype)  # made once, as no loss is scaled
-        taken = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True)
+        taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
         losses = losses.detach()
         sums = {name: value.detach() for name, value in sums.items()}

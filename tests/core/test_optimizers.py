@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import NETS, Two, clients, federation, rounds, same, two_gradient, two_parameter_clients
 
+ROOT = Path(__file__).resolve().parents[2]
 KEPT: dict[str, Any] = {"rounds": 3, "batch_size": 5, "lr": 0.05, "momentum": 0.9, "keep_optimizer_state": True}
 
 
@@ -114,6 +117,26 @@ def test_where_nothing_is_remembered_it_is_an_error() -> None:
     with pytest.raises(ConfigError, match="keep_optimizer_state = true does nothing beside momentum = 0"):
         Training(keep_optimizer_state=True)
     assert "keep_optimizer_state" not in Training(momentum=0.5).effective()
+
+
+ALL_KINDS = """
+import sys
+from polyfed.methods import FedDF, FedGen
+from polyfed import Federation, Task, Training
+from tests.helpers.toys import NETS, clients, public
+task = Task(public=public(20))
+for method in (FedGen(), FedDF(server_batch=20, server_steps=1)):
+    for how in ("serial", "vectorized"):
+        Federation(clients(["deep"] * 2), method, Training(rounds=2), task=task, executor=how, builders=NETS).run()
+print(*{"sympy", "torch._dynamo"} & sys.modules.keys())
+"""
+
+
+@pytest.mark.slow
+def test_no_training_of_clients_or_servers_loads_the_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", ALL_KINDS], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.stdout.strip() == "", done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

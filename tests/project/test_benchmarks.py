@@ -36,6 +36,7 @@ TINY = {  # what to tell them to be through in a second
     "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 "
     "--set data.limit_train=1200",
     "gpu.py": "--device cpu --methods fedavg --models lenet --clients 2 --samples 4 --rounds 2",
+    "commands.py": "--commands=--help --repeats 1 --runs 1 --clients 2 --rounds 2",
     "overhead.py": "--clients 4 --rounds 3 --workers 0",
     "scaling.py": "--data digits --start-clients 20 --start-model digits-cnn1 --round-model digits-cnn2 --clients 4,8 "
     "--participating 2 --rounds 3 --repeats 1",
@@ -99,6 +100,14 @@ def test_overhead_of_the_engine(measured: Callable[[str], list[Any]]) -> None:
     rows = measured("overhead.py")
     assert [(row["kind"], row["executor"]) for row in rows] == [(k, "serial") for k in ("asked", "kept", "changed")]
     assert all(0 < row["cpu_ms"] < 1000 for row in rows)
+
+
+@pytest.mark.slow
+def test_short_commands_and_reports(measured: Callable[[str], list[Any]]) -> None:
+    short, reference, report = measured("commands.py")
+    assert short["over_import"] < reference["over_import"] == 1.0
+    assert report["report_of"] == 1
+    assert report["peak_mib"] > 0
 
 
 def test_scaling_of_a_federation(measured: Callable[[str], list[Any]]) -> None:

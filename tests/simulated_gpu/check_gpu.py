@@ -170,7 +170,7 @@ CLIENTS = 20
 NETWORK = functools.partial(tiny_model, 1, 4, 6)
 MOST = {  # in docs/gpu.md
     "serial": {"kernels": 3935, "syncs": 62, "h2d": 41, "d2h": 62},
-    "vectorized": {"kernels": 417, "syncs": 4, "h2d": 4, "d2h": 4},
+    "vectorized": {"kernels": 434, "syncs": 4, "h2d": 4, "d2h": 4},
 }
 WAITS = {"fedavg": 4, "fedgh": 3, "fedproto": 3, "fedmd": 5}  # whatever the number of clients
 WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 3, "fedkd": 1}
@@ -225,7 +225,7 @@ def test_a_step_of_a_stack_costs_the_same_for_any_number_of_clients() -> None:
         - counted("vectorized", 1, clients, steps=(2,))[0]["kernels"]
         for clients in (4, 12)
     )
-    assert few == many <= 10 * 35
+    assert few == many <= 10 * 37
 
 
 @pytest.mark.slow

@@ -43,11 +43,11 @@ def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str
 
 def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
     """Cosine of the angle between the gradients, all tensors taken as one vector (0-d); 0 where one of them is 0."""
-    left, _ = _scaled(list(g_local.values()))
-    right, _ = _scaled([g_in[name] for name in g_local])
-    aa = _product(left, left)
-    bb = _product(right, right)
-    ab = _product(left, right)
+    left, _ = _scaled(torch.cat([_flat(g) for g in g_local.values()]))
+    right, _ = _scaled(torch.cat([_flat(g_in[name]) for name in g_local]))
+    aa = left @ left
+    bb = right @ right
+    ab = left @ right
     defined = (aa > 0) & (bb > 0)
     return torch.where(defined, ab / torch.where(defined, aa * bb, torch.ones_like(aa)).sqrt(), torch.zeros_like(ab))
 
@@ -58,20 +58,19 @@ def _coefficient(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor
         return lam / 2
     if mode == "none":
         return 1.0
-    unit, largest = _scaled([g_local])
-    a = _product(unit, unit)
-    b = _product(unit, [widened(g_in)])
+    unit, largest = _scaled(_flat(g_local))
+    a = unit @ unit
+    b = unit @ _flat(g_in)
     one = torch.ones_like(a)
     ratio = torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
     return ratio.clamp(min=0) + 1.0
 
 
-def _scaled(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    ends = [widened(t).aminmax() for t in tensors]  # one pass without a copy, as abs().amax() is not
-    largest = torch.stack([torch.maximum(-low, high) for low, high in ends]).amax()
-    divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return [widened(t) / divisor for t in tensors], largest
+def _scaled(flat: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = flat.aminmax()  # one pass without a copy, as abs().amax() is not
+    largest = torch.maximum(-low, high)
+    return flat / torch.where(largest > 0, largest, torch.ones_like(largest)), largest
 
 
-def _product(left: list[Tensor], right: list[Tensor]) -> Tensor:
-    return torch.stack([torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(left, right, strict=True)]).sum()
+def _flat(tensor: Tensor) -> Tensor:
+    return widened(tensor).reshape(-1)

@@ -265,7 +265,20 @@ def test_no_bit_of_training_changes(method: Method) -> None:
 
 # together ---------------------------------------------------------------------------------------------------------
 
-TOGETHER = sorted(name for name, method in METHODS.items() if hasattr(method.receive, "loads_message"))
+TOGETHER = sorted(name for name, method in METHODS.items() if client_work.are_scored_together(method()))
+
+
+def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients each batch that is scored from now on has."""
+    sizes: list[int] = []
+    plain = client_work.score_batch
+
+    def counted(batch: EvalBatch, *of: Any) -> Any:
+        sizes.append(len(batch.jobs))
+        return plain(batch, *of)
+
+    monkeypatch.setattr(client_work, "score_batch", counted)
+    return sizes
 
 
 @pytest.mark.parametrize("name", others_slow(TOGETHER, quick=["fedavg"]))
@@ -274,7 +287,9 @@ def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, mo
     half = SHORT.model_copy(update={"client_fraction": 0.5, "rounds": 3})
     asked = Evaluation(extra_stages=["received", "personal"], metrics=ALL)
     kit = ConformanceKit(method=METHODS[name]())
+    sizes = batch_sizes(monkeypatch)
     together = kit.usual.run(kit.method, half, evaluation=asked)
+    assert max(sizes) > 1
     monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
     alone = kit.usual.run(kit.method, half, evaluation=asked)
     assert records(together) == records(alone)
@@ -296,14 +311,7 @@ def test_their_model_is_loaded_once_and_rows_go_through_it_in_full_batches(monke
         builders = {"a": lambda: nn.Sequential(nn.Flatten(), Watched(36, 3))}
         return Federation([Client("a", *each) for each in data], FedAvg(), SHORT, builders=builders)
 
-    sizes: list[int] = []
-    plain = client_work.score_batch
-
-    def counted(batch: EvalBatch, *of: Any) -> Any:
-        sizes.append(len(batch.jobs))
-        return plain(batch, *of)
-
-    monkeypatch.setattr(client_work, "score_batch", counted)
+    sizes = batch_sizes(monkeypatch)
     federation(50, 5).run()
     assert sizes == [50] * SHORT.rounds
     assert seen[-4:] == [128, 122] * SHORT.rounds  # before, the network was tried

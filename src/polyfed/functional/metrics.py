@@ -38,14 +38,15 @@ def class_counts(y: Tensor, predicted: Tensor, classes: int, sizes: Sequence[int
     >>> class_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).right
     tensor([[1, 1]])
     """
-    sizes = [len(y)] if sizes is None else sizes
+    count = 1 if sizes is None else len(sizes)
     if len(y):
         classes = max(classes, 1 + int(torch.maximum(y.max(), predicted.max())))
-    first = classes * torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))  # column of each sample's set
-    hits = y == predicted
-    length = len(sizes) * classes
-    counted = [(first + y), (first + predicted), (first + y)[hits]]
-    return ClassCounts(*(places.bincount(minlength=length).view(len(sizes), classes) for places in counted))
+    if count > 1:  # every set counts in columns of its own
+        first = classes * torch.arange(count).repeat_interleave(torch.tensor(sizes))
+        y = first + y
+        predicted = first + predicted
+    counted = [places.bincount(minlength=count * classes) for places in (y, predicted, y[y == predicted])]
+    return ClassCounts(*(each.view(count, classes) for each in counted))
 
 
 def class_pairs(y: Tensor, predicted: Tensor) -> Tensor:

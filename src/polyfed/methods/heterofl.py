@@ -42,7 +42,6 @@ from polyfed.core.method import (
     StepResult,
     TrainingResult,
     hyperparameters,
-    loads_message,
 )
 from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
@@ -134,7 +133,6 @@ class SubModels(Method):
             server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
 
     # client ------------------------------------------------------------------------------------------------
-    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         if client.exchange == STATISTICS:
             return {name: get_group(message, name) for name in message}
@@ -242,7 +240,6 @@ class HeteroFL(SubModels):
         self.average(server, uploads, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
-    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
         if client.exchange == STATISTICS or not self.masked:

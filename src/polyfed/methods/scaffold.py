@@ -26,7 +26,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
-from polyfed.core.method import Batch, Context, StepResult, TrainingResult, hyperparameters, loads_message
+from polyfed.core.method import Batch, Context, StepResult, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
@@ -87,7 +87,6 @@ class SCAFFOLD(FedAvg):
         server.state |= {f"heard {i}": torch.tensor(server.round) for i in uploads}
 
     # client ------------------------------------------------------------------------------------------------
-    @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
         received = {name: w.clone() for name, w in float_state(client.model, buffers=False).items()}

@@ -195,7 +195,7 @@ def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
 
 def is_own(name: str) -> bool:
     """Whether a name is that of something of one's own, ``"package.module:attribute"``."""
-    return _OWN.fullmatch(name.partition("@")[0]) is not None and name.partition(":")[0] not in _SCHEMES
+    return _OWN.fullmatch(re.split("[@#]", name)[0]) is not None and name.partition(":")[0] not in _SCHEMES
 
 
 class Registry(Mapping[str, Any]):

@@ -133,3 +133,35 @@ def test_torchvisions_networks_with_auxiliary_heads_go_without() -> None:
     model = build("torchvision:googlenet", (3, 32, 32), 10, 512, feature_pool=True)
     assert sum(p.numel() for p in model.head.parameters()) == 5130
     assert model.train()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("hidden", "widths"), [("512", [512, 512, 10]), ("32-16", [512, 32, 16, 10])])
+def test_heads_of_hidden_layers(hidden: str, widths: list[int]) -> None:
+    model = build(f"fedavg-cnn#{hidden}", (3, 32, 32), 10)
+    layers = [layer for layer in model.head if isinstance(layer, nn.Linear)]  # type: ignore[attr-defined]
+    assert [layers[0].in_features, *(layer.out_features for layer in layers)] == widths
+    assert model.architecture == f"fedavg-cnn#{hidden}"
+    z = model.represent(torch.randn(2, 3, 32, 32))
+    expected = z
+    for layer in layers[:-1]:
+        expected = F.relu(layer(expected))
+    assert torch.equal(model.head(z), layers[-1](expected))
+    assert all(name.startswith("head.") for name in model.names("head"))
+
+
+def test_a_network_of_ones_own_takes_hidden_layers_in_its_head() -> None:
+    model = build("tests.models.test_htfllib:own#8", (1, 4, 4), 3, 6, feature_pool=True)
+    assert (model.feature_dim, model(torch.zeros(2, 1, 4, 4)).shape) == (6, (2, 3))
+    assert len(model.names("head")) == 4
+
+
+def own(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(in_shape), 5), nn.ReLU(), nn.Linear(5, classes))
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg-cnn#", "fedavg-cnn#0", "fedavg-cnn#512-", "fedavg-cnn#wide", "fedavg-cnn#8#8"]
+)
+def test_what_is_no_width_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="expected the widths of hidden layers behind '#'"):
+        build(name, (3, 32, 32), 10)

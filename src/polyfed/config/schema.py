@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -272,8 +273,8 @@ class Models(Settings):
     architectures: Annotated[list[str], Field(min_length=1)] = Field(
         description="names from `polyfed models`, 'timm:...', 'torchvision:...', 'hf:owner/name', or "
         "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
-        "with fetched weights, '@layer1' behind one with a colon ends the extractor there; or, in place of the list, "
-        "the name of a group of networks, such as 'htfe-8'"
+        "with fetched weights, '#512-256' gives its head hidden layers of these widths, '@layer1' behind one with a "
+        "colon ends the extractor there; or, in place of the list, the name of a group of networks, such as 'htfe-8'"
     )
     assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("architectures", several=True)] = Field(
         "round_robin", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
@@ -297,7 +298,7 @@ class Models(Settings):
     @classmethod
     def _known_models(cls, names: list[str]) -> list[str]:
         for name in names:
-            if ":" not in name and name.partition("?")[0] not in MODELS:
+            if ":" not in name and re.split("[?#]", name)[0] not in MODELS:
                 raise ValueError(f"unknown model '{name}'{suggest(name, MODELS)}")
         return names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -98,7 +99,7 @@ def builders_by_name(
 def _check_named(client: Client, own: Collection[str]) -> None:
     """Whether a named network is known, and takes the client's inputs as they are prepared."""
     name = client.architecture
-    if ":" not in name and name.partition("?")[0] not in MODELS:
+    if ":" not in name and re.split("[?#]", name)[0] not in MODELS:
         raise ConfigError(
             f"{client.title}: expected a network, a name in builders or that of a registered model, got '{name}'"
             f"{suggest(name, [*MODELS, *own])}"

@@ -9,6 +9,7 @@ Shapes: N samples, C classes, D feature width (`feature_dim`), c x h x w what le
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -187,6 +188,18 @@ def projection_and_head(head: nn.Module, feature_dim: int, average: bool) -> tup
         projection = nn.Linear(head.in_features, feature_dim, device=device, dtype=dtype)
         layers = {"projection": projection, "projection_relu": nn.ReLU()}
     return layers, nn.Linear(feature_dim, head.out_features, head.bias is not None, device=device, dtype=dtype)
+
+
+class HiddenHead(nn.Sequential):
+    """A head of hidden layers, each with a ReLU behind it, in the place of a linear one."""
+
+    def __init__(self, linear: nn.Linear, hidden: Sequence[int]) -> None:
+        widths = [linear.in_features, *hidden]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        super().__init__(*layers, nn.Linear(widths[-1], linear.out_features, linear.bias is not None))
+        self.in_features = linear.in_features
 
 
 def channels_last(model: SplitModel) -> SplitModel:

@@ -14,6 +14,7 @@ import difflib
 import functools
 import importlib
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -86,7 +87,7 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
 
     None for networks whose weights are drawn, and where the package does not tell.
     """
-    plain, mark, _ = name.partition("@")[0].partition("?")
+    plain, mark, _ = re.split("[@#]", name)[0].partition("?")
     package, _, called = plain.partition(":")
     if plain in _TRAINED:
         package = "timm"

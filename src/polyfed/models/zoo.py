@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
-from polyfed.models.split import PARTS, Part, SplitModel, with_projection
+from polyfed.models.split import PARTS, HiddenHead, Part, SplitModel, with_projection
 from polyfed.registry import MODELS, import_object
 
 _CIFAR10 = ((3, 32, 32), 10)
@@ -75,7 +76,8 @@ def build(
             ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
             returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
             `SplitModel` is cut before its classifier and after its first block, or after ``layer2`` where the name
-            ends with ``"@layer2"`` (see `polyfed.models.third_party.auto_split`).
+            ends with ``"@layer2"`` (see `polyfed.models.third_party.auto_split`). ``"#512-256"`` behind the name of a
+            network whose head is linear gives the head two hidden layers.
         in_shape: shape of one sample; (channels, height, width) for the zoo.
         classes: C.
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
@@ -94,7 +96,8 @@ def build(
     >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
     64
     """
-    called, _, end = name.partition("@")
+    plain, _, end = name.partition("@")
+    called, mark, hidden = plain.partition("#")
     builder = third_party.builder_for(called, fetch)
     if builder is None:
         builder = import_object("model", called, beside) if ":" in called else MODELS[called]
@@ -103,13 +106,24 @@ def build(
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else third_party.auto_split(made, name, classes, end or None)
     model.architecture = name
-    if feature_dim is None:
-        return model
-    try:
-        return with_projection(model, feature_dim, feature_pool)
-    except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
-        why = kind_and_line(error)
-        raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
+    if feature_dim is not None:
+        try:
+            model = with_projection(model, feature_dim, feature_pool)
+        except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
+            why = kind_and_line(error)
+            raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
+    return _with_hidden_layers(model, hidden) if mark else model
+
+
+def _with_hidden_layers(model: SplitModel, hidden: str) -> SplitModel:
+    """The model with layers of these widths in its head: "512-256"."""
+    if not isinstance(model.head, nn.Linear) or not re.fullmatch(r"[1-9]\d{0,5}(-[1-9]\d{0,5})*", hidden):
+        raise ConfigError(
+            f"model '{model.architecture}': expected the widths of hidden layers behind '#', such as '#512-256', of a "
+            "network whose head is an nn.Linear"
+        )
+    place = next(name for name, module in model.named_modules() if module is model.head)
+    return model.with_layers({place: HiddenHead(model.head, [int(width) for width in hidden.split("-")])})
 
 
 def page(name: str) -> dict[str, Any]:

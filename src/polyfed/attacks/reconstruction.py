@@ -159,7 +159,7 @@ def collect_target(
     model = load_model(folder, client, device, trust)
     exposed = exposed_by(model.method)
     network = as_split_model(model.network).requires_grad_(False)
-    record = load_runs(folder)[0]
+    record = load_runs(folder, trust)[0]
     at = _last_round(record, client)
     recipe = Recipe.of_run(folder, trust)
     train, classes = _images(record, client)

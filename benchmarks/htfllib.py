@@ -38,7 +38,7 @@ from torch import Tensor
 
 from polyfed.errors import PolyfedError
 
-METHODS = ("fedgh", "fedproto", "lgfedavg", "fd", "fml")
+METHODS = ("fedgh", "fedproto", "lgfedavg", "fd", "fml", "fedkd", "fedtgp")
 HTFLLIB, ALIKE, OWN = "HtFLlib", "polyfed, HtFLlib's ways", "polyfed"
 
 
@@ -70,6 +70,19 @@ WAYS = {
         ("fml",),
         "HtFLlib divides the divergence by the number of classes, and both losses move both networks; polyfed does "
         "neither",
+    ),
+    "compression": Way(
+        ("fedkd",),
+        "HtFLlib compresses weights, of convolutions kernel by kernel, and sends zeros where all singular values are "
+        "needed; it divides the divergence by the number of classes, and both losses move both networks, through what "
+        "they are divided by, too; polyfed compresses updates, exactly where that saves nothing. Only HtFLlib clips "
+        "gradients, to a norm of 10, which is not reached here",
+    ),
+    "late": Way(
+        ("fedtgp",),
+        "HtFLlib's clients send the class means of their networks before the round's training, as the file has them; "
+        "polyfed's after it. HtFLlib predicts also the classes that nobody has, as there are of fewer than nine "
+        "clients",
     ),
 }
 
@@ -167,7 +180,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", default="all", metavar="A,B,...", help=f"of {', '.join(METHODS)} [all]")
     parser.add_argument("--ways", default="all", metavar="A,B,...", help=f"of HtFLlib's: {', '.join(WAYS)} [all]")
     parser.add_argument("--data", choices=("cifar10", "random"), default="cifar10", help="[cifar10]")
-    parser.add_argument("--clients", type=int, default=8, help="[8]")
+    parser.add_argument("--clients", type=int, default=10, help="[10]")
     parser.add_argument("--samples", type=int, default=300, help="per client; whole batches [300]")
     parser.add_argument("--test-samples", type=int, default=100, help="per client [100]")
     parser.add_argument("--batch-size", type=int, default=10, help="[10]")

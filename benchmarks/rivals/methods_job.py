@@ -23,6 +23,8 @@ CLASSES = 10
 CHANNELS = ((16, 32), (32, 64), (8, 16), (16, 16))  # of both convolutions, by kind of network
 SERVER_EPOCHS = 100  # HtFLlib's default, for FedGH's header and FedTGP's prototypes
 HEADER_LR = 0.01
+ENERGY = (0.95, 0.98)  # of FedKD's compression, first and last
+MARGIN = 100.0  # FedTGP's
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ SERVERS = {  # method -> file and class of its server
     "fedproto": ("serverproto", "FedProto"),
     "fd": ("serverfd", "FD"),
     "fml": ("serverfml", "FML"),
+    "fedkd": ("serverkd", "FedKD"),
+    "fedtgp": ("servertgp", "FedTGP"),
 }
 
 
@@ -103,6 +105,8 @@ def write_images(part: str, inputs: Tensor, labels: Tensor) -> None:
 def settings(clients: int, batch_size: int, rounds: int, lr: float) -> Namespace:
     """HtFLlib's words: its own defaults, but those that the job sets. It trains once more than `global_rounds` says."""
     return Namespace(
+        T_end=methods_job.ENERGY[1],
+        T_start=methods_job.ENERGY[0],
         algorithm="job",
         alpha=0.5,
         auto_break=False,
@@ -112,6 +116,7 @@ def settings(clients: int, batch_size: int, rounds: int, lr: float) -> Namespace
         dataset="job",
         device="cpu",
         eval_gap=1,
+        feature_dim=methods_job.WIDTH,
         few_shot=0,
         global_rounds=rounds,
         goal="test",
@@ -119,6 +124,8 @@ def settings(clients: int, batch_size: int, rounds: int, lr: float) -> Namespace
         lamda=1.0,
         local_epochs=1,
         local_learning_rate=lr,
+        margin_threthold=methods_job.MARGIN,
+        mentee_learning_rate=lr,
         models_folder_name="",
         num_classes=methods_job.CLASSES,
         num_clients=clients,

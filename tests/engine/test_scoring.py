@@ -20,6 +20,7 @@ from polyfed.engine.run import best_round, early_stop_round
 from polyfed.engine.task import Output, Task
 from polyfed.errors import ConfigError
 from polyfed.registry import METHODS
+from polyfed.testing.fixtures import received
 from tests.helpers import regression
 
 SHORT = Training(rounds=2, batch_size=8, lr=0.05)
@@ -73,6 +74,27 @@ def test_a_prediction_is_taken_back_to_the_unit_of_its_client() -> None:
         scores.append(found.result["rmse"])
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     assert scores[0] < 6.0
+
+
+@pytest.mark.parametrize("common", [False, True], ids=["own rows", "one test set for all"])
+def test_who_holds_the_same_network_predicts_in_a_unit_of_its_own(common: bool) -> None:
+    """FedAvg's clients are scored together after receiving; their numbers differ in mean and spread."""
+    scales = [TargetScale(0.0, 1.0), TargetScale(50.0, 6.0), TargetScale(500.0, 60.0)]
+    tests = [LabeledSamples(*regression.rows(8, 9, 20.0, 5.0))] * 3
+    clients = []
+    torch.manual_seed(0)
+    for number, scale in enumerate(scales):
+        train, own = (LabeledSamples(*regression.rows(n, number + n, scale.mean, scale.std)) for n in (24, 8))
+        tests[number] = tests[number] if common else own.standardized(scale)
+        clients.append(Client(regression.network(), train.standardized(scale), None if common else tests[number]))
+    federation = Federation(clients, pf.methods.FedAvg(), SHORT, task=Task(test=tests[0]) if common else None)
+    found = federation.run()
+    network = regression.network()
+    network.load_state_dict(received(federation, 0))
+    for scale, test, rmse in zip(scales, tests, found.result["rmse_per_client"], strict=True):
+        with torch.inference_mode():
+            predicted = scale.restored(network(test.x)[:, 0])
+        assert rmse == pytest.approx(float((predicted - test.scale.restored(test.y)).square().mean().sqrt()))
 
 
 def test_an_averaged_network_is_trained_on_the_squared_error() -> None:

@@ -10,7 +10,8 @@ import torch
 
 import polyfed
 from polyfed.config.recipe import Recipe
-from polyfed.engine.scoring import Part, predictions
+from polyfed.engine.executors.client_work import part_of
+from polyfed.engine.scoring import predictions
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto
 from polyfed.methods.building_blocks import prototypes
@@ -113,7 +114,7 @@ def test_both_predictors_share_a_pass() -> None:
     at = worker(federation(FedProto(), [person])[0], 0)
     at.bound = model  # type: ignore[assignment]
     at.state = {"labels": torch.arange(CLASSES), "prototypes": torch.eye(CLASSES, 5)}
-    found = predictions(at, FedProto(), [Part(person.data.test)])
+    found = predictions(at, FedProto(), [part_of(person, "test")])
     assert passes == [40]
     assert "represent" not in vars(model)
     whole = {name: next(iter(by_samples.values())) for name, by_samples in found.items()}

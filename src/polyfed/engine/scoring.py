@@ -18,7 +18,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
-from polyfed.data.samples import LabeledSamples, SelectedSamples
+from polyfed.data.samples import LabeledSamples, SelectedSamples, TargetScale
 from polyfed.functional import metrics
 from polyfed.functional.modes import eval_mode, represented_once
 from polyfed.profiling import timed
@@ -83,11 +83,13 @@ class Score:
 class Part(NamedTuple):
     """Samples that a client is scored on, and what of it is wanted.
 
+    scale: of the client's own numbers to predict, whose unit its predictions are in; the model may be another's, too.
     is_test: all figures, and the other predictors that the method names, count, too; else the main score alone.
     missing: test samples of classes that the client never had, where these are scored, too.
     """
 
     samples: Samples
+    scale: TargetScale
     is_test: bool = True
     missing: SelectedSamples | None = None
 
@@ -111,6 +113,8 @@ def evaluate_model(
         figures: those wanted beside the main score. outputs: those of `predictions`, where they are known.
     """
     outputs = predictions(client, method, parts) if outputs is None else outputs
+    if not client.classes:
+        return [_regression_score(part, outputs) for part in parts]
     tests = _distinct(part.samples for part in parts if part.is_test)
     rest = _distinct(samples for part in parts for samples in _beside(part))
     found = _judged(client, tests, outputs[""], figures)
@@ -203,10 +207,6 @@ def _judged(
         return {}
     given = [outputs[place] for place in samples]
     sizes = [len(one) for one in samples.values()]
-    if not client.classes:
-        predicted = torch.cat([each[:, 0] for each in given]).cpu().split(sizes)
-        both = zip(samples.values(), predicted, strict=True)
-        return dict(zip(samples, [_regression_score(client, one, each) for one, each in both], strict=True))
     y = torch.cat([one.y for one in samples.values()])
     predicted = torch.cat(given).argmax(dim=1).cpu()
     counts = metrics.class_counts(y, predicted, client.classes, sizes)
@@ -234,11 +234,14 @@ def _on_own_classes(y: Tensor, outputs: Tensor, missing: Tensor) -> Score:
     return Score(total, {ACCURACY.name: right / total if total else math.nan})
 
 
-def _regression_score(client: Client, samples: Samples, outputs: Tensor) -> Score:
+def _regression_score(part: Part, outputs: Outputs) -> Score:
     """Outputs are in the client's standardized unit, samples may be in another; both are taken back to their own."""
-    predicted = client.data.train.scale.restored(outputs)
-    y = samples.scale.restored(samples.y)
-    return Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
+    y = part.samples.scale.restored(part.samples.y)
+    found = {}
+    for name in outputs if part.is_test else [""]:
+        predicted = part.scale.restored(outputs[name][id(part.samples)][:, 0].cpu())
+        found[name] = Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
+    return replace(found.pop(""), others=found)
 
 
 def score_to_json(score: Score) -> dict[str, Any]:
@@ -271,7 +274,7 @@ class ScoreCache:
     """Scores of one evaluation.
 
     Where all clients share one test set, models that are equal bit for bit, and are given the same inputs, are scored
-    once.
+    once for each unit of numbers to predict.
     """
 
     def __init__(self, figures: Collection[str] = ()) -> None:
@@ -286,7 +289,7 @@ class ScoreCache:
         held = {"weights": dict(model.state_dict()), **{f"state {name}": t for name, t in client.state.items()}}
         content = (client.architecture, id(client.prepare), fingerprint(held))
         keys = [
-            (content if is_shared else "own", id(part.samples), id(part.missing))
+            (content if is_shared else "own", id(part.samples), id(part.missing), part.scale)
             for part, is_shared in zip(parts, shared, strict=True)
         ]
         asked = dict(zip(keys, parts, strict=True))

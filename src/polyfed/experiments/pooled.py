@@ -34,9 +34,9 @@ from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.modules import freeze_copy, load_state
 from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.engine.executors.client_work import Executor
+from polyfed.engine.executors.client_work import Executor, part_of
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.scoring import Part, evaluate_model
+from polyfed.engine.scoring import evaluate_model
 from polyfed.errors import ConfigError
 from polyfed.functional.class_shares import share_shift
 from polyfed.methods.local import Local
@@ -208,7 +208,7 @@ def _on_validation(client: Client, method: Method) -> Tensor:
     samples = client.data.validation
     total = 0.0
     if len(samples):
-        (score,) = evaluate_model(client, method, [Part(samples, is_test=False)])
+        (score,) = evaluate_model(client, method, [part_of(client, "validation")])
         total = round(score.value * score.total) if client.classes else score.value**2 * score.total
     return torch.tensor(total, dtype=torch.float64)
 

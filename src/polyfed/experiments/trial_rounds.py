@@ -277,7 +277,7 @@ class MeasuringExecutor(Serial):
         with AllocationTracker() as scoring:
             if len(client.data.test):
                 chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))
-                evaluate_model(client, context.method, [Part(chunk, is_test=False)])
+                evaluate_model(client, context.method, [Part(chunk, client.data.train.scale, is_test=False)])
         return int(max(training.peak, scoring.peak))
 
     def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:

@@ -321,8 +321,8 @@ def score_batch(batch: EvalBatch, method: Method, model_factory: ModelFactory, m
 
 def part_of(client: Client, part: str) -> Part:
     """What of a client's data is scored how: validation rows, which choose rounds, by the main score alone."""
-    samples = getattr(client.data, part)
-    return Part(samples, missing=client.missing) if part == "test" else Part(samples, is_test=False)
+    is_test = part == "test"
+    return Part(getattr(client.data, part), client.data.train.scale, is_test, client.missing if is_test else None)
 
 
 def score_in_batches(

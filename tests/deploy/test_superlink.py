@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import functools
 import itertools
 import logging
 import os
+import re
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from io import StringIO
@@ -19,7 +24,7 @@ import pytest
 
 from polyfed.deploy import supernode
 from polyfed.deploy.superlink import Gate, check_system, is_own, serve_nodes
-from polyfed.deploy.tls import make_node_key
+from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.nearby import recipe_of
 from tests.helpers.on_flower import WITH_FLOWER
@@ -44,6 +49,24 @@ def test_a_program_without_its_keys_is_one_line(tmp_path: Path) -> None:
             supernode.join(recipe_of(), "", server=server, authority=tmp_path / "ca", key=tmp_path / "node")
 
 
+def test_a_key_with_a_passphrase_and_an_authority_that_is_none_are_one_line_each(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "node")
+    head, body, tail = re.split("(?<=BEGIN OPENSSH PRIVATE KEY-----)|(?=-----END)", (tmp_path / "node").read_text())
+    plain = struct.pack(">I4sI4sI", 4, b"none", 4, b"none", 0)
+    locked = struct.pack(">I10sI6sI", 10, b"aes256-ctr", 6, b"bcrypt", 24) + struct.pack(">I16sI", 16, bytes(16), 16)
+    body = base64.b64encode(base64.b64decode(body).replace(plain, locked)).decode()
+    (tmp_path / "node").write_text(f"{head}\n{body}\n{tail}")
+    files = {"authority": tmp_path / "ca", "key": tmp_path / "node"}
+    (tmp_path / "ca").write_text("hello")
+    with pytest.raises(ConfigError, match=r"expected a node's private key in .*node, .*, got one with a passphrase"):
+        supernode.join(recipe_of(), "", server="x:1", **files)
+    make_node_key(tmp_path / "node", overwrite=True)
+    for text in ("hello", "", "é"):
+        (tmp_path / "ca").write_text(text)
+        with pytest.raises(ConfigError, match=r"expected the authority's certificate in .*ca, .*, got another file"):
+            supernode.join(recipe_of(), "", server="x:1", **files)
+
+
 @pytest.mark.parametrize(
     ("config", "line"),
     [
@@ -58,7 +81,8 @@ def test_a_wrong_configuration_ends_the_node(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supernode, "connect", None)
     make_node_key(tmp_path / "node")
-    files = {"authority": touched(tmp_path / "ca"), "key": tmp_path / "node"}
+    make_server_certificate(tmp_path, ["x"])
+    files = {"authority": tmp_path / "ca.crt", "key": tmp_path / "node"}
     with pytest.raises(ConfigError, match=line):
         supernode.join(recipe_of(), config, server="x:1", **files)
 
@@ -184,6 +208,38 @@ def test_a_part_that_the_last_message_had_travels_once(
     assert len(server.answers) == 2
 
 
+def test_a_part_that_arrives_after_its_message_failed_is_not_kept(
+    asked: Any, logged: StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that fetched it may come late, during the next message: what is kept is that one's alone."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.inflatable import inflatable_utils
+
+    late = asked.content["asked"].object_id
+    other = Message(RecordDict({"asked": ConfigRecord({"numbers": [4]})}), dst_node_id=7, message_type="train")
+    again = Message(asked.content, dst_node_id=7, message_type="train")
+    server = Server(asked, other, again)
+    pulls: list[str] = []
+    pull = server.pull_object
+    monkeypatch.setattr(server, "pull_object", lambda run, name: (pulls.append(name), pull(run, name))[1])
+    fetch = inflatable_utils.pull_and_inflate_object_from_tree
+    parts: list[Any] = []
+
+    def fetch_the_first_late(tree: Any, part: Any, *given: Any, **named: Any) -> Any:
+        parts.append(part)
+        if len(parts) == 1:
+            raise inflatable_utils.ObjectUnavailableError("part")
+        if len(parts) == 2:
+            parts[0](late)
+        return fetch(tree, part, *given, **named)
+
+    monkeypatch.setattr(inflatable_utils, "pull_and_inflate_object_from_tree", fetch_the_first_late)
+    with pytest.raises(RunError, match="looked for work again"):
+        supernode.answer_forever(answers, server.fleet())
+    assert len(server.answers) == 2
+    assert pulls.count(late) == 2  # for the first message, in vain, and for the third
+
+
 @pytest.mark.parametrize("error", ["unavailable", "over"])
 def test_a_message_that_never_arrives_does_not_keep_a_node(
     error: str, asked: Any, logged: StringIO, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +301,58 @@ def test_a_connection_that_ends_is_one_line(
     monkeypatch.setattr(fleet_http_connection, "http_request_response", http_request_response)
     with pytest.raises(RunError, match=line), supernode.connect("x:1", touched(tmp_path / "ca"), Mock()):
         raise error
+
+
+@pytest.fixture
+def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A node's connection to a server that knows its key, but refuses these requests: Flower's, without a network."""
+    import httpx
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.proto.fleet_pb2 import ActivateNodeResponse
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+
+    made = {
+        "activate-node": ActivateNodeResponse(node_id=7).SerializeToString(),
+        "send-node-heartbeat": SendNodeHeartbeatResponse(success=True).SerializeToString(),
+    }
+    beaten = threading.Event()
+    make_server_certificate(tmp_path, ["x"])
+
+    def connect(*refused: str) -> Any:
+        def answer(request: Any) -> Any:
+            asked = request.url.path.rpartition("/")[2]
+            if asked == "send-node-heartbeat":
+                beaten.set()
+            return httpx.Response(401) if asked in refused else httpx.Response(200, content=made.get(asked, b""))
+
+        client = functools.partial(httpx.Client, transport=httpx.MockTransport(answer))
+        monkeypatch.setattr("flwr.supercore.protobuf.client.httpx.Client", client)
+        return supernode.connect("x:1", tmp_path / "ca.crt", ec.generate_private_key(ec.SECP384R1()))
+
+    connect.beaten = beaten  # type: ignore[attr-defined]
+    return connect
+
+
+@pytest.mark.parametrize("refused", ["activate-node", "pull-messages"])
+def test_a_node_whose_key_is_no_longer_known_says_so(refused: str, connected: Any) -> None:
+    """Flower sends itself SIGINT then."""
+    with (
+        pytest.raises(RunError, match="expected x:1 to know this node's key, got a refusal"),
+        connected(refused) as fleet,
+    ):
+        fleet.receive()
+
+
+def test_a_refused_heartbeat_leaves_it_to_the_next_request_to_say_so(connected: Any) -> None:
+    """Flower sends SIGINT from the heartbeat's thread, and that ends with a traceback."""
+    with connected("send-node-heartbeat") as fleet:
+        assert connected.beaten.wait(60)
+        assert fleet.receive() is None
+
+
+def test_ctrl_c_at_a_node_is_no_refusal(connected: Any) -> None:
+    with pytest.raises(KeyboardInterrupt), connected():
+        raise KeyboardInterrupt
 
 
 # the gate, with real connections of this machine ----------------------------------------------------------------------

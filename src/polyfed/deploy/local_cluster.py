@@ -1,4 +1,4 @@
-"""A whole deployment on one machine: a SuperLink, a SuperNode per client, TLS and node authentication, over 127.0.0.1.
+"""A whole deployment on one machine: a SuperLink, a node per client, TLS and node authentication, over 127.0.0.1.
 
 It tries a recipe before several machines do, and tests deployment itself. The run folder is that of a run in one
 process, with the same numbers.

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from polyfed.signals import raise_on_termination
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from flwr.app import Message
+    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 __all__ = ["join"]
 
@@ -75,6 +77,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
             raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     private = _read_key(Path(key))
+    _check_authority(Path(authority))
     place = NodeConfig.read(_settings(config))
     data = DataCache()
     Node(recipe, place, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
@@ -88,15 +91,25 @@ def _read_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+    expected = f"expected a node's private key in {path}, as 'polyfed deploy key' writes it"
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
+    except TypeError:  # cryptography's
+        raise ConfigError(f"{expected}, got one with a passphrase") from None
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"expected a node's private key in {path}, as 'polyfed deploy key' writes it, got another file"
-        )
+        raise ConfigError(f"{expected}, got another file")
     return key
+
+
+def _check_authority(path: Path) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=path.read_text("ascii"))
+    except (ValueError, ssl.SSLError):
+        raise ConfigError(
+            f"expected the authority's certificate in {path}, as 'polyfed deploy certify' writes it, got another file"
+        ) from None
 
 
 def _settings(config: str) -> Mapping[str, Any]:
@@ -115,12 +128,13 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
     """A connection to the server, which tells it that the node is there; it is made anew where it breaks.
 
     Raises:
-        RunError: it cannot be made, or what is done in the block has failed.
+        RunError: it cannot be made, the server no longer knows the key, or what is done in the block has failed.
     """
     from flwr.supercore import log
     from flwr.supernode.fleet_http_connection import http_request_response
 
     failed: list[Exception] = []
+    refused = _note_refusals()
     try:
         with http_request_response(server, False, authority.read_bytes(), (key, key.public_key())) as found:
             fleet = Fleet(*found)
@@ -129,10 +143,41 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
                 yield fleet
             except Exception as error:  # Flower would drop it
                 failed.append(error)
+    except KeyboardInterrupt:  # Ctrl-C, or a refusal
+        if not refused:
+            raise
+        raise RunError(
+            f"expected {server} to know this node's key, got a refusal: it is no longer registered, or clocks differ"
+        ) from None
     except SystemExit:  # it has told why
         raise RunError(f"expected {server} to take this node, got a refusal; its reason is above") from None
     if failed:
         raise RunError(f"the connection to {server} has ended: {failed[0]}") from failed[0]
+
+
+def _note_refusals() -> list[str]:
+    """What the server refuses to a connection made from now on, as it does not know the node's key (status 401).
+
+    Flower sends SIGINT then; where a heartbeat was refused from a thread, in the middle of training. The next request
+    is early enough.
+    """
+    import httpx
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    refused: list[str] = []
+
+    class Noting(NodeAuthHttpInterceptor):  # type: ignore[misc]
+        def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+            response: httpx.Response = super().intercept(context, call_next)
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                refused.append(context.rpc_method)
+                if context.rpc_method.endswith("Heartbeat"):
+                    raise httpx.TransportError("refused")
+            return response
+
+    vars(fleet_http_connection)["NodeAuthHttpInterceptor"] = Noting
+    return refused
 
 
 # messages -----------------------------------------------------------------------------------------------------------
@@ -152,22 +197,25 @@ def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
             wait_on(since, _IDLE)
             continue
         try:
-            _answer_one(app, fleet, last, *found)
+            last = _answer_one(app, fleet, last, *found)
         except (Exception, RunNotRunningException):  # Flower's is no Exception
             logging.getLogger("polyfed").exception("a message was not answered")
         since = time.monotonic()
 
 
 def _answer_one(
-    app: Callable[[Message], Message], fleet: Fleet, last: dict[str, bytes], announced: Message, tree: Any
-) -> None:
+    app: Callable[[Message], Message], fleet: Fleet, before: dict[str, bytes], announced: Message, tree: Any
+) -> dict[str, bytes]:
     """Fetch an announced message, and send the app's answer.
 
     A message whose run ends while it is fetched never arrives; Flower would ask for hours.
 
     Args:
-        last: parts of the message before, by the checksum that Flower names them by; afterwards of this one. A model
-            that was received to be scored is so at hand when it is to be trained. tree: the parts' names.
+        before: parts of the message before, by the checksum that Flower names them by. A model that was received to be
+            scored is so at hand when it is to be trained. tree: the parts' names.
+
+    Returns:
+        This message's parts. Nobody else has them: threads that fetch may outlive a message that failed.
     """
     from flwr.app import Message as FlowerMessage
     from flwr.supercore import log
@@ -176,12 +224,11 @@ def _answer_one(
 
     run = announced.metadata.run_id
     log(logging.INFO, "Round %s: %s", announced.metadata.group_id, announced.metadata.message_type)
-    before = last.copy()
-    last.clear()
+    kept: dict[str, bytes] = {}
 
     def part(name: str) -> bytes:
-        last[name] = before[name] if name in before else fleet.pull_object(run, name)
-        return last[name]
+        kept[name] = found = before.get(name) or fleet.pull_object(run, name)
+        return found
 
     message = pull_and_inflate_object_from_tree(
         tree,
@@ -192,8 +239,8 @@ def _answer_one(
         initial_backoff=SHORTEST,
     )
     before.clear()
-    if sum(map(len, last.values())) > _KEPT:
-        last.clear()
+    if sum(map(len, kept.values())) > _KEPT:
+        kept.clear()
     message.metadata.__dict__["_message_id"] = tree.object_id
     begun = time.monotonic()
     answer = reply(app, message)
@@ -203,6 +250,7 @@ def _answer_one(
         wanted, session = fleet.send(answer, parts, time.monotonic() - begun)
         objects = inflatable_object.get_all_nested_objects(answer)
         push_objects(objects, functools.partial(fleet.push_object, run, session), object_ids_to_push=wanted)
+    return kept
 
 
 def reply(app: Callable[[Message], Message], message: Message) -> Message:

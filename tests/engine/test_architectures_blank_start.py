@@ -11,6 +11,7 @@ from torch import nn
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.model_factory import ModelFactory
+from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
@@ -70,9 +71,13 @@ def test_the_run_is_the_same_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPa
     assert none == 0 < some
 
 
-def test_a_receive_of_ones_own_says_so_anew() -> None:
+def test_a_receive_or_broadcast_of_ones_own_says_so_anew() -> None:
     class Keeps(METHODS["fedavg"]):  # type: ignore[misc]
         def receive(self, client: Client, message: Any) -> Any:
+            return {}
+
+    class SendsLess(METHODS["fedavg"]):  # type: ignore[misc]
+        def broadcast(self, server: Server, client_id: int) -> Any:
             return {}
 
     class Other(METHODS["fedavg"]):  # type: ignore[misc]
@@ -81,9 +86,10 @@ def test_a_receive_of_ones_own_says_so_anew() -> None:
 
     assert (
         Keeps().card.ignores_initial_weights,
+        SendsLess().card.ignores_initial_weights,
         Other().card.ignores_initial_weights,
         METHODS["fedavg"]().card.ignores_initial_weights,
-    ) == (False, True, True)
+    ) == (False, False, True, True)
     assert {"fedavg", "fedprox", "scaffold", "fednova", "moon", "fedfomo", "feddpa"} <= set(BLANK)
     assert "fedrep" not in BLANK
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_tensor
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, MethodCard, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Stage, Training
@@ -331,6 +331,26 @@ def test_a_receive_of_ones_own_is_scored_client_by_client(monkeypatch: pytest.Mo
     found = kit.usual.run(kit.method, SHORT)
     monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
     assert records(found) == records(kit.usual.run(kit.method, SHORT))
+
+
+def test_who_keeps_tensors_that_it_is_not_sent_is_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own statistics of BatchNorm; `receive` is FedAvg's, which is marked, and so is the card."""
+
+    class NormsStay(FedAvg):
+        card = FedAvg.card
+
+        def broadcast(self, server: Server, client_id: int) -> Message:
+            model = get_group(super().broadcast(server, client_id), "model")
+            return {"model": {name: tensor for name, tensor in model.items() if "running" not in name}}
+
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+    usual = ConformanceKit(method=NormsStay(), models=[normed]).usual
+    asked = Evaluation(metrics=ALL)
+    found = records(usual.run(NormsStay(), SHORT, evaluation=asked))
+    monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
+    assert found == records(usual.run(NormsStay(), SHORT, evaluation=asked))
 
 
 def test_only_what_is_asked_for_of_a_score_is_kept() -> None:

@@ -13,7 +13,16 @@ from torch import Tensor
 from polyfed import testing
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    hyperparameters,
+    loads_message,
+)
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional.losses import task_loss
@@ -199,6 +208,20 @@ def test_averaged_weights_begin_alike() -> None:
 def test_nan_is_not_what_the_oracle_says() -> None:
     found = testing.violations(Local(), ["oracle"], reference_loss=lambda model, batch, context: float("nan"))
     assert "the oracle says nan" in found["oracle"]
+
+
+def test_a_receive_that_is_marked_loads_nothing_of_the_clients_own() -> None:
+    class Kept(FedAvg):
+        """An odd client's network stays as it is."""
+
+        card = FedAvg.card
+
+        @loads_message
+        def receive(self, client: Client, message: Message) -> Context:
+            return super().receive(client, message) if client.id % 2 == 0 else {}
+
+    found = testing.violations(Kept(), ["scored_together_alike"])
+    assert "marked `loads_message`" in found["scored_together_alike"]
 
 
 def test_a_class_in_place_of_a_method_is_one_line() -> None:

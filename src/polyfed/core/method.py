@@ -204,7 +204,7 @@ class MethodCard:
 
     A class that extends another method's writes ``card = replace(FedAvg.card, name="mine", paper="...")``, with
     `dataclasses.replace`. Where it has no card, its base's holds, without `form` if it overrides `upload`, and without
-    `ignores_initial_weights` if it overrides `receive`.
+    `ignores_initial_weights` if it overrides `receive` or `broadcast`.
 
     Attributes:
         name: by which a recipe chooses it.
@@ -255,7 +255,8 @@ Receive = TypeVar("Receive", bound=Callable[..., Any])
 def loads_message(receive: Receive) -> Receive:
     """Mark a `receive` that loads tensors of the message into the network, and nothing of the client's own.
 
-    With `MethodCard.ignores_initial_weights`, who is sent the same holds the same then, and is scored together.
+    With `MethodCard.ignores_initial_weights`, who is sent the same holds the same then, and is scored together where
+    the message's "model" has all of the network.
     """
     receive.loads_message = True  # type: ignore[attr-defined]
     return receive
@@ -275,7 +276,7 @@ class Method:
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Reset an inherited card's `ignores_initial_weights` where `receive` is overridden, `form` where `upload` is.
+        """Reset an inherited card's `form` where `upload` is overridden, and what `MethodCard` says where others are.
 
         Raises:
             ConfigError: a property or class variable is written as a method, or the reverse; the class itself declares
@@ -288,7 +289,7 @@ class Method:
             cls.card = replace(
                 cls.card,
                 form=None if "upload" in own else cls.card.form,
-                ignores_initial_weights=cls.card.ignores_initial_weights and "receive" not in own,
+                ignores_initial_weights=cls.card.ignores_initial_weights and not own & {"receive", "broadcast"},
             )
 
     @property

@@ -238,7 +238,8 @@ def _regression_score(part: Part, outputs: Outputs) -> Score:
     """Outputs are in the client's standardized unit, samples may be in another; both are taken back to their own."""
     y = part.samples.scale.restored(part.samples.y)
     found = {}
-    for name in outputs if part.is_test else [""]:
+    names = list(outputs) if part.is_test else [""]
+    for name in names:
         predicted = part.scale.restored(outputs[name][id(part.samples)][:, 0].cpu())
         found[name] = Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
     return replace(found.pop(""), others=found)

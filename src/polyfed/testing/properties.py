@@ -21,6 +21,8 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.client_work import who_are_alike
+from polyfed.engine.executors.jobs import EvalJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import alone
 from polyfed.engine.uploads import find_mismatch
@@ -572,6 +574,26 @@ def scoring_changes_nothing(kit: ConformanceKit) -> None:
     kit.same(worlds.state(kit.base), worlds.state(often), "scoring in every round changes what is learnt")
 
 
+def scored_together_alike(kit: ConformanceKit) -> None:
+    """Clients that are scored together, as `loads_message` allows, hold the same model once they have received."""
+    federation = kit.base
+    server = federation.server
+    asked = [
+        EvalJob(
+            client,
+            kit.method.variant(server, client.id),
+            kit.method.broadcast(server, client.id),
+            server.round,
+            ["test"],
+        )
+        for client in federation.clients
+    ]
+    for places in who_are_alike(asked, kit.method, federation.model_factory):
+        first, *rest = (received(federation, place) for place in places)
+        for other in rest:
+            kit.same(first, other, "its `receive` keeps something of a client's own, and is marked `loads_message`")
+
+
 def bytes_metered(kit: ConformanceKit) -> None:
     """The bytes in the records are those of the messages, which survive serializing."""
     down: dict[int, int] = {}
@@ -908,6 +930,7 @@ _IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
     state_is_explicit,
     goes_on_after_its_end,
     scoring_changes_nothing,
+    scored_together_alike,
     bytes_metered,
     expected_bytes,
     loss_is_pure,

@@ -33,6 +33,7 @@ from polyfed.core.message import (
 )
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import float_state
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob, placed
@@ -333,21 +334,38 @@ def score_in_batches(
     Args:
         carry_out: gives the scores of each batch.
     """
-    batches = _batches(asked, context.method, context.clients[0].classes)
+    batches = _batches(asked, context)
     found: dict[int, Scores] = {}
     for places, scores in zip(batches, carry_out([EvalBatch([asked[p] for p in ps]) for ps in batches]), strict=True):
         found |= zip(places, scores, strict=True)
     return [found[place] for place in range(len(asked))]
 
 
-def _batches(asked: Sequence[EvalJob], method: Method, classes: int) -> list[list[int]]:
+def _batches(asked: Sequence[EvalJob], context: WorkerContext) -> list[list[int]]:
     """The places of those that are scored together."""
+    most = min(_MOST_ROWS, _MOST_OUTPUTS // max(context.clients[0].classes, 1))
+    alike = who_are_alike(asked, context.method, context.model_factory)
+    return [some for places in alike for some in _of_size(asked, places, most)]
+
+
+def who_are_alike(asked: Sequence[EvalJob], method: Method, model_factory: ModelFactory) -> list[list[int]]:
+    """The places of those that hold the same model once they have received, as far as the method says so."""
     together = are_scored_together(method)
     kinds: dict[Hashable, list[int]] = {}
     for place, job in enumerate(asked):
         kinds.setdefault(_kind(job) if together and job.message is not None else place, []).append(place)
-    most = min(_MOST_ROWS, _MOST_OUTPUTS // max(classes, 1))
-    return [some for places in kinds.values() for some in _of_size(asked, places, most)]
+    alike: list[list[int]] = []
+    for places in kinds.values():
+        same = len(places) == 1 or _is_sent_whole(asked[places[0]], model_factory)
+        alike += [places] if same else [[place] for place in places]
+    return alike
+
+
+def _is_sent_whole(job: EvalJob, model_factory: ModelFactory) -> bool:
+    """Whether the message has all of the client's network that is ever sent; a subclass may leave some of it out."""
+    network = model_factory.module(job.client.architecture, job.variant)
+    sent = (job.message or {}).get("model")
+    return isinstance(sent, Mapping) and float_state(network).keys() <= sent.keys()
 
 
 def are_scored_together(method: Method) -> bool:

@@ -116,6 +116,11 @@ def test_what_is_meant_alike_is_taken_alike() -> None:
         ({"train": (X, list("abcabcabcabc"))}, r"^train: expected labels as a tensor .*; number the classes from 0"),
         ({"train": ("a", Y)}, r"^train: expected inputs as a tensor or an array of numbers, got 'a'"),
         ({"train": (torch.tensor(3.0), Y)}, r"^train: expected inputs of shape \(N, ...\), got the single number 3.0"),
+        ({"train": (X, torch.tensor(1))}, r"^train: expected labels of shape \(N,\), got the single number 1$"),
+        (
+            {"train": (X, Y * 1j)},
+            r"^train: expected labels as whole numbers or floats, got complex ones, torch.complex64",
+        ),
         ({"train": {"x": X, "y": Y}}, r"^train: expected \(x, y\), Samples, or a data set .* got dict$"),
         (
             {"train": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))},
@@ -135,6 +140,7 @@ def test_inputs_and_labels_in_other_forms() -> None:
         (X.tolist(), Y.tolist()),
         (list(X), list(Y)),
         (X, Y.int()),
+        (X.clone().requires_grad_(), Y),
         torch.utils.data.TensorDataset(X, Y),
         [(x, int(y)) for x, y in zip(X, Y, strict=True)],
     ]
@@ -142,6 +148,7 @@ def test_inputs_and_labels_in_other_forms() -> None:
         train = client(train=pair).data.train
         assert torch.equal(train.x, X)
         assert torch.equal(train.y, Y)
+        assert not train.x.requires_grad  # or every batch would have a graph
 
 
 def test_a_run_takes_switches_only() -> None:

@@ -225,6 +225,10 @@ def _paired(inputs: Any, labels: Any) -> LabeledSamples:
     y = _tensor(labels, "labels")
     if x.dim() == 0:
         raise ConfigError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
+    if y.dim() == 0:
+        raise ConfigError(f"expected labels of shape (N,), got the single number {y.item()}")
+    if y.is_complex():
+        raise ConfigError(f"expected labels as whole numbers or floats, got complex ones, {y.dtype}")
     if y.dim() > 1:
         write = "y.squeeze(1)" if y.shape[1:] == (1,) else "y.argmax(1), if rows have a one for the class"
         raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}{ONE_LABEL}")
@@ -233,12 +237,12 @@ def _paired(inputs: Any, labels: Any) -> LabeledSamples:
 
 
 def _tensor(given: Any, what: str) -> Tensor:
-    """Convert numbers to a tensor, which shares memory with an array that may be written into."""
+    """Convert numbers to a tensor without a graph, which shares memory with an array that may be written into."""
     refuse_masked(given, what)
     if isinstance(given, np.ndarray) and not given.flags.writeable:
         given = given.copy()
     try:
-        return torch.as_tensor(given)
+        return torch.as_tensor(given).detach()
     except Exception:  # a list of tensors, a table of pandas, or anything else, which may raise anything
         pass
     try:

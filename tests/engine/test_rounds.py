@@ -340,6 +340,30 @@ def test_who_writes_into_an_upload_is_stopped_and_the_round_undone() -> None:
         ran(FedAvg(), plugins=[Scaling()])
 
 
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_who_writes_into_a_late_upload_writes_into_nothing_that_a_client_keeps(by_numpy: bool) -> None:
+    """Its client is in no job of the round, which could not give it back its weights. PyTorch's writes are told."""
+    kept: list[bool] = []
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        call(server, uploads)
+        late = [upload.client_id for upload in made.plugin("availability")._queue.arrived]
+        for number in late:
+            before = {name: tensor.clone() for name, tensor in (made.clients[number].weights or {}).items()}
+            for tensor in get_group(uploads[number], "model").values():
+                tensor.numpy().fill(0) if by_numpy else tensor.zero_()
+            kept.append(difference(before, dict(made.clients[number].weights or {})) is None)
+
+    made = federation(Spy(Patient(), aggregate=aggregate), Availability(delay_rate=0.5), 4, 0.5)
+    if by_numpy:
+        made.run()
+    else:
+        with pytest.raises(RunError, match=r"aggregation: client \d's upload was written into"):
+            made.run()
+    assert kept
+    assert all(kept)
+
+
 def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:
     messages: list[Message] = [{"model": {"conv.weight": torch.randn(2, 3)}, "n": torch.tensor(7)}, {}]
     late = [LateUpload(place + 3, 2, "a/b é", message) for place, message in enumerate(messages)]

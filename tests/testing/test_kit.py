@@ -71,6 +71,7 @@ CAUGHT_BY = {
     broken.StateInPlace: "nothing_written_in_place",
     broken.NobodyInPlace: "nothing_written_in_place",
     broken.UploadsInPlace: "nothing_written_in_place",
+    broken.UploadsInPlaceByNumPy: "nothing_written_in_place",
     broken.LabelsInPlace: "nothing_written_in_place",
     broken.ShrinksInTheLoss: "nothing_written_in_place",
     broken.FloatInAMessage: "speaks_in_tensors",

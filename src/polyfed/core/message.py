@@ -135,6 +135,11 @@ def tensors_of(message: Message) -> list[Tensor]:
     return [entry for members in entries for entry in members]
 
 
+def writes(message: Message) -> list[int]:
+    """How often each tensor of a message has been written into. What is written through NumPy does not count."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_of(message)]
+
+
 def with_tensors(message: Message, tensors: Iterable[Tensor]) -> State:
     """The message with others in place of `tensors_of(message)`."""
     others = iter(tensors)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, contiguous, freeze
+from polyfed.core.message import Message, contiguous, freeze, writes
 from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -90,8 +90,9 @@ class RoundRunner:
             with server_stage("aggregation", round.number), section("aggregate"):
                 for plugin in self.plugins:
                     uploads = plugin.deliver(round, uploads)
+                written = {number: writes(message) for number, message in uploads.items()}
                 self.aggregate(round, uploads)
-                self.transaction.check_untouched()
+                self.transaction.check_untouched(n for n, before in written.items() if writes(uploads[n]) != before)
                 self.server.state = contiguous(self.server.state)
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"

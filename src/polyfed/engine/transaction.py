@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,16 +67,18 @@ class Transaction:
             client.weights, client.state = outcome.weights, outcome.state
             client.version += 1
 
-    def check_untouched(self) -> None:
+    def check_untouched(self, written: Iterable[int]) -> None:
         """Whether nobody has written into uploads, of which the weights that clients took over may be a part.
+
+        Args:
+            written: whose upload the server has written into.
 
         Raises:
             RunError: somebody has.
         """
-        for number in self._before:
-            row = client_row(self.clients[number])
-            if row is not None and not row.is_intact:
-                raise RunError(f"{self.clients[number].title}'s upload was written into; copy what is to be changed")
+        rows = {number: client_row(self.clients[number]) for number in self._before}
+        for number in (*written, *(number for number, row in rows.items() if row is not None and not row.is_intact)):
+            raise RunError(f"{self.clients[number].title}'s upload was written into; copy what is to be changed")
 
     def end(self) -> None:
         """The round counts; what was before is forgotten, or rows that nobody needs would stay."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.message import Group, Message, State, flatten, freeze, get_group, get_tensor, unflatten
+from polyfed.core.message import Group, Message, State, clone, flatten, freeze, get_group, get_tensor, unflatten
 from polyfed.core.method import TrainingResult
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.weight_store import WeightRow, WeightStore
@@ -72,7 +72,7 @@ def _group(stored: State, name: str) -> Group:
 
 @dataclass(frozen=True, eq=False)
 class LateUpload:
-    """An upload under way. round: in which it was sent. message: tensors of its own."""
+    """An upload under way. round: in which it was sent. message: tensors of its own, none of the client's row."""
 
     client_id: int
     round: int
@@ -105,7 +105,7 @@ class UploadQueue:
     def collect(self, exchange: str, sent: Mapping[int, Message], late: Collection[int]) -> dict[int, Message]:
         """What the server gets in an exchange, by number of client: what was `sent` in time, and what was due."""
         fresh = {i: message for i, message in sent.items() if i not in late}
-        behind = [LateUpload(i, self._number, exchange, m) for i, m in sent.items() if i in late]
+        behind = [LateUpload(i, self._number, exchange, freeze(clone(m))) for i, m in sent.items() if i in late]
         self.late |= {upload.client_id for upload in behind}
         overtaken = [upload for upload in self.waiting if upload.exchange == exchange and upload.client_id in fresh]
         self.waiting = [upload for upload in self.waiting if upload not in overtaken]

@@ -18,13 +18,14 @@ def add_pull(step: StepResult, model: Any, reference: Mapping[str, Tensor], weig
     """The step of a loss plus (weight / 2) ||d||^2, whose gradient is weight d.
 
     Args:
-        step: of the loss alone. model: as `gradients` got it. reference: w_ref, with at least these names.
+        step: of the loss alone; its gradients are added to. model: as `gradients` got it.
+        reference: w_ref, with at least these names.
 
     Source: Li et al. (FedProx), MLSys 2020, eq. 2; FedIN, eq. 3.
     """
     apart = _differences(model, reference)
-    squared = torch.stack([d.square().sum() for d in apart.values()]).sum()
-    return _add(step, weight / 2 * squared, {name: weight * d for name, d in apart.items()})
+    penalty = weight / 2 * _norm(apart).square()
+    return _add(step, penalty, {name: d.mul_(weight) for name, d in apart.items()})
 
 
 def add_pull_to_length(
@@ -35,18 +36,24 @@ def add_pull_to_length(
     At d = 0 it is 0.
 
     Args:
-        step: of the loss alone. model: as `gradients` got it. reference: w_ref, with at least these names.
+        step: of the loss alone; its gradients are added to. model: as `gradients` got it.
+        reference: w_ref, with at least these names.
 
     Source: Yang et al. (FedDPA), NeurIPS 2023.
     """
     apart = _differences(model, reference)
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(d) for d in apart.values()]))
+    norm = _norm(apart)
     factor = torch.where(norm > 0, weight * (1 - length / norm), torch.zeros_like(norm))
-    return _add(step, weight / 2 * (norm - length).square(), {name: factor * d for name, d in apart.items()})
+    return _add(step, weight / 2 * (norm - length).square(), {name: d.mul_(factor) for name, d in apart.items()})
 
 
 def _differences(model: Any, reference: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: w - reference[name] for name, w in trained_tensors(model).items()}
+
+
+def _norm(apart: Mapping[str, Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(d) for d in apart.values()]))
+    return norm
 
 
 def _add(step: StepResult, penalty: Tensor, pulls: Mapping[str, Tensor]) -> StepResult:
@@ -54,5 +61,5 @@ def _add(step: StepResult, penalty: Tensor, pulls: Mapping[str, Tensor]) -> Step
     grads: dict[str, Tensor | None] = {}
     for name, pull in pulls.items():
         plain = step.grads.get(name)
-        grads[name] = pull if plain is None else plain + pull
+        grads[name] = pull if plain is None else plain.add_(pull)  # in place, as memory is what this costs
     return step._replace(grads=grads, loss=step.loss + penalty)

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 
-import polyfed as pf
 from polyfed.cli.app import parser
 from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
@@ -110,26 +108,10 @@ def test_methods_that_can_do_without_waiting_are_listed() -> None:
     assert not stale & named
 
 
-def test_data_of_pfllib_run_with_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients' files, written as its scripts write them."""
-    (recipe,) = re.findall(r"```toml\n(.*?)```", read("docs", "coming-from.md"), flags=re.DOTALL)
-    draws = np.random.default_rng(0)
-    for side, count in (("train", 12), ("test", 6)):
-        (tmp_path / "dataset" / "Cifar10" / side).mkdir(parents=True)
-        for client in range(2):
-            x = draws.standard_normal((count, 3, 32, 32)).astype(np.float32)
-            file = tmp_path / "dataset" / "Cifar10" / side / f"{client}.npz"
-            np.savez_compressed(file, data={"x": x, "y": np.arange(count) % 10})  # type: ignore[arg-type]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("POLYFED_DATA", raising=False)
-    Path("mine.toml").write_text(recipe, encoding="utf-8")
-    run = pf.run("mine.toml", overrides=["training.rounds=1"])
-    assert len(run.result["accuracy_per_client"]) == 2
-
-
 def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
     """`section.key` in the tables for those who come from elsewhere, and on the pages beside them."""
-    for page in ("coming-from.md", "gpu.md", "resume.md", "sweep.md", "troubleshooting.md", "quickstart.md"):
+    coming = ("coming-from-pfllib.md", "coming-from-htfllib.md", "coming-from-flower.md")
+    for page in (*coming, "gpu.md", "resume.md", "sweep.md", "troubleshooting.md", "quickstart.md"):
         for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", read("docs", page)):
             if section in SECTIONS:
                 assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"
@@ -151,7 +133,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
 # those of Flower, TensorBoard and Ray; "--option" stands for any
 OTHER_PROGRAMS = {
     *("--disable-runtime-dependency-installation", "--enable-supernode-auth", "--logdir", "--option"),
-    *("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--stream"),
+    *("--run-config", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--stream"),
 }
 
 

@@ -152,7 +152,7 @@ def test_what_the_reference_names_is_there_and_has_words() -> None:
         assert inspect.getdoc(thing(name)) or name == "polyfed.functional", name
 
 
-COMMAND_PAGES = ["index.md", "quickstart.md", "gallery.md", "gpu.md", "resume.md", "sweep.md", "coming-from.md"]
+COMMAND_PAGES = ["index.md", "quickstart.md", "gallery.md", "gpu.md", "resume.md", "sweep.md"]
 
 
 def test_names_of_the_library_exist() -> None:

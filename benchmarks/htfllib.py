@@ -68,15 +68,15 @@ WAYS = {
     ),
     "divergence": Way(
         ("fml",),
-        "HtFLlib divides the divergence by the number of classes, and both losses move both networks; polyfed does "
-        "neither",
+        "HtFLlib divides the divergence by the number of classes, both losses move both networks, and their gradients "
+        "are clipped to a norm of 10 each; polyfed does none of it",
     ),
     "compression": Way(
         ("fedkd",),
         "HtFLlib compresses weights, of convolutions kernel by kernel, and sends zeros where all singular values are "
         "needed; it divides the divergence by the number of classes, and both losses move both networks, through what "
-        "they are divided by, too; polyfed compresses updates, exactly where that saves nothing. Only HtFLlib clips "
-        "gradients, to a norm of 10, which is not reached here",
+        "they are divided by, too; polyfed compresses updates, exactly where that saves nothing. HtFLlib clips the "
+        "gradients of each network to a norm of 10, polyfed does not",
     ),
     "late": Way(
         ("fedtgp",),

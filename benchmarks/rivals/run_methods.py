@@ -16,7 +16,7 @@ from torch.nn import functional
 import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, TrainingResult
+from polyfed.core.method import Batch, Context, StepResult, TrainingResult
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.engine.task import Execution
@@ -52,7 +52,20 @@ class RawFD(pf.methods.FD):
         return {"labels": labels.int(), "outputs": trained.sums["rows"][labels] / trained.sums["weights"][labels, None]}
 
 
-class EntangledFML(pf.methods.FML):
+class ClippedByNetwork:
+    """A method that clips the gradients of each network of a client apart, to a norm of 10."""
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        """Of the loss, clipped."""
+        found: StepResult = super().gradients(model, batch, context)  # type: ignore[misc]
+        for network, _ in model.named_children():
+            own = [grad for name, grad in found.grads.items() if grad is not None and name.startswith(f"{network}.")]
+            norm = torch.nn.utils.get_total_norm(own)
+            torch._foreach_mul_(own, (10 / (norm + 1e-6)).clamp(max=1))
+        return found
+
+
+class EntangledFML(ClippedByNetwork, pf.methods.FML):
     """FML whose losses move both networks, by a divergence that is divided by the number of classes."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -102,7 +115,7 @@ def in_low_rank(weights: Tensor, energy: float) -> Tensor:
     return found
 
 
-class CompressedFedKD(pf.methods.FedKD):
+class CompressedFedKD(ClippedByNetwork, pf.methods.FedKD):
     """FedKD with weights, not updates, in low rank, whose losses move both networks, divided by number of classes."""
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:

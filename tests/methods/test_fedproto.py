@@ -11,7 +11,7 @@ import torch
 import polyfed
 from polyfed.config.recipe import Recipe
 from polyfed.engine.executors.client_work import part_of
-from polyfed.engine.scoring import predictions
+from polyfed.engine.scoring import SCORES, predictions
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto
 from polyfed.methods.building_blocks import prototypes
@@ -114,15 +114,16 @@ def test_both_predictors_share_a_pass() -> None:
     at = worker(federation(FedProto(), [person])[0], 0)
     at.bound = model  # type: ignore[assignment]
     at.state = {"labels": torch.arange(CLASSES), "prototypes": torch.eye(CLASSES, 5)}
-    found = predictions(at, FedProto(), [part_of(person, "test")])
+    found = predictions(at, FedProto(), [part_of(person, "test")], ["auc"])
     assert passes == [40]
     assert "represent" not in vars(model)
     whole = {name: next(iter(by_samples.values())) for name, by_samples in found.items()}
     model.eval()
     with torch.no_grad():
-        torch.testing.assert_close(whole["head"], model(person.data.test.x), rtol=0, atol=0)
+        assert torch.equal(whole["head"], model(person.data.test.x).argmax(dim=1))
         z = model.represent(person.data.test.x)  # type: ignore[operator]
-    torch.testing.assert_close(whole[""], -torch.cdist(z, at.state["prototypes"]))
+    assert torch.equal(whole[""], whole[SCORES].argmax(dim=1))
+    torch.testing.assert_close(whole[SCORES], -torch.cdist(z, at.state["prototypes"]))
 
 
 def test_a_score_is_new_when_only_the_prototypes_are() -> None:

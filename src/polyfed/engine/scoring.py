@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,10 @@ class Part(NamedTuple):
     missing: SelectedSamples | None = None
 
 
-Outputs = Mapping[str, Mapping[int, Tensor]]  # by predictor, "" the method's own, and id of the samples: (N, C)
+# by predictor, "" the method's own, and id of the samples: (N,) classes, or numbers; and under `SCORES` the scores
+# (N, C) of the classes by the method's own predictor, where a figure is made of them
+Outputs = Mapping[str, Mapping[int, Tensor]]
+SCORES = "scores"
 
 
 @timed("score")
@@ -112,14 +116,14 @@ def evaluate_model(
         parts: what to score on; of several clients where these hold the same model.
         figures: those wanted beside the main score. outputs: those of `predictions`, where they are known.
     """
-    outputs = predictions(client, method, parts) if outputs is None else outputs
+    outputs = predictions(client, method, parts, figures) if outputs is None else outputs
     if not client.classes:
         return [_regression_score(part, outputs) for part in parts]
     tests = _distinct(part.samples for part in parts if part.is_test)
     rest = _distinct(samples for part in parts for samples in _beside(part))
-    found = _judged(client, tests, outputs[""], figures)
-    beside = _judged(client, rest, outputs[""], ())
-    others = {name: _judged(client, tests, outputs[name], ()) for name in outputs if name}
+    found = _judged(client, tests, outputs[""], figures, outputs.get(SCORES, {}))
+    beside = _judged(client, rest, outputs[""])
+    others = {name: _judged(client, tests, outputs[name]) for name in outputs if name not in ("", SCORES)}
     scores = []
     for part in parts:
         place = id(part.samples)
@@ -133,11 +137,12 @@ def evaluate_model(
     return scores
 
 
-def predictions(client: Client, method: Method, parts: Sequence[Part]) -> Outputs:
-    """What `predict` gives for all samples of the parts, on the device of the client's network."""
+def predictions(client: Client, method: Method, parts: Sequence[Part], figures: Collection[str] = ()) -> Outputs:
+    """What is predicted for all samples of the parts, on the device of the client's network. figures: those wanted."""
     tests = _distinct(part.samples for part in parts if part.is_test)
     rest = _distinct(samples for part in parts for samples in _beside(part))
-    found = _predictions(client, {"": method, **(method.alternative_predictors if tests else {})}, tests)
+    with_scores = not FROM_SCORES.keys().isdisjoint(figures)
+    found = _predictions(client, {"": method, **(method.alternative_predictors if tests else {})}, tests, with_scores)
     found[""] |= _predictions(client, {"": method}, {place: one for place, one in rest.items() if place not in tests})[
         ""
     ]
@@ -155,23 +160,36 @@ def _beside(part: Part) -> list[Samples]:
 
 
 def _predictions(
-    client: Client, methods: Mapping[str, Method], samples: Mapping[int, Samples]
+    client: Client, methods: Mapping[str, Method], samples: Mapping[int, Samples], with_scores: bool = False
 ) -> dict[str, dict[int, Tensor]]:
-    """What each method's `predict` gives for each of the samples; they share the network's representations."""
+    """What each method predicts for each of the samples; they share the network's representations.
+
+    Of a batch's outputs only the predictions are kept, and the scores where these are asked for. They are written where
+    they stay: lists of small tensors, joined in the end, would break up the memory that batches need again.
+    """
     if not samples:
         return {name: {} for name in methods}
     model = methods[""].personal_model(client.model)
     device = next(iter(model.parameters())).device
-    found: dict[str, list[Tensor]] = {name: [] for name in methods}
+    sizes = [len(one) for one in samples.values()]
+    kept: dict[str, Tensor] = {}
+    done = 0
     with torch.no_grad(), eval_mode(model), represented_once(model):
         for x in _batches(samples.values(), device):
             filled = torch.cat([x, x[-1:].expand(LEAST - len(x), *x.shape[1:])]) if len(x) < LEAST else x
             prepared = client.prepare(filled.to(device))
             for name, method in methods.items():
-                found[name].append(method.predict(model, prepared, client.state)[: len(x)])
-    sizes = [len(one) for one in samples.values()]
-    whole = {name: torch.cat(outputs).split(sizes) for name, outputs in found.items()}
-    return {name: dict(zip(samples, outputs, strict=True)) for name, outputs in whole.items()}
+                output = method.predict(model, prepared, client.state)[: len(x)]
+                made = {name: output.argmax(dim=1) if client.classes else output[:, 0]}
+                if with_scores and not name:
+                    made[SCORES] = output
+                for key, values in made.items():
+                    whole = kept.setdefault(key, values.new_empty(0))
+                    if not done:
+                        whole.resize_((sum(sizes), *values.shape[1:]))
+                    whole[done : done + len(x)] = values
+            done += len(x)
+    return {name: dict(zip(samples, each.split(sizes), strict=True)) for name, each in kept.items()}
 
 
 def _batches(samples: Iterable[Samples], device: torch.device) -> Iterator[Tensor]:
@@ -200,22 +218,23 @@ def _kind(x: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _judged(
-    client: Client, samples: Mapping[int, Samples], outputs: Mapping[int, Tensor], figures: Collection[str]
+    client: Client,
+    samples: Mapping[int, Samples],
+    predicted_of: Mapping[int, Tensor],
+    figures: Collection[str] = (),
+    scores_of: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> dict[int, Score]:
-    """The scores of each, by its outputs."""
+    """The score of each, by the classes predicted and, where a figure is made of them, the scores of the classes."""
     if not samples:
         return {}
-    given = [outputs[place] for place in samples]
     sizes = [len(one) for one in samples.values()]
     y = torch.cat([one.y for one in samples.values()])
-    predicted = torch.cat(given).argmax(dim=1).cpu()
+    predicted = torch.cat([predicted_of[place] for place in samples]).cpu()
     counts = metrics.class_counts(y, predicted, client.classes, sizes)
     wanted = [name for name in FROM_COUNTS if name in figures or name == ACCURACY.name]
     columns = {name: FROM_COUNTS[name](counts).tolist() for name in wanted}
     for name in [name for name in FROM_SCORES if name in figures]:
-        columns[name] = [
-            FROM_SCORES[name](each.cpu(), one.y) for each, one in zip(given, samples.values(), strict=True)
-        ]
+        columns[name] = [FROM_SCORES[name](scores_of[place].cpu(), one.y) for place, one in samples.items()]
     rows = zip(*columns.values(), strict=True)
     scores = [Score(size, dict(zip(columns, row, strict=True))) for size, row in zip(sizes, rows, strict=True)]
     if COUNTS in figures:
@@ -226,10 +245,10 @@ def _judged(
     return dict(zip(samples, scores, strict=True))
 
 
-def _on_own_classes(y: Tensor, outputs: Tensor, missing: Tensor) -> Score:
+def _on_own_classes(y: Tensor, predicted: Tensor, missing: Tensor) -> Score:
     """The main score on the samples of classes that the client has; `missing` has labels of all others."""
     mine = ~torch.isin(y, missing.unique())
-    right = int((y == outputs.argmax(dim=1).cpu())[mine].sum())
+    right = int((y == predicted.cpu())[mine].sum())
     total = int(mine.sum())
     return Score(total, {ACCURACY.name: right / total if total else math.nan})
 
@@ -240,7 +259,7 @@ def _regression_score(part: Part, outputs: Outputs) -> Score:
     found = {}
     names = list(outputs) if part.is_test else [""]
     for name in names:
-        predicted = part.scale.restored(outputs[name][id(part.samples)][:, 0].cpu())
+        predicted = part.scale.restored(outputs[name][id(part.samples)].cpu())
         found[name] = Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
     return replace(found.pop(""), others=found)
 

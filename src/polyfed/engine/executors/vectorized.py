@@ -142,7 +142,9 @@ class VectorizedExecutor:
     @timed("score")
     def _scored(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """The scores of clients who receive and predict one after the other."""
-        method, model_factory = self._context.method, self._context.model_factory
+        method = self._context.method
+        model_factory = self._context.model_factory
+        figures = self._context.figures
         before = [client_weights(each.client, each.variant, model_factory) for each in asked]
         clients: list[Client] = []
         parts = [[part_of(each.client, part) for part in each.parts] for each in asked]
@@ -156,7 +158,7 @@ class VectorizedExecutor:
                 try:
                     if each.message is not None:
                         method.receive(client, freeze(each.message))
-                    found = predictions(client, method, parts[place])
+                    found = predictions(client, method, parts[place], figures)
                 except Exception as error:
                     raise placed(error, client, "scoring", each.round) from error
                 outputs |= {(place, name, of): output for name, each in found.items() for of, output in each.items()}
@@ -164,7 +166,6 @@ class VectorizedExecutor:
         known: list[dict[str, dict[int, Tensor]]] = [defaultdict(dict) for _ in asked]
         for (place, name, of), output in zip(outputs, here, strict=True):
             known[place][name][of] = output
-        figures = self._context.figures
         return [
             dict(zip(each.parts, evaluate_model(client, method, own, figures, outputs=of_client), strict=True))
             for each, client, own, of_client in zip(asked, clients, parts, known, strict=True)

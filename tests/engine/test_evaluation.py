@@ -22,13 +22,14 @@ from polyfed.core.method import Context, Method, MethodCard, TrainingResult, hyp
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Stage, Training
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine import scoring
 from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
 from polyfed.engine.executors import client_work
 from polyfed.engine.executors.jobs import EvalBatch
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.scoring import Score
 from polyfed.engine.task import Task
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.functional.metrics import class_counts, class_pairs
 from polyfed.functional.metrics import f1 as class_f1
@@ -318,6 +319,18 @@ def test_their_model_is_loaded_once_and_rows_go_through_it_in_full_batches(monke
     seen.clear()
     federation(1, 3).run()
     assert seen[-2:] == [4] * SHORT.rounds
+
+
+def test_many_rows_are_work_for_several_workers_and_errors_name_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 clients of 400 test rows that hold the same model; where predicting fails, all of a batch are named."""
+    data = [(draw(6, (0, 1, 2), i), draw(400 if i < 7 else 5, (0, 1, 2), 99 + i)) for i in range(10)]
+    builders = {"a": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))}
+    sizes = batch_sizes(monkeypatch)
+    Federation([Client("a", *each) for each in data], FedAvg(), SHORT, builders=builders).run()
+    assert sizes == [1, 1, 1, 1, 1, 1, 4] * SHORT.rounds
+    monkeypatch.setattr(scoring, "_predictions", lambda *of: 1 / 0)
+    with pytest.raises(RunError, match=r"client 0, client 1, client 2 \(a\), round 1, scoring: ZeroDivisionError"):
+        Federation([Client("a", *each) for each in data[7:]], FedAvg(), SHORT, builders=builders).run()
 
 
 def test_a_receive_of_ones_own_is_scored_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:

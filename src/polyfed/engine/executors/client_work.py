@@ -47,7 +47,9 @@ from polyfed.functional.device_copies import copy_in_place, copy_once, memory_ke
 from polyfed.profiling import timed
 
 _CPU = torch.device("cpu")
-_MOST_ROWS = 4096  # in a batch of clients that are scored together: enough to load their model once for many
+# rows in a batch of clients that are scored together: enough to load their model once for many, few enough for all
+# workers to have some; the same whatever the workers, so that passes have the same rows in every executor
+_MOST_ROWS = 512
 _MOST_OUTPUTS = 2**20  # of all rows of a batch together; the counts of classes take 24 bytes for each
 
 
@@ -315,7 +317,7 @@ def score_batch(batch: EvalBatch, method: Method, model_factory: ModelFactory, m
         parts = [part_of(job.client, part) for job, part in places]
         scores = memory.scores(client, method, parts, [part in job.shared for job, part in places])
     except Exception as error:
-        raise placed(error, client, "scoring", first.round) from error
+        raise placed(error, batch, "scoring", first.round) from error
     taken = iter(scores)
     return [{part: next(taken) for part in job.parts} for job in batch.jobs]
 

@@ -59,6 +59,16 @@ class EvalBatch:
     def round(self) -> int:
         return self.jobs[0].round
 
+    @property
+    def title(self) -> str:
+        """All of them in messages: "client 0, client 3 ('north')"."""
+        return ", ".join(job.client.title for job in self.jobs)
+
+    @property
+    def architecture(self) -> str:
+        """Of all of them."""
+        return self.client.architecture
+
 
 @dataclass(frozen=True)
 class PassJob:
@@ -101,8 +111,8 @@ class JobResult:
         return self.refused is None and not self.dropped
 
 
-def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedError:
-    """The error with client, round and stage in front."""
+def placed(error: Exception, client: Client | EvalBatch, stage: str, round: int) -> PolyfedError:
+    """The error with client, or clients scored together, round and stage in front."""
     if isinstance(error, PolyfedError):
         return type(error)(f"{client.title}, round {round}, {stage}: {error}")
     place = f"{client.title} ({client.architecture}), round {round}, {stage}"

@@ -272,7 +272,8 @@ class ProcessPool:
 
 
 def _whose(asked: Job) -> str:
-    return f"round {asked.round}: the worker of {asked.client.title}"
+    who = asked.title if isinstance(asked, EvalBatch) else asked.client.title
+    return f"round {asked.round}: the worker of {who}"
 
 
 # a worker that is forked ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
     HtFE-sen-2 3 5 8              htfe-sen-2 htfe-sen-3 htfe-sen-5 htfe-sen-8
     HtFE-txt-2 4 5-1 5-2 5-3 6    htfe-txt-2 htfe-txt-4 htfe-txt-5-1 htfe-txt-5-2 htfe-txt-5-3 htfe-txt-6
 
-Heads are linear but in the last two groups, which want ``models.feature_dim = 512``. Of HtFLlib's heads those of its
+Heads are linear but in the two groups of HtC, which want ``models.feature_dim = 512``. Of HtFLlib's heads those of its
 Vision Transformers have a hidden layer, and those of HtC end with a ReLU behind the scores, which is left out here.
 GoogLeNet is without its auxiliary heads, as there.
 """

@@ -12,9 +12,12 @@ import click
 import pytest
 
 from polyfed.cli.app import parser
+from polyfed.config.recipe import Recipe
 from polyfed.config.schema import SECTIONS
+from polyfed.experiments.estimate import check_methods
 from polyfed.registry import METHODS
 from tests.helpers.quick import others_slow
+from tests.helpers.small_recipe import small_recipe
 from tests.project.test_method_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,22 +57,27 @@ def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: py
         exec(compile(block, page, "exec", dont_inherit=True), names)
 
 
-def test_requirements_are_those_of_the_methods() -> None:
-    (table,) = (part for part in read("docs", "choosing.md").split("\n## ") if part.startswith("Further requirements"))
-    needs = {name: METHODS[name]().requirements for name in METHODS}
-    expected = {
-        "split model": {name for name, asked in needs.items() if asked.split_model},
-        "public data": {name for name, asked in needs.items() if asked.public},
-        "validation data": {name for name, asked in needs.items() if asked.validation},
-        "same architecture": {name for name, asked in needs.items() if asked.same_architecture},
-        "images": {name for name, asked in needs.items() if asked.images},
-        "second derivatives": {name for name, asked in needs.items() if asked.twice_differentiable},
-    }
-    found = {cells[0]: set(cells[1].split(", ")) for cells in rows(table) if cells[0] != "requirement"}
-    assert len(found) == len(expected)
-    for words, methods in expected.items():
-        (listed,) = (names for requirement, names in found.items() if words in requirement)
-        assert listed == methods, words
+DIFFERENT = {  # networks for the first column of the page on choosing
+    "everything": ["digits-cnn1", "digits-cnn3"],
+    "depth": ["resnet10-half", "resnet14-half"],
+    "size": ["digits-cnn1"],
+    "rank of adapters": ["digits-cnn1"],
+    "nothing": ["digits-cnn1"],
+}
+
+
+@pytest.mark.parametrize("networks", DIFFERENT)
+def test_the_methods_chosen_run_on_networks_that_differ_so(networks: str, tmp_path: Path) -> None:
+    table = [cells for cells in rows(read("docs", "choosing.md")) if cells[0] != "networks differ in"]
+    assert {cells[0] for cells in table} == set(DIFFERENT)
+    named = {name for cells in table if cells[0] == networks for name in re.findall("`([^`]+)`", "".join(cells[3:]))}
+    recipe = tmp_path / "recipe.toml"
+    data = {"holdout": 40, "image_size": 8}
+    fewer = {"feddf": {"server_steps": 1, "server_batch": 20}, "fedhenn": {"alignment_data": {"size": 20}}}
+    recipe.write_text(small_recipe(data=data, models={"architectures": DIFFERENT[networks]}, methods=fewer))
+    found = list(check_methods(Recipe.load(recipe), sorted(named)))
+    assert {one.method for one in found} == named
+    assert {one.method: one.why for one in found if one.why} == {}
 
 
 def test_the_front_page_says_what_may_differ() -> None:
@@ -91,21 +99,12 @@ def test_the_front_page_says_what_may_differ() -> None:
     assert {key: set(names) for key, names in found.items() if key in expected} == expected
 
 
-def test_methods_that_accept_stale_uploads_are_listed() -> None:
-    (line,) = (line for line in read("docs", "choosing.md").splitlines() if "**Stale uploads**" in line)
-    assert {name for name in METHODS if METHODS[name]().accepts_stale_uploads} == set(
-        re.findall(r"[a-z0-9-]+", line)
-    ) & set(METHODS)
-
-
 def test_methods_that_can_do_without_waiting_are_listed() -> None:
-    """Those that take stale uploads, and those that the page names beside them."""
-    lines = read("docs", "choosing.md").replace("\n  ", " ").splitlines()
-    (line,) = (line for line in lines if "**Asynchronous rounds**" in line)
-    named = set(re.findall(r"[a-z0-9]+", line)) & set(METHODS)
-    stale = {name for name in METHODS if METHODS[name]().accepts_stale_uploads}
-    assert {name for name in METHODS if METHODS[name]().staleness_weighting != "none"} | stale == stale | named
-    assert not stale & named
+    """Those that take stale uploads, and those that weigh what changed since."""
+    section = read("docs", "devices.md").split("## Asynchronous rounds")[1].split("\n## ")[0]
+    made = {name: METHODS[name]() for name in METHODS}
+    able = {name for name, one in made.items() if one.accepts_stale_uploads or one.staleness_weighting != "none"}
+    assert able == set(re.findall(r"[a-z0-9-]+", section)) & set(METHODS)
 
 
 def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:

@@ -1,4 +1,4 @@
-"""Write the section "Published results" of every method's page, and the pages of notes and of other papers' figures.
+"""Write the pages of notes on published figures and of other papers' figures.
 
     python scripts/beside_papers.py            # after docs/results or published.csv has changed
 
@@ -288,8 +288,3 @@ if __name__ == "__main__":
     measured = ours()
     NOTES.write_text(notes_page(measured), encoding="utf-8")
     OTHER_PAPERS.write_text(with_tables(OTHER_PAPERS.read_text(encoding="utf-8")), encoding="utf-8")
-    for name in METHODS:
-        page = DOCS / "methods" / f"{name}.md"
-        text = page.read_text(encoding="utf-8")
-        if (new := with_section(text, name, measured)) != text:
-            page.write_text(new, encoding="utf-8")

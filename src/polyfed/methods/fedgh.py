@@ -8,11 +8,10 @@ server:    theta <- theta - eta_theta grad CE(H(theta; Rbar_k^s), s), pair by pa
 
 Deviations from the paper: (1) Eq. 4 does not define one step. The default is one pair; `header_batch` has the other
 readings. (2) The gradient of a header step is clipped at norm 50, as in the authors' code; with ReLU features the
-bound is not reached.
-In the authors' code the server's optimizer does not contain the header, which therefore stays at its initial value
-(`header_lr = 0`). It also averages the means of minibatches, augments test images, and does not send an initial
-header. Another public implementation trains the header for 100 epochs in shuffled batches of 10: `header_batch = 10,
-header_epochs = 100`.
+bound is not reached. (3) In the authors' code, the server's optimizer does not contain the header, so that the header
+keeps its initial value (`header_lr = 0`). The code also averages the means of minibatches, augments test images, and
+sends no initial header. (4) Another public implementation trains the header for 100 epochs in shuffled batches:
+`header_batch = 10, header_epochs = 100`.
 The control "noise" sends normal noise under the same labels, with the mean and the standard deviation of all entries of
 the client's own LARs: the server trains a header that learns nothing of how features tell classes apart.
 """
@@ -59,11 +58,11 @@ class FedGH(TrainedHeader):
         unaligned_entries=("lars",),
     )
 
-    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0: fixed random header
+    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta, learning rate of the header; 0: it stays random
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
-    # pairs per header step: one, those of a client, all of the round, or so many, shuffled
+    # pairs per header step: "lar": one; "client": those of a client; "round": all; a number: so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    control: Literal["none", "noise"] = "none"  # "noise": noise of equal mean and spread in place of the LARs
+    control: Literal["none", "noise"] = "none"  # "noise": clients send noise with the mean and spread of their LARs
 
     @property
     def is_control(self) -> bool:

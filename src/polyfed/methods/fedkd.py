@@ -77,9 +77,9 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     )
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
-    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # final T, reached linearly
+    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # T at the end, reached linearly
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
-    hidden_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
+    hidden_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of the representations; 0: off
 
     requirements = Requirements(split_model=True, classes="its networks teach each other by probabilities of classes")
 

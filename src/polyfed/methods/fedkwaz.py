@@ -73,7 +73,8 @@ class FedKWAZ(LocalMutual):
         unaligned_entries=("own_features", "auxiliary_features"),
     )
 
-    global_epochs: Annotated[int, Field(ge=0)] | None = None  # epochs of stage 1; None: local_epochs; 0: local-mutual
+    # epochs of stage 1; not set: training.local_epochs; 0: local-mutual, bit for bit
+    global_epochs: Annotated[int, Field(ge=0)] | None = None
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:

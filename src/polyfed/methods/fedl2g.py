@@ -70,10 +70,12 @@ class FedL2G(Method):
         },
     )
 
-    guide: Literal["logits", "representation"] = "logits"  # the guided output
-    guide_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
-    warmup_rounds: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
-    server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
+    guide: Literal["logits", "representation"] = "logits"  # guided: the logits, or the representation, of one width
+    # weight of the mean squared distance to g; 0: Local, without held-back samples and uploads
+    guide_weight: Annotated[float, Field(ge=0)] = 1.0
+    # first rounds, which train g and no networks; 0: none; the paper: 50
+    warmup_rounds: Annotated[int, Field(ge=0)] = 1
+    server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; not set: 0.1 for logits, 100 for the representation
 
     @property
     def requirements(self) -> Requirements:

@@ -68,7 +68,8 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
         states="client: own network, projection; server: auxiliary model",
     )
 
-    feature_dim: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
+    # D_s, at most the width of the narrowest client's network; not set: the auxiliary model's width
+    feature_dim: Annotated[int, Field(ge=1)] | None = None
 
     requirements = Requirements(split_model=True, shared_outputs=auxiliary_model.SHARED_HEAD)
 

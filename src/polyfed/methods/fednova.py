@@ -48,7 +48,7 @@ class FedNova(FedProx):
         },
     )
 
-    mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term; 0: off
+    mu: Annotated[float, Field(ge=0)] = 0.0  # weight of a proximal term in the local loss, as in FedProx; 0: off
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

@@ -50,7 +50,7 @@ class FedOpt(FedAvg):
 
     card = replace(FedAvg.card, name="fedopt", paper="Reddi et al., ICLR 2021", states="server: w, m, v")
 
-    server_optimizer: Literal["adam", "yogi", "adagrad", "none"] = "adam"  # how the server steps; "none": FedAvg
+    server_optimizer: Literal["adam", "yogi", "adagrad", "none"] = "adam"  # "none": FedAvg, bit for bit
     server_lr: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.01  # learning rate of the server's step
     tau: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.001  # added to the root of v; larger is less adaptive
 

@@ -36,9 +36,12 @@ class FedORGP(TrainedPrototypes):
 
     card = replace(TrainedPrototypes.card, name="fedorgp", paper="Guo et al., arXiv:2502.16119")
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # lambda_c, weight of 1 - cosine to the prototypes; 0: Local
-    predictor: Literal["prototype", "head"] = "head"  # predict by head or by largest cosine
-    gamma: Annotated[float, Field(ge=0)] = 10.0  # weight of orthogonality to other classes; 0: off
+    # lambda_c, weight of 1 - cosine with the prototype of the sample's class; 0: Local, bit for bit
+    prototype_weight: Annotated[float, Field(ge=0)] = 10.0
+    # predict by the head, or by the prototype of largest cosine; the other one is evaluated, too
+    predictor: Literal["prototype", "head"] = "head"
+    # weight of orthogonality to other classes' means; 0: prototypes only follow their own class
+    gamma: Annotated[float, Field(ge=0)] = 10.0
 
     # server ------------------------------------------------------------------------------------------------
     def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:

@@ -44,8 +44,9 @@ class FedProto(prototypes.PrototypeMethod):
         states="client: last P received; server: P, clients' classes",
     )
 
-    weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
-    collected: Literal["after", "during"] = "after"  # class means in a pass after training, or of its batches (no pass)
+    weighting: Literal["count", "uniform"] = "count"  # by samples of the class; "uniform": equal, no counts
+    # class means of a pass after training, in eval mode; "during": of the training's own batches, without a pass
+    collected: Literal["after", "during"] = "after"
 
     staleness_weighting = "uploads"
 

@@ -30,7 +30,7 @@ class FedProx(FedAvg):
 
     card = replace(FedAvg.card, name="fedprox", paper="Li et al., MLSys 2020")
 
-    mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg
+    mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg; FedIN's comparison has 0.1
 
     @loads_message
     def receive(self, client: Client, message: Message) -> Context:

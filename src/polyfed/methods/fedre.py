@@ -54,9 +54,9 @@ class FedRE(TrainedHeader):
         },
     )
 
-    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: fixed random header
+    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: it stays as drawn
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received mixtures per round
-    header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per header step, shuffled; their losses are summed
+    header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per step, shuffled; their losses are summed
 
     evaluation_stage = "received"
 

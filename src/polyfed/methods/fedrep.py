@@ -47,11 +47,14 @@ class FedRep(FedAvg):
         common_start="head",
     )
 
-    aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
-    weighting: weight_averaging.Weighting = "uniform"  # "samples": p_k by training samples
-    head_epochs: Annotated[int, Field(ge=0)] = 10  # epochs of the head, with fixed extractor; 0: none
-    extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # epochs of the extractor; None: training.local_epochs
-    final_head_epochs: Annotated[int, Field(ge=0)] = 0  # epochs of all heads after the last round; 0: none
+    # each tensor over all clients that have it; "same-shape": within each architecture
+    aggregation: weight_averaging.OfOneFamily = "layer-wise"
+    weighting: weight_averaging.Weighting = "uniform"  # equal weights; "samples": by training samples
+    # epochs of the head per round, before the extractor; 0: it is never trained
+    head_epochs: Annotated[int, Field(ge=0)] = 10
+    # epochs of the extractor per round; not set: training.local_epochs; 0: only heads are trained
+    extractor_epochs: Annotated[int, Field(ge=0)] | None = None
+    final_head_epochs: Annotated[int, Field(ge=0)] = 0  # epochs of all clients' heads after the last round; 0: none
 
     @model_validator(mode="after")
     def _trains_something(self) -> FedRep:

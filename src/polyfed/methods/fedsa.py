@@ -60,8 +60,10 @@ class FedSA(prototypes.PrototypeUploads):
 
     anchor_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance to the anchor; 0: off
     contrast: Annotated[float, Field(ge=0)] = 1.0  # weight of the contrast of anchors with a margin; 0: off
-    calibration: Annotated[float, Field(ge=0)] = 1.0  # weight of the head's loss on all anchors; 0: off
-    momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999  # of the anchors; 1: as drawn, 0: the clients' mean means
+    # weight of the head's loss on all anchors; 0: off. All three 0: Local, bit for bit
+    calibration: Annotated[float, Field(ge=0)] = 1.0
+    # of the anchors; 1: they stay as drawn, 0: the clients' mean means
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999
     predictor: Literal["head", "prototype"] = "head"  # predict by head, or by the nearest of the clients' mean means
 
     @property

@@ -43,7 +43,7 @@ class FedSAF(prototypes.PrototypeUploads):
         prototypes.PrototypeUploads.card, name="fedsaf", paper="Wu et al., 2026", reading=True, states="server: P"
     )
 
-    structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the structures' difference; 0: Local
+    structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the gap; 0: Local, bit for bit
 
     staleness_weighting = "uploads"
 

@@ -56,12 +56,14 @@ class FedSelect(Method):
         ignores_initial_weights=True,
     )
 
-    personal_rate: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
-    max_personal_fraction: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
+    # p, share of a tensor's shared entries that becomes personal at each growth; 0: FedAvg (uniform), bit for bit
+    personal_rate: Share = 0.25
+    # personal share at which a tensor's mask stops growing (one growth may exceed it); 0: FedAvg (uniform)
+    max_personal_fraction: Share = 0.8
     grow_interval: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
-    # "same-shape": within an architecture; "by-name": also a head
+    # each entry over all clients that have it; "same-shape": within each architecture; "by-name": also a head alone
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "uniform"  # weights of the mean; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # equal weights; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:

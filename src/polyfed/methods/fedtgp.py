@@ -38,8 +38,8 @@ class FedTGP(TrainedPrototypes):
 
     card = replace(TrainedPrototypes.card, name="fedtgp", paper="Zhang et al., AAAI 2024")
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
-    margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
+    prototype_weight: Annotated[float, Field(ge=0)] = 10.0
+    margin: Annotated[float, Field(ge=0)] = 100.0  # upper bound of delta; 0: no margin
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
 
     def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:

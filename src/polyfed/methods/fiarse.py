@@ -68,9 +68,9 @@ class FIARSE(Method):
         ignores_initial_weights=True,
     )
 
-    shares: Shares = "1 0.25 0.0625 0.015625"  # of the weights, given to the clients in turn
-    threshold: Literal["global", "layer"] = "global"  # a share of all weights together; "layer": of each layer's
-    weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
+    shares: Shares = "1 0.25 0.0625 0.015625"  # shares of the weights, from 1 down, given to clients in turn
+    threshold: Literal["global", "layer"] = "global"  # the largest of all weights are kept; "layer": of each layer
+    weighting: Literal["uniform", "samples"] = "uniform"  # equal weights; "samples": by training samples
 
     requirements = Requirements(same_architecture=True, shared_outputs="it averages heads")
 

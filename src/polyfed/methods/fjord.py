@@ -53,7 +53,8 @@ class FjORD(SubModels):
     )
 
     num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
-    distill: bool = True  # distill the widest pass; False: train on labels only
+    # distill the widest pass into the drawn width; false: the drawn width alone learns, from the labels
+    distill: bool = True
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:

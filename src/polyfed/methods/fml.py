@@ -29,8 +29,9 @@ class FML(auxiliary_model.AuxiliaryModelMethod):
 
     card = replace(auxiliary_model.AuxiliaryModelMethod.card, name="fml", paper="Shen et al., 2020")
 
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # weight of labels in the private network's loss; 1: Local
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same for the auxiliary model; 1: FedAvg
+    # weight of the labels in L_w, the rest is distillation; 1: Local's networks
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same in L_m; 1: FedAvg's auxiliary model
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         private = model.own(batch.x)

@@ -212,11 +212,11 @@ class HeteroFL(SubModels):
         states="server: w, BatchNorm's statistics by rate",
     )
 
-    # levels and proportions; "dynamic": redrawn every round, "fix": never
+    # levels and proportions; "dynamic_": drawn in every round, "fix_": once, in blocks; "fix_a1": all have the network
     rates: Annotated[str, AfterValidator(_checked)] = "dynamic_a1-b1-c1-d1-e1"
-    masked: bool = True  # ignore logits and rows of absent classes
-    max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
-    weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
+    masked: bool = True  # leave out logits and head rows of classes that a client lacks
+    max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off (authors: 1)
+    weighting: Weighting = "uniform"  # equal weights; "samples": by training samples
 
     requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 

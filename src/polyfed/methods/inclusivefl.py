@@ -62,8 +62,9 @@ class InclusiveFL(Method):
         ignores_initial_weights=True,
     )
 
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # weight of the larger one's update; 0: no distillation
-    local_last_block: bool = True  # False: average last blocks layer-wise
+    # weight of the larger network's update in a last block's; 0: no distillation
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.2
+    local_last_block: bool = True  # last blocks stay with their architecture; false: they are averaged layer by layer
 
     requirements = Requirements(
         shared_shapes=True,

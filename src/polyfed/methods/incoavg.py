@@ -35,8 +35,9 @@ class InCoAvg(FedAvg):
 
     card = replace(FedAvg.card, name="incoavg", paper="Chan et al., ICLR 2024")
 
-    theta_rule: Literal["code", "paper", "none"] = "code"  # correction towards g_0; "none": FedAvg
-    weighting: weight_averaging.Weighting = "uniform"  # "samples": by training samples
+    # correction of g_k: the authors' code, the paper's theorem, or "none" (FedAvg)
+    theta_rule: Literal["code", "paper", "none"] = "code"
+    weighting: weight_averaging.Weighting = "uniform"  # equal weights; "samples": by training samples
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         before = weight_averaging.all_weights(server)

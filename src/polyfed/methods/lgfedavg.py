@@ -48,10 +48,9 @@ class LGFedAvg(Method):
         delta_entries=("shared",),
     )
 
-    shared_part: Literal["none", "head", "upper", "all"] = (
-        "head"  # "upper": all but the extractor; none: Local, all: FedAvg
-    )
-    # by training samples, or "uniform"
+    # what is shared; "upper": all but the extractor; "all": FedAvg, "none": Local, both bit for bit
+    shared_part: Literal["none", "head", "upper", "all"] = "head"
+    # by training samples; "uniform": equal weights
     weighting: Annotated[weight_averaging.Weighting, ActsWith("shared_part", ("head", "upper", "all"))] = "samples"
 
     @property

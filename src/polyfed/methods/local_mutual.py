@@ -55,9 +55,10 @@ class LocalMutual(Method):
         form={},
     )
 
-    shared: Annotated[str, Field(min_length=1)] = "smallest"  # the second network: "largest", or a model's name
+    # the second network: "smallest", "largest", a model's name, or "package.module:function"
+    shared: Annotated[str, Field(min_length=1)] = "smallest"
     mutual: Annotated[float, Field(ge=0)] = 1.0  # weight of learning from each other on plain images; 0: off
-    mixed: Annotated[float, Field(ge=0)] = 1.0  # the same on patch-mixed images; 0: off
+    mixed: Annotated[float, Field(ge=0)] = 1.0  # the same on patch-mixed images; 0: off, and no images are mixed
 
     requirements = Requirements(
         split_model=True,

@@ -50,7 +50,8 @@ class OwnPlusCommon(ClosedForm):
         states=f"{ClosedForm.card.states}; client: v_k",
     )
 
-    weight: Annotated[float, Field(ge=0, le=1)] | None = None  # v; None: each client's validation rows choose
+    # v, the common model's share; not set: each client's validation rows choose
+    weight: Annotated[float, Field(ge=0, le=1)] | None = None
     control: Literal["none", "permuted"] = "none"  # "permuted": the common model's classes are shifted by one
 
     @property

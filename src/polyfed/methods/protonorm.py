@@ -38,8 +38,8 @@ class ProtoNorm(FedProto):
         states="client: last P received; server: P, what is sent of it, clients' classes",
     )
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
-    weighting: Literal["count", "uniform"] = "uniform"  # equal weights (no counts sent), or by samples of the class
+    prototype_weight: Annotated[float, Field(ge=0)] = 10.0
+    weighting: Literal["count", "uniform"] = "uniform"  # equal weights; "count": by samples of the class
     spread_steps: Annotated[int, Field(ge=0)] = 500  # steps that push prototypes apart; 0: FedProto
     scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of the prototypes that are sent
 

@@ -55,9 +55,10 @@ class SCAFFOLD(FedAvg):
         },
     )
 
-    control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
+    # new c_k: mean gradient of the steps, or the paper's option "I" or "II"
+    control: Literal["mean", "I", "II"] = "mean"
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # server's step size; 1: plain mean
-    weighting: weight_averaging.Weighting = "uniform"  # weights of w_k; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # equal weights of w_k; "samples": by training samples
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

@@ -80,11 +80,10 @@ class ScaleFL(SubModels):
         states="server: w with its exits, clients' levels, BatchNorm's statistics by level",
     )
 
-    levels: Annotated[str, AfterValidator(_checked)] = (
-        "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each level
-    )
-    gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation; 0: off
-    weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
+    # width@depth of each level, by increasing depth, the last of depth 1; "1@1": the whole network, one exit
+    levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"
+    gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation from the last exit; 0: off
+    weighting: Weighting = "uniform"  # equal weights; "samples": by training samples
 
     @property
     def planned(self) -> str:

@@ -49,8 +49,9 @@ class AuxiliaryModelMethod(Method):
         delta_entries=("model",),
     )
 
-    shared: Annotated[str, Field(min_length=1)] = "smallest"  # the auxiliary model: "largest", or a model's name
-    weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
+    # the auxiliary model: "smallest", "largest", a model's name, or "package.module:function"
+    shared: Annotated[str, Field(min_length=1)] = "smallest"
+    weighting: weight_averaging.Weighting = "samples"  # by training samples; "uniform": equal weights
 
     requirements = Requirements(shared_outputs=SHARED_HEAD)
 

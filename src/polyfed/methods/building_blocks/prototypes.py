@@ -164,9 +164,11 @@ class PrototypeUploads(Method):
 class PrototypeMethod(PrototypeUploads):
     """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
-    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
-    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
+    # weight of the mean squared distance to the prototype of the sample's class; 0: training is Local's, bit for bit
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0
+    # predict by the nearest prototype, or by the head; the other one is evaluated, too
+    predictor: Literal["prototype", "head"] = "prototype"
+    candidates: Literal["all", "own"] = "all"  # prototypes to choose from; "own": those of the client's classes
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -234,7 +236,7 @@ class TrainedPrototypes(PrototypeMethod):
     card = dataclasses.replace(PrototypeMethod.card, states="client: last P received; server: prototype network, P")
 
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
-    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: prototypes stay as drawn
 
     def init_server(self, server: Server) -> None:
         """Draw the network; its hidden layer is as wide as the representations."""

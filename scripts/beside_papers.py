@@ -275,15 +275,6 @@ def with_tables(text: str) -> str:
     return text
 
 
-def with_section(text: str, method: str, known: Ours) -> str:
-    """A page's text with its section as it should be, before "Commands"."""
-    rest = re.sub(rf"^{TITLE}\n.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)
-    before, heading, after = rest.partition("## Commands")
-    if not heading:
-        raise SystemExit(f"expected a section '## Commands' on the page of {method}")
-    return f"{before}{section(method, known)}\n{heading}{after}"
-
-
 if __name__ == "__main__":
     measured = ours()
     NOTES.write_text(notes_page(measured), encoding="utf-8")

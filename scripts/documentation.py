@@ -2,19 +2,24 @@
 
 Pages link to sources, recipes and pages outside ``docs/`` as they do on any host that shows the repository, by relative
 paths. Here every file so linked is brought into the site, below ``repository/``: a Markdown page as it is, any other
-text as a page that shows it. Links are turned accordingly.
+text as a page that shows it. Links are turned accordingly, and markers expanded (`page_markers`).
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from page_markers import expanded  # noqa: E402
+
 ELSEWHERE = "repository"
 # what Markdown takes for code, or a link's target; code comes first, so that nothing within it is taken for a link
 _PLACES = re.compile(
@@ -90,9 +95,16 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn the links of a page below ``docs/``; those of the others are turned already."""
-    file = page.file.abs_src_path
-    return turned(markdown, Path(file)) if file and Path(file).is_relative_to(DOCS) else markdown
+    """Expand the markers of a page below ``docs/``, and turn its links; those of the others are turned already."""
+    from mkdocs.exceptions import PluginError
+
+    if not page.file.abs_src_path:
+        return markdown
+    file = Path(page.file.abs_src_path)
+    try:
+        return turned(expanded(markdown, file), file)
+    except ValueError as error:
+        raise PluginError(str(error)) from None
 
 
 def on_config(config: Any) -> Any:

@@ -141,13 +141,14 @@ def _page(one: Comparison) -> str:
     ]
     for table in one.tables:
         parts += [f"{table.caption}\n"] if table.caption else []
-        parts.append(_table(table) + "\n")
+        parts.append(to_markdown(table) + "\n")
     if notes := "\n".join(f"- {note}" for note in _shown_notes(one.notes)):
         parts.append(notes + "\n")
     return "\n".join(parts)
 
 
-def _table(table: Table) -> str:
+def to_markdown(table: Table) -> str:
+    """A table as a page has it."""
     rows = [table.rows[0], table.alignment, *table.rows[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -180,6 +181,12 @@ def _best(one: Comparison) -> Best:
     return Best(name, main.column("accuracy", name), main.column("vs Local", name), interval)
 
 
+def seeds_of(one: Comparison) -> int:
+    """How many seeds a comparison has."""
+    seeds = re.search(r"seeds? ([\d, ]*\d)\. ", one.setting)
+    return len(seeds[1].split(", ")) if seeds else 0
+
+
 def _with_summary(text: str, comparisons: Sequence[Comparison]) -> str:
     if BEGIN not in text or END not in text:
         raise ValueError(f"expected '{BEGIN.strip()}' and '{END}' on the page, got none")
@@ -190,12 +197,11 @@ def _with_summary(text: str, comparisons: Sequence[Comparison]) -> str:
     ]
     for one in comparisons:
         best = _best(one)
-        seeds = re.search(r"seeds? ([\d, ]*\d)\. ", one.setting)
         cells = [
             f"[{one.folder}](results/tables/{one.name}.md)",
             one.dataset,
             str(one.clients),
-            str(len(seeds[1].split(", "))) if seeds else "",
+            str(seeds_of(one) or ""),
             one.tables[0].column("accuracy", "local"),
             best.name,
             best.accuracy,

@@ -1,0 +1,87 @@
+"""What pages show in the place of their markers; every marker of every page stands for something."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from polyfed.registry import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKERS = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "page_markers.py")))
+
+
+def shown(text: str, page: str = "index") -> str:
+    found: str = MARKERS.expanded(text, ROOT / "docs" / f"{page}.md")
+    return found
+
+
+def test_every_marker_of_every_page_stands_for_something() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        MARKERS.expanded(page.read_text(encoding="utf-8"), page)
+
+
+def test_numbers_are_those_of_the_stored_results() -> None:
+    (one,) = MARKERS.read_results(MARKERS.RESULTS / "benchmark-worth", ["digits"])
+    gains = [one.row("closed-form").by_seed[seed] - one.row("local").by_seed[seed] for seed in one.seeds]
+    mean = 100 * sum(gains) / len(gains)
+    assert shown("It gains {{ value worth/digits closed-form gain }} points.") == f"It gains {mean:.1f} points."
+    assert shown("{{ value worth/digits closed-form over local }}") == f"{mean:.1f}"
+    alone = float(shown("{{ value worth/digits closed-form alone }}"))
+    federated = float(shown("{{value worth/digits closed-form federated}}"))
+    assert alone + federated == pytest.approx(mean, abs=0.11)
+    cell = MARKERS.stored()[0].tables[0].rows[1][1]
+    name = MARKERS.stored()[0].name
+    row = MARKERS.stored()[0].tables[0].rows[1][0]
+    assert shown(f"{{{{ value tables/{name} {row} accuracy }}}}") == f"{float(cell.strip('*').split()[0]):.1f}"
+
+
+def test_a_table_has_all_rows() -> None:
+    one = MARKERS.stored()[0]
+    assert len(shown(f"{{{{ table tables/{one.name} }}}}").splitlines()) == len(one.tables[0].rows) + 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_its_table_and_its_line(method: str) -> None:
+    table = shown("{{ hyperparameters }}", f"methods/{method}")
+    assert table == "None." or table.startswith("| hyperparameter | default | description |\n")
+    line = shown("{{ results }}", f"methods/{method}")
+    assert line.endswith(".")
+    assert "\n" not in line
+
+
+def test_lines_say_what_was_found() -> None:
+    assert "Not in a stored suite" in shown("{{ results }}", "methods/scalefl")
+    assert "below the same method with each client alone" in shown("{{ results }}", "methods/fedin")
+    assert "too few seeds" in shown("{{ results }}", "methods/fednova")
+    assert "`fedmd-unlabeled` is above Local" in shown("{{ results }}", "methods/fedmd")
+    assert "The other clients contribute to it in" in shown("{{ results }}", "methods/closed-form")
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "{{ no }}",
+        "{{ results }}",
+        "{{ hyperparameters }}",
+        "{{ value }}",
+        "{{ value worth/digits nobody gain }}",
+        "{{ value worth/digits closed-form luck }}",
+        "{{ value worth/nowhere closed-form gain }}",
+        "{{ value nothing/digits closed-form gain }}",
+        "{{ value tables/worth-few fedsa luck }}",
+        "{{ table tables/nothing }}",
+        "{{ table worth }}",
+    ],
+)
+def test_an_unknown_marker_is_an_error(marker: str) -> None:
+    with pytest.raises(ValueError, match=r"index.md: expected a marker of scripts/page_markers.py, got \{\{"):
+        shown(f"text {marker} text")
+
+
+def test_code_is_left_as_it_is() -> None:
+    code = "`{{ results }}` and\n\n```text\n{{ results }}\n```\n"
+    assert shown(code) == code

@@ -22,6 +22,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.engine.weight_store import WeightRow
 from polyfed.errors import RunError, RunInterrupted
+from polyfed.functional import stacked_convolutions
 from polyfed.methods import FedAvg, FedHeNN
 from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
 from polyfed.registry import METHODS
@@ -82,6 +83,16 @@ def compare(method: Method, executor: str, device: str = "cuda", kinds: Any = No
 )
 def test_every_method(name: str, executor: str) -> None:
     compare(gentle(name), executor)
+
+
+@pytest.mark.parametrize("form", ["unfolded", "in_turn"])
+def test_convolutions_in_other_forms(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU may find them fastest; the CPU's stay grouped."""
+    timed: list[str] = []
+    monkeypatch.setattr(stacked_convolutions, "is_timed", lambda device: device.type == "cuda")
+    monkeypatch.setattr(stacked_convolutions, "_fastest", lambda conv, x, *others: timed.append(x.device.type) or form)
+    compare(gentle("fedgh"), "vectorized")
+    assert set(timed) == {"cuda"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Clients of one network trained together, as one stack: for a GPU, where one client's steps are too small to fill it.
 
-The result is that of `Serial`, up to rounding and the masks of dropout, and the same bits again whenever the
+The result is that of `Serial`, up to rounding and the masks of dropout, and on a CPU the same bits again whenever the
 same clients train in the same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,27 +68,27 @@ class VectorizedExecutor:
     workers = 1
 
     def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
-        self._context = context
+        self.context = context
         self._size = size
-        self._least = 2 if context.model_factory.device.type == "cpu" else min(_WORTH, size)
+        self._stacks = Stacks(size, context.model_factory.device)
         self._say = say
         self._serial = Serial(context)
-        self._known = SignatureCache()
         self._said: set[str] = set()
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         found: dict[int, JobResult] = {}
+        members = [Member(self, job) for job in jobs]
         with keep_global_rng():
-            for places in self._stacks(jobs):
-                members = [jobs[place] for place in places]
-                for place, outcome in zip(places, self._together(members), strict=True):
+            for places in self._stacks.alike(members):
+                outcomes = self._stacks.outcomes([members[place] for place in places])
+                for place, outcome in zip(places, outcomes, strict=True):
                     found[place] = outcome
                     done(len(found))
         return [found[place] for place in range(len(jobs))]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`; what clients predict for rows of their own reaches main memory together."""
-        return score_in_batches(asked, self._context, self._score_batches)
+        return score_in_batches(asked, self.context, self._score_batches)
 
     def _score_batches(self, batches: Sequence[EvalBatch]) -> list[list[Scores]]:
         alone = [place for place, batch in enumerate(batches) if len(batch.jobs) == 1 and not batch.jobs[0].shared]
@@ -103,48 +104,12 @@ class VectorizedExecutor:
     def close(self) -> None:
         """See `Executor`."""
 
-    def _stacks(self, jobs: Sequence[TrainJob]) -> Iterator[list[int]]:
-        """The places of those who may train together: of one network and one kind of data, of similar size."""
-        kinds: dict[Hashable, list[int]] = {}
-        prepares: list[object] = []
-        for place, job in enumerate(jobs):
-            client, own = job.client, job.client.data.train
-            if client.prepare not in prepares:
-                prepares.append(client.prepare)
-            key = (client.architecture, job.variant, prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
-            kinds.setdefault(key, []).append(place)
-        for places in kinds.values():
-            places.sort(key=lambda place: -len(jobs[place].client.data.train))
-            for first in range(0, len(places), self._size):
-                yield sorted(places[first : first + self._size])
-
-    def _together(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
-        """The results of jobs of one kind."""
-        first = jobs[0]
-        kind = (first.client.architecture, first.variant, first.exchange.name)
-        if first.client.training.keep_optimizer_state:
-            self._say_once("clients train one after the other: each has an optimizer of its own to go on with")
-        elif len(jobs) >= self._least:
-            try:
-                yield from self._stacked(jobs, kind)
-                return
-            except NotVectorizable as reason:
-                self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
-            except torch.OutOfMemoryError as error:
-                raise RunError(
-                    f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
-                    f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
-                ) from error
-        for job in jobs:
-            fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
-            yield run_job(job, self._context.method, self._context.model_factory, fresh)
-
     @timed("score")
     def _scored(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """The scores of clients who receive and predict one after the other."""
-        method = self._context.method
-        model_factory = self._context.model_factory
-        figures = self._context.figures
+        method = self.context.method
+        model_factory = self.context.model_factory
+        figures = self.context.figures
         before = [client_weights(each.client, each.variant, model_factory) for each in asked]
         clients: list[Client] = []
         parts = [[part_of(each.client, part) for part in each.parts] for each in asked]
@@ -171,65 +136,137 @@ class VectorizedExecutor:
             for each, client, own, of_client in zip(asked, clients, parts, known, strict=True)
         ]
 
-    def _say_once(self, text: str) -> None:
+    def say_once(self, text: str) -> None:
+        """Say what was not said before in this run."""
         if text not in self._said:
             self._said.add(text)
-            self._say(f"{self._context.method.name}: {text}")
+            self._say(f"{self.context.method.name}: {text}")
 
-    def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> list[JobResult]:
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A client's job beside those of others. executor: of its run."""
+
+    executor: VectorizedExecutor
+    job: TrainJob
+
+    @property
+    def context(self) -> WorkerContext:
+        """Of its run."""
+        return self.executor.context
+
+    def alone(self) -> JobResult:
+        """What comes of it where it is done by itself."""
+        context, job = self.context, self.job
+        fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
+        return run_job(job, context.method, context.model_factory, fresh)
+
+
+class Stacks:
+    """Jobs in stacks.
+
+    Args:
+        size: of a stack, at most. device: of the networks.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size = size
+        self._least = 2 if device.type == "cpu" else min(_WORTH, size)
+        self._known = SignatureCache()
+
+    def alike(self, members: Sequence[Member]) -> Iterator[list[int]]:
+        """The places of those who may train together: of one network and one kind of data, of similar size."""
+        kinds: dict[Hashable, list[int]] = {}
+        prepares: list[object] = []
+        for place, member in enumerate(members):
+            client, own = member.job.client, member.job.client.data.train
+            if client.prepare not in prepares:
+                prepares.append(client.prepare)
+            key = (self._kind(member), prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
+            kinds.setdefault(key, []).append(place)
+        for places in kinds.values():
+            places.sort(key=lambda place: -len(members[place].job.client.data.train))
+            for first in range(0, len(places), self._size):
+                yield sorted(places[first : first + self._size])
+
+    def _kind(self, member: Member) -> Hashable:
+        """What is the same for those who may train together, and on which it depends whether they can."""
+        return member.job.client.architecture, member.job.variant, member.job.exchange.name
+
+    def outcomes(self, members: Sequence[Member]) -> Iterator[JobResult]:
+        """The results of jobs that are alike, of one run."""
+        first = members[0].job
+        say = members[0].executor.say_once
+        if first.client.training.keep_optimizer_state:
+            say("clients train one after the other: each has an optimizer of its own to go on with")
+        elif len(members) >= self._least:
+            try:
+                yield from self._stacked(members)
+                return
+            except NotVectorizable as reason:
+                say(f"clients train one after the other; {first.client.architecture}: {reason}")
+            except torch.OutOfMemoryError as error:
+                raise RunError(
+                    f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
+                    f"device's memory ran out with {len(members)} clients as one; set run.workers below {len(members)}"
+                ) from error
+        for member in members:
+            yield member.alone()
+
+    def _stacked(self, members: Sequence[Member]) -> list[JobResult]:
         """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.
 
         In an exchange without training the networks are only looked through for NaN as one.
         """
-        method = self._context.method
-        model_factory = self._context.model_factory
-        store = self._context.store
-        network, variant = jobs[0].client.architecture, jobs[0].variant
-        template = model_factory.module(network, variant)
-        trains = jobs[0].exchange.trains
-        if trains and jobs[0].client.privacy.max_grad_norm:
+        first = members[0].job
+        network, variant = first.client.architecture, first.variant
+        trains = first.exchange.trains
+        if trains and first.client.privacy.max_grad_norm:
             raise NotVectorizable("gradients are bounded row by row")
-        before = [client_weights(job.client, variant, model_factory) for job in jobs]
+        factories = [member.context.model_factory for member in members]
+        before = [client_weights(m.job.client, variant, m.context.model_factory) for m in members]
         works: list[ClientWork] = []
         stacked: Tensors = {}
         with copy_once():  # of what all are sent
-            loaded = weights_on(before, model_factory.device)
-            for place, job in enumerate(jobs):
-                work = ClientWork(job, method, model_factory, before[place], loaded[place])
+            loaded = weights_on(before, factories[0].device)
+            for place, (member, model_factory) in enumerate(zip(members, factories, strict=True)):
+                work = ClientWork(member.job, member.context.method, model_factory, before[place], loaded[place])
                 work.seed_layers()
                 work.receive()
                 works.append(work)
-                put_row(stacked, place, len(jobs), own_tensors(template))
+                put_row(stacked, place, len(members), own_tensors(model_factory.module(network, variant)))
         if trains:
-            nonfinite = self._train(works, stacked, kind)
-            if dropout_layers(template):
-                self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
+            nonfinite = self._train(works, stacked, self._kind(members[0]))
+            if dropout_layers(factories[0].module(network, variant)):
+                what = "dropout draws other masks for clients trained as one than for each alone"
+                members[0].executor.say_once(f"{network}: {what}")
         else:
             _, nonfinite = numbers_and_nonfinite([], stacked)
         for place, work in enumerate(works):
             own = {name: tensor[place] for name, tensor in stacked.items()}
-            work.client.bound = model_factory.load(network, variant, own).train()
+            work.client.bound = work.model_factory.load(network, variant, own).train()
             work.seed_layers()
             work.make_upload(functools.partial(nonfinite.__getitem__, place))
             with work.stage("uploading"):
                 work.keep_copies()
         outcomes = []
         with copy_once():
+            stores = [member.context.store for member in members]
             leaving = [work.leaving() for work in works]
-            if not store.on_device:
-                leaving += [list(work.after.values()) for work in works]
+            leaving += [list(w.after.values()) for w, store in zip(works, stores, strict=True) if not store.on_device]
             fetch(tensor for tensors in leaving for tensor in tensors)
-            for work in works:
+            for work, store in zip(works, stores, strict=True):
                 if work.client.plugins:  # which see the client at work
-                    model_factory.load(network, variant, work.after)
+                    work.model_factory.load(network, variant, work.after)
                 work.seed_layers()
                 outcomes.append(work.finish(functools.partial(store.allocate, network, variant)))
         return outcomes
 
     def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:
         """Train as one, the networks' tensors (K, ...) in place; the first that is not finite, client by client."""
-        method, model_factory = self._context.method, self._context.model_factory
         job = works[0].job
+        method = works[0].method
+        model_factory = works[0].model_factory
         clients = [work.client for work in works]
         phases = method.phases(clients[0].training) if job.exchange.phases is None else job.exchange.phases
         template = model_factory.module(job.client.architecture, job.variant)

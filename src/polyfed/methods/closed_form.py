@@ -121,11 +121,12 @@ class ClosedForm(Method):
         form={"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)},
     )
 
-    features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts the words are counted
-    shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, the covariance's towards a multiple of I
-    prior: Literal["own", "federation"] = "own"  # pi: class shares of the client's own rows, or of all that were sent
-    keep_sums: bool = False  # whether the server keeps each client's sums, which `forget` needs
-    unit_features: bool = False  # phi of norm 1, so that `[privacy] noise_multiplier` hides a row in the sums
+    features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts, all words count
+    shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
+    # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
+    prior: Literal["own", "federation"] = "own"
+    keep_sums: bool = False  # the server keeps each client's sums, so that a client can be forgotten
+    unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
 
     @property
     def requirements(self) -> Requirements:

@@ -57,10 +57,12 @@ class FD(Method):
         },
     )
 
-    distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
-    outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
-    weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
-    control: Literal["none", "own", "flat", "uniform"] = "none"  # other targets in place of the others' outputs
+    distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # lambda, weight of the distillation; 0: Local
+    outputs: Literal["probabilities", "logits"] = "probabilities"  # what is averaged; "logits": raw scores
+    # clients by samples of the class; "uniform": equally, as in the paper, without sending counts
+    weighting: Literal["count", "uniform"] = "count"
+    # targets in place of the others' outputs: the client's "own", the others' made "flat", or "uniform"
+    control: Literal["none", "own", "flat", "uniform"] = "none"
 
     @property
     def is_control(self) -> bool:

@@ -52,9 +52,10 @@ class FedAvg(Method):
         ignores_initial_weights=True,
     )
 
-    # "same-shape": within each architecture; "by-name": also a head alone
+    # each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
+    # networks with only the head in common
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
+    weighting: weight_averaging.Weighting = "samples"  # by training samples; "uniform": equal weights
 
     @property
     def requirements(self) -> Requirements:

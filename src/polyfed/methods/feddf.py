@@ -64,10 +64,10 @@ class FedDF(Method):
         ignores_initial_weights=True,
     )
 
-    weighting: weight_averaging.Weighting = "samples"  # weights of w_i in the averages, or "uniform"
-    server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round and architecture; 0: FedAvg with "same-shape"
+    weighting: weight_averaging.Weighting = "samples"  # weights of the averages: by training samples, or "uniform"
+    server_steps: Annotated[int, Field(ge=0)] = 128  # Adam steps per round; 0: FedAvg within each architecture
     server_batch: Annotated[int, Field(ge=2)] = 128  # public inputs per step
-    server_lr: Annotated[float, Field(ge=0)] = 0.001  # Adam's first rate; 0: only BatchNorm's statistics change
+    server_lr: Annotated[float, Field(ge=0)] = 0.001  # first learning rate; 0: only BatchNorm's statistics change
 
     @property
     def requirements(self) -> Requirements:

@@ -51,10 +51,10 @@ class FedDPA(FedAvg):
         form={"model": upload_forms.as_sent},
     )
 
-    threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none, below 0: all
+    threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none; below 0: all
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # weight of the pull of personal entries to w; 0: off
     lambda2: Annotated[float, Field(ge=0)] = 0.05  # weight of the pull of the update's norm to C; 0: off
-    max_update_norm: Annotated[float, Field(gt=0)] = 0.5  # C
+    max_update_norm: Annotated[float, Field(gt=0)] = 0.5  # C, the norm that lambda2 pulls the update to
 
     @property
     def requirements(self) -> Requirements:

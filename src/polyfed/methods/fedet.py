@@ -49,11 +49,13 @@ class FedET(FedAvg):
         states="server: w, a w_u per architecture",
     )
 
-    aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
-    weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples
-    network: Annotated[str, Field(min_length=1)] = "largest"  # server's network: of the clients', or a model's name
-    diversity_weight: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
-    server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round; 0: no distillation, only heads are averaged
+    # w_u: mean within each architecture; "layer-wise": each tensor over all clients that have it
+    aggregation: weight_averaging.OfOneFamily = "same-shape"
+    weighting: weight_averaging.Weighting = "uniform"  # equal weights in all means; "samples": by training samples
+    # the server's network: the "largest" or "smallest" of the clients', or a model's name
+    network: Annotated[str, Field(min_length=1)] = "largest"
+    diversity_weight: Annotated[float, Field(ge=0)] = 0.05  # lambda, weight of the diversity term; 0: off
+    server_steps: Annotated[int, Field(ge=0)] = 128  # SGD steps per round; 0: only heads are averaged
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
 

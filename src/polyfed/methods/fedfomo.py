@@ -61,10 +61,9 @@ class FedFomo(Method):
         ignores_initial_weights=True,
     )
 
-    num_models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
-    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none
-    # or "same-shape": candidates of the same architecture
-    aggregation: weight_averaging.Aggregation = "layer-wise"
+    num_models: Annotated[int, Field(ge=1)] = 5  # M, other clients' models sent to a client
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model instead, in round 1; 0: none
+    aggregation: weight_averaging.Aggregation = "layer-wise"  # candidates of all architectures; "same-shape": its own
 
     @property
     def requirements(self) -> Requirements:

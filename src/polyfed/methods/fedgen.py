@@ -70,9 +70,10 @@ class FedGen(FedAvg):
         form={"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS},
     )
 
-    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
-    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off
-    aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
+    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features of drawn classes; 0: off
+    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
+    # each tensor over all clients that have it; "same-shape": within each architecture
+    aggregation: weight_averaging.OfOneFamily = "layer-wise"
 
     @property
     def requirements(self) -> Requirements:

@@ -7,14 +7,15 @@ HomogeneousFedHeNN (Algorithm 1):  target is the kernel of the weights received;
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or b L d_k with uploads = "kernels", which sends A_k
     homogeneous    down 4 P + R,     up 4 P + 8
-Deviations from the paper, numbered as on the page: (1) `batch` of the L rows enter a step. (2) K_k is formed in each
-step, or in every n-th with the term n times as heavy; its boxes do so once per epoch. (3) K_bar travels as a factor,
-exact up to 256 columns; RBF by Nystroem rows. (4) Clients hold none of the RAD's rows: the server has them besides, as
-in the paper; the authors' code draws them from the clients' training images. (5) The pass over the RAD is in eval mode.
-(6) eta(t) is the authors' code's; where it is 0 there is no RAD. (7) Phi is everything before the last layer, and
-d = 1 - CKA with centering, which eq. 4 leaves out. (8) Weight decay spares nothing. (9) Clients have equal weights
-w_j = 1/N. (10) Kernel uploads, precisions and the chunked gradient are additions. (11) Algorithm 1's average after the
-last round is off. (12) The Procrustes distance is free of scale.
+Deviations from the paper, numbered as on the page: (1) Each step uses `alignment_data.batch` of the L rows. (2) K_k is
+formed in each step, or in every n-th with n times the weight; the paper forms it once per epoch. (3) K_bar is sent as a
+factor, exact up to 256 columns; RBF kernels enter it by Nystroem features. (4) The RAD is the server's, as in the
+paper, and clients hold none of its rows; the authors' code draws it from the clients' training images. (5) The pass
+over the RAD is in eval mode. (6) eta(t) is the authors' code's; where it is 0 there is no RAD. (7) Phi is everything
+before the last layer, and d = 1 - CKA with centering, which eq. 4 leaves out. (8) Weight decay applies to all weights.
+(9) Clients have equal weights w_j = 1/N. (10) Kernel uploads, precisions, transports and the gradient in chunks are
+additions. Of the homogeneous form: (11) Algorithm 1's average after the last round is off. (12) The Procrustes distance
+is free of scale.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 
@@ -77,12 +78,12 @@ class AlignmentData:
     who holds it where it stays for more than one round; a client then keeps what it was sent.
     """
 
-    size: Annotated[int, Field(ge=2)] = 5000  # L, rows of a draw
-    # what is sent: the inputs, where their rows stand in data that all may see (4 L bytes), or the draw's seed (8)
+    size: Annotated[int, Field(ge=2)] = 5000  # L, rows of the RAD
+    # what is sent of the RAD: its inputs; "indices": their rows in public data; "seed": of the draw
     transport: Literal["data", "indices", "seed"] = "data"
-    refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never. Not 1: sent once, and kept by clients
-    batch: Annotated[int, Field(ge=2)] = 256  # rows per step; L or more: all of them
-    every: Annotated[int, Field(ge=1)] = 1  # compute the term every n-th step
+    refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never; not 1: clients keep it
+    batch: Annotated[int, Field(ge=2)] = 256  # rows of the RAD per step; L or more: all
+    every: Annotated[int, Field(ge=1)] = 1  # compute the term every n-th step, with n times the weight
 
     # server ------------------------------------------------------------------------------------------------
 
@@ -221,12 +222,14 @@ class MeanKernel(KernelSimilarity):
     """
 
     similarity: Literal["linear", "rbf"] = "linear"  # kernel
-    # clients whose kernels are averaged; selected: last round's; seen: all that uploaded
+    # clients whose kernels are averaged; "selected": in the last round; "seen": all that ever uploaded
     pool: Literal["all", "selected", "seen"] = "all"
-    norm: Literal["none", "fro"] = "none"  # "fro": K_j / ||H K_j H||_F: no network's scale dominates
-    control: Literal["none", "own", "permuted"] = "none"  # control targets: K_k, or K_bar with rows permuted
-    rank: Annotated[int, Field(ge=1)] = 128  # columns of F, if the exact one has more than 256
-    precision: Precision = "float32"  # of F, and of A_k in kernel uploads
+    # "fro": each kernel is divided by its centered Frobenius norm, so that no scale dominates
+    norm: Literal["none", "fro"] = "none"
+    # target of a control: the client's "own" kernel, or the mean one with its rows "permuted"
+    control: Literal["none", "own", "permuted"] = "none"
+    rank: Annotated[int, Field(ge=1)] = 128  # columns of F, if the exact factor has more than 256
+    precision: Precision = "float32"  # of F, and of A_k with uploads = "kernels"
 
     # server ------------------------------------------------------------------------------------------------
 
@@ -408,7 +411,8 @@ class KernelAlignment(Method):
     """What both algorithms share: the settings of the alignment, and a client's step with rows of the RAD."""
 
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: off
-    eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
+    # eta0 times sqrt(t - 1); "linear": t - 1; "constant": 1; rounds t from 1
+    eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"
     alignment_data: Annotated[AlignmentData, table(AlignmentData)] = AlignmentData()  # the RAD
 
     def eta(self, round: int) -> float:
@@ -493,7 +497,7 @@ class FedHeNN(KernelAlignment):
     )
 
     kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
-    uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
+    uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k of a fixed RAD instead of weights
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -578,7 +582,7 @@ class HomogeneousFedHeNN(KernelAlignment):
     )
 
     kernel: Annotated[KernelSimilarity, table(KernelSimilarity)] = KernelSimilarity()
-    final_average: bool = False  # average all latest weights after the last round
+    final_average: bool = False  # average all clients' latest weights after the last round
 
     @property
     def requirements(self) -> Requirements:

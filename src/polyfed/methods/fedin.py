@@ -73,26 +73,27 @@ class FedIN(Method):
         delta_entries=("model",),
     )
 
-    aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
-    weighting: Literal["paper", "samples", "uniform"] = "paper"  # "paper": uniform layer-wise, by samples same-shape
-    mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (paper: mu/2 = 0.05); 0: off
-    combine: Annotated[  # "none": their sum
-        Literal["simple", "project", "none"], WITH_PAIRS
-    ] = "simple"
-    local_weight: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
-    exchange_features: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
+    # each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
+    # networks with only the head in common
+    aggregation: weight_averaging.Aggregation = "layer-wise"
+    # equal weights layer-wise, by samples same-shape; or "samples" or "uniform" for both
+    weighting: Literal["paper", "samples", "uniform"] = "paper"
+    mu: Annotated[float, Field(ge=0)] = 0.1  # weight of the proximal term (paper: mu/2 = 0.05); 0: off
+    # how the gradients of intermediate layers are combined: eq. 13; "project": eq. 12; "none": their sum
+    combine: Annotated[Literal["simple", "project", "none"], WITH_PAIRS] = "simple"
+    local_weight: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # lambda of "simple"; 0: G_IN alone
+    exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
     noise_std: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
-    noise_where: feature_pairs.Where = "both"  # in the training pass, on pairs sent, or both
-    feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0  # L2 bound on each row sent
-    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = (
-        None  # n_S, in each direction; None: the batch size
-    )
-    projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = (
-        "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
-    )
+    noise_where: feature_pairs.Where = "both"  # "message": on pairs sent; "forward": in the training pass; or both
+    # bound on the L2 norm of each row sent; noise on pairs is then noise_std times this bound; 0: off
+    feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0
+    # n_S, pairs that a client sends and receives; not set: the batch size
+    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = None
+    # "fixed" or "trained": send pairs in one common shape, for any cuts
+    projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = "none"
     projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
     projection_grid: feature_pairs.Size = 8  # g, positions per side
-    projection_features: feature_pairs.Size = 512  # F, numbers of s_out
+    projection_features: feature_pairs.Size = 512  # F, numbers that s_out becomes
 
     @property
     def requirements(self) -> Requirements:

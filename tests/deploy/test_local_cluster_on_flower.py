@@ -19,6 +19,7 @@ import pytest
 
 from polyfed.deploy import app_template
 from polyfed.deploy.local_cluster import LocalCluster, free_ports, local
+from polyfed.engine.run_folder import lock_folder
 from polyfed.experiments.run import run
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.on_flower import WITH_FLOWER, recipe_for_two, until
@@ -185,6 +186,8 @@ def test_a_server_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe:
     kill(server)
     before = records(out)
     until(lambda: not loopback.processes.is_running("run"), "the log ends")
+    with lock_folder(out, waits=True):  # until the server app has ended, too
+        pass
     loopback.start_server()
     loopback.run({"out": str(out), "resume": True})
     assert records(out)[: len(before)] == before

@@ -52,7 +52,7 @@ class FedAvg(Method):
         ignores_initial_weights=True,
     )
 
-    # each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
+    # averages each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
     # networks with only the head in common
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "samples"  # by training samples; "uniform": equal weights

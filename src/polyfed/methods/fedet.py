@@ -49,7 +49,7 @@ class FedET(FedAvg):
         states="server: w, a w_u per architecture",
     )
 
-    # w_u: mean within each architecture; "layer-wise": each tensor over all clients that have it
+    # w_u: mean within each architecture; "layer-wise": of each tensor over all clients that have it
     aggregation: weight_averaging.OfOneFamily = "same-shape"
     weighting: weight_averaging.Weighting = "uniform"  # equal weights in all means; "samples": by training samples
     # the server's network: the "largest" or "smallest" of the clients', or a model's name

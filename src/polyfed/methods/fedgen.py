@@ -72,7 +72,7 @@ class FedGen(FedAvg):
 
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features of drawn classes; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
-    # each tensor over all clients that have it; "same-shape": within each architecture
+    # averages each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.OfOneFamily = "layer-wise"
 
     @property

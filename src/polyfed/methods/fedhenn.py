@@ -204,7 +204,7 @@ def representation_form(known: UploadContext, name: str) -> Members:
 class KernelSimilarity:
     """How representations of the same inputs are compared."""
 
-    similarity: Similarity = "linear"  # kernel, or "procrustes", in its scale-free form
+    similarity: Similarity = "linear"  # kernel: of inner products; "rbf": of distances; or "procrustes", free of scale
     width: Annotated[float, Field(gt=0), ActsWith("similarity", ("rbf",))] = 0.5  # RBF: width over the median distance
 
 
@@ -221,7 +221,7 @@ class MeanKernel(KernelSimilarity):
     the input it stands at.
     """
 
-    similarity: Literal["linear", "rbf"] = "linear"  # kernel
+    similarity: Literal["linear", "rbf"] = "linear"  # kernel: of inner products; "rbf": of distances
     # clients whose kernels are averaged; "selected": in the last round; "seen": all that ever uploaded
     pool: Literal["all", "selected", "seen"] = "all"
     # "fro": each kernel is divided by its centered Frobenius norm, so that no scale dominates

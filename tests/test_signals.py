@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.signals import (
-    TERMINATION_SIGNALS,
-    TerminationSignal,
-    exit_status,
-    raise_if_lost,
-    raise_on_termination,
-)
+from polyfed.signals import TERMINATION_SIGNALS, TerminationSignal, exit_status, raise_if_lost, raise_on_termination
 
 SIGNALS = (signal.SIGINT, *TERMINATION_SIGNALS)
 

@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core.adapters import (
-    adapted_layers,
-    adapter_state,
-    add_adapters,
-    draw_a,
-    merge_adapters,
-)
+from polyfed.core.adapters import adapted_layers, adapter_state, add_adapters, draw_a, merge_adapters
 from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.functional.lora import product

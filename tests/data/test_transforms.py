@@ -10,14 +10,7 @@ from PIL import Image
 from polyfed.data.dataset import public_inputs
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.transforms import (
-    AUGMENTATIONS,
-    Prepare,
-    augment,
-    augmentation,
-    convert_channels,
-    resize,
-)
+from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation, convert_channels, resize
 from polyfed.errors import ConfigError
 
 

@@ -11,14 +11,7 @@ import pytest
 import torch
 
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id
-from polyfed.deploy.protocol import (
-    ClientHello,
-    deserialize,
-    first_difference,
-    parse,
-    read_score,
-    serialize,
-)
+from polyfed.deploy.protocol import ClientHello, deserialize, first_difference, parse, read_score, serialize
 from polyfed.engine.scoring import Score, score_to_json
 from polyfed.errors import RunError
 

@@ -8,12 +8,7 @@ import pytest
 
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
-from polyfed.experiments.benchmark import (
-    BenchmarkRequest,
-    BenchmarkSetting,
-    described,
-    first_difference,
-)
+from polyfed.experiments.benchmark import BenchmarkRequest, BenchmarkSetting, described, first_difference
 from polyfed.report.benchmark_results import SettingResult, read_results
 
 ROOT = Path(__file__).parents[2]

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.consensus import (
-    confidence_weights,
-    confidences,
-    consensus,
-    mean_scores,
-    transfer_loss,
-)
+from polyfed.functional.consensus import confidence_weights, confidences, consensus, mean_scores, transfer_loss
 
 
 def draw(*shape, seed=0):

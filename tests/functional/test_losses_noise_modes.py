@@ -16,13 +16,7 @@ from polyfed.functional.losses import (
     mutual_exits_loss,
     task_loss,
 )
-from polyfed.functional.modes import (
-    channels_first,
-    dropout_layers,
-    eval_mode,
-    frozen_running_stats,
-    without_dropout,
-)
+from polyfed.functional.modes import channels_first, dropout_layers, eval_mode, frozen_running_stats, without_dropout
 from polyfed.functional.noise import add_noise
 
 

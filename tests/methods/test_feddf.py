@@ -13,18 +13,7 @@ from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
 from tests.helpers.few_classes import SIZES, disagreeing
-from tests.helpers.toys import (
-    NETS,
-    clients,
-    federation,
-    model_with,
-    moved,
-    numpy_mean,
-    public,
-    rounds,
-    same,
-    softmax,
-)
+from tests.helpers.toys import NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, softmax
 
 HELD = public(20)
 MIXED = ["shallow", "broad", "shallow", "broad"]  # heads of different tensors, too

@@ -13,17 +13,7 @@ from polyfed.errors import ConfigError
 from polyfed.functional.consensus import consensus, transfer_loss
 from polyfed.methods import FedET
 from tests.helpers.few_classes import SIZES, disagreeing
-from tests.helpers.toys import (
-    CLASSES,
-    NETS,
-    clients,
-    federation,
-    model_with,
-    numpy_mean,
-    public,
-    rounds,
-    same,
-)
+from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, numpy_mean, public, rounds, same
 
 HELD = public(20)
 MIXED = ["shallow", "wide", "shallow", "wide"]

@@ -9,13 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.methods import FedGen, fedgen
-from polyfed.methods.fedgen import (
-    frozen_head,
-    generate,
-    init_generator,
-    observed_classes,
-    train_generator,
-)
+from polyfed.methods.fedgen import frozen_head, generate, init_generator, observed_classes, train_generator
 from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
 SMALL = {"LATENT_DIM": 4, "HIDDEN_DIM": 8, "GENERATOR_STEPS": 5, "GENERATOR_BATCH": 16, "WEIGHT_DECAY": 0.0}

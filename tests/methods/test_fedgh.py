@@ -14,16 +14,7 @@ from polyfed.errors import ConfigError
 from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.methods import FedGH, fedgh
 from polyfed.models import zoo
-from tests.helpers.toys import (
-    CLASSES,
-    NETS,
-    clients,
-    federation,
-    model_with,
-    moved,
-    rounds,
-    same,
-)
+from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, same
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 

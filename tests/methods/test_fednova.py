@@ -8,15 +8,7 @@ import torch
 
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
-from tests.helpers.toys import (
-    Client,
-    Two,
-    clients,
-    moved,
-    rounds,
-    shared,
-    two_gradient,
-)
+from tests.helpers.toys import Client, Two, clients, moved, rounds, shared, two_gradient
 
 
 def walked(w, data, lr, steps, rho, mu):

@@ -12,15 +12,7 @@ from polyfed.core.randomness import generator
 from polyfed.functional import server_prototypes
 from polyfed.methods import FedORGP
 from tests.helpers.few_classes import members
-from tests.helpers.toys import (
-    CLASSES,
-    NETS,
-    Round,
-    model_with,
-    moved,
-    rounds,
-    same,
-)
+from tests.helpers.toys import CLASSES, NETS, Round, model_with, moved, rounds, same
 
 QUICK = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
 

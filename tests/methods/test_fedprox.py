@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from polyfed.methods import FedProx
-from tests.helpers.toys import (
-    Two,
-    rounds,
-    shared,
-    two_gradient,
-    two_parameter_clients,
-)
+from tests.helpers.toys import Two, rounds, shared, two_gradient, two_parameter_clients
 
 
 def cross_entropy(w, data):

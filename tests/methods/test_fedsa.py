@@ -14,15 +14,7 @@ from polyfed.functional.server_prototypes import mean_nearest_distance
 from polyfed.methods import FedSA
 from tests.helpers import few_classes
 from tests.helpers.few_classes import SOME, mean_rows
-from tests.helpers.toys import (
-    CLASSES,
-    NETS,
-    federation,
-    model_with,
-    rounds,
-    same,
-    worker,
-)
+from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, same, worker
 
 QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)

@@ -10,16 +10,7 @@ import torch
 from torch import nn
 
 from polyfed.methods import FML
-from tests.helpers.toys import (
-    NETS,
-    Two,
-    clients,
-    federation,
-    log_softmax,
-    rounds,
-    same,
-    two_parameter_clients,
-)
+from tests.helpers.toys import NETS, Two, clients, federation, log_softmax, rounds, same, two_parameter_clients
 
 
 class Small(nn.Module):

@@ -7,16 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.methods import MOON
-from tests.helpers.toys import (
-    NETS,
-    batch,
-    clients,
-    federation,
-    model_with,
-    rounds,
-    same,
-    worker,
-)
+from tests.helpers.toys import NETS, batch, clients, federation, model_with, rounds, same, worker
 
 
 def of(reference):

@@ -27,16 +27,7 @@ from polyfed.report.figures import (
     variants,
 )
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import (
-    FigureWithData,
-    bar_style,
-    canvas,
-    empty_figure,
-    legend,
-    legends,
-    line_style,
-    save,
-)
+from polyfed.report.plot_style import FigureWithData, bar_style, canvas, empty_figure, legend, legends, line_style, save
 from polyfed.report.run_records import load_runs
 from tests.helpers.readable import unreadable
 

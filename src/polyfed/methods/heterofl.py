@@ -46,14 +46,7 @@ from polyfed.core.method import (
 from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST, Entry, as_sent
-from polyfed.functional.channel_slices import (
-    OUTPUT,
-    Kept,
-    SlicedModel,
-    first_channels,
-    partial_mean,
-    slice_channels,
-)
+from polyfed.functional.channel_slices import OUTPUT, Kept, SlicedModel, first_channels, partial_mean, slice_channels
 from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.losses import cross_entropy, mask_absent_classes
 from polyfed.methods.building_blocks import static_batchnorm

@@ -14,13 +14,7 @@ from typing import Any
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import curves_figure, gains_figure, main_rows
-from polyfed.report.benchmark_results import (
-    ProcessorTime,
-    SettingResult,
-    Tuning,
-    read_processor_time,
-    read_results,
-)
+from polyfed.report.benchmark_results import ProcessorTime, SettingResult, Tuning, read_processor_time, read_results
 from polyfed.report.benchmark_worth import (
     Comparison,
     Side,

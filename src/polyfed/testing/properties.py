@@ -29,15 +29,7 @@ from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted, suggest
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received, tiny_model
-from polyfed.testing.kit import (
-    ChangedValue,
-    ConformanceKit,
-    NotApplicable,
-    is_fixed,
-    others,
-    replaced,
-    subsets,
-)
+from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, is_fixed, others, replaced, subsets
 from polyfed.testing.observation import AggregationScene, ConformanceError, copy_server
 from polyfed.testing.spy import Spy, logged_seeds
 from polyfed.validation.hyperparameters import flat_settings

@@ -8,14 +8,12 @@ Client k:  w_k <- w[depth];  E epochs of SGD on
 Server:    every tensor of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
            stays bit for bit.
 Predicted is by the mean of the logits of all m classifiers.
-Deviations from the paper: (1) Clients take plain SGD steps from the mean, its "DepthFL (FedAvg)"; its main rows add
-FedDyn's dynamic regularization. (2) Classifiers are one linear layer on the means over pixels; the authors' have
-convolutions before it. (3) Scored is every client's own network; the paper scores the whole network on one test set.
-(4) BatchNorm's running statistics are averaged over the clients that hold the layer, like weights, as in the authors'
-code. (5) c(t) is that of the authors' code, R = 300, whose runs have 1000 rounds; not verified against the paper's
-text. In runs of fewer rounds than R c(t) stays below 1; where it does not reach a half, a remark says so. (6) Depths
-are shares of blocks as they are found in the forward pass; the paper cuts a ResNet18 behind each of its four stages,
-which is the same there.
+Deviations from the paper: (1) Clients take plain SGD steps, the paper's "DepthFL (FedAvg)". Its main rows add FedDyn's
+dynamic regularization. (2) Classifiers are one linear layer on the means over pixels; the authors' have convolutions
+before it. (3) Each client's network is evaluated on its own test rows; the paper evaluates the whole network on one
+test set. (4) BatchNorm's running statistics are averaged over the clients that hold the layer, as in the authors' code.
+(5) c(t) and R are those of the authors' code; not verified against the paper's text. (6) Depths are fractions of the
+number of blocks, which are found in the forward pass.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(
            z_k[c] = mean of s(f_k(x)) over its n_kc samples of class c, in eval mode, after training.
 Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
            N_c Z[c] = (N_c - n_kc) Z_k[c] + n_kc z_k[c], Z[c] the mean over all, N_c = sum_j n_jc.
-Deviations from the paper: (1) its mean over devices counts each once (`weighting = "uniform"`, no counts sent); by
-default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
-(3) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no target, and the
-sample counts in the cross entropy alone.
+Deviations from the paper: (1) The mean over clients is weighted by samples. The paper counts each device once
+(`weighting = "uniform"`). (2) z_k is computed in one pass after training; the paper accumulates it while weights still
+change. (3) The paper selects all clients in every round. Here a class that no client sent keeps its last outputs, and
+one without other owners has no target.
 The paper normalizes outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
 is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.

@@ -4,10 +4,10 @@ client k:  w_k <- w;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
 server:    w   <- sum over responding clients of p_k w_k,   p_k = n_k / sum n_j   ("samples"),
            1 / their number ("uniform")
 
-Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture (FedIN,
-eq. 19 and 21); the paper has a single architecture. (2) BatchNorm's running statistics are averaged like weights. Its
-batch counter (an integer) stays local. (3) The local loss is the mean cross entropy; the paper leaves it open.
-Weights p_k are normalized over responding clients.
+Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture, as in
+FedIN's eq. 19 and 21. The paper has a single architecture. (2) BatchNorm's running statistics are averaged like
+weights. Its batch counter (an integer) stays local. (3) The local loss is the mean cross entropy, which the paper
+leaves open. p_k is normalized over responding clients.
 
 Methods that build on FedAvg (FedOpt, FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET) extend this class and override
 hooks.

@@ -7,14 +7,13 @@ Server:    w_u <- sum_i p_i w_i over the clients of u, p_i = n_i / sum n_i;
            s(x) = mean over all clients i of s_i(x)  (the paper's AVGLOGITS);
            `server_steps` of Adam in each w_u on  KL(softmax s(x) || softmax f_u(x; w_u)),  the learning rate falling
            from `server_lr` to 0 along a cosine.
-Deviations from the paper: (1) Scored are the architectures' networks as received, on each client's test rows. (2) The
-paper takes up to 10 000 steps and ends them when the accuracy on validation rows of the server has not risen for 1000;
-here it is 128 steps, so that two cores can carry them, and no labels are looked at: the server has no validation rows
-besides the public ones. (3) Nobody is left out of s; the paper leaves out clients no better than chance. (4) An
-architecture of which nobody answered keeps its w_u, undistilled (not verified against the paper). (5) The scores of
-public inputs are taken once per round, in eval mode, without augmentation. (6) A single client's upload is not
-distilled: the gradient would be rounding errors alone, which Adam makes as long as any other.
-From the authors' code: it clips gradients at norm 5, this does not.
+Deviations from the paper: (1) Each client is evaluated on its own test rows; the paper has one test set for all. (2)
+Distillation takes 128 steps. The paper takes up to 10 000 steps and stops once validation accuracy has not risen for
+1000 of them. (3) All clients enter s. The paper leaves out those that are no better than chance. (4) An architecture
+from which no client answered keeps its network, undistilled (not verified against the paper). (5) Public inputs are
+scored once per round, in eval mode and without augmentation. (6) The upload of a single client is not distilled,
+because Adam would take full steps along rounding errors. Alone, FedDF thus equals FedAvg. (7) Gradients are not
+clipped; the authors' code clips them at norm 5.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ Client k:  F = mean_n (d log p(y_n | x_n; w_k) / d w_k)^2, brought to [0, 1] in 
            epochs of SGD on CE + (lambda2 / 2) (||w_k - w|| - C)^2, the others alone;
            u = w_k - w, without the personal entries.
 Server:    w <- w + sum_k p_k u_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Deviations from the paper: (1) where architectures differ, updates are averaged layer-wise or within each architecture.
-(2) Sent is w + u, the same to the server, which knows w. (3) Clipping u to C and noise are `[privacy]`'s, for all
-methods; personal entries of u are 0. (4) Norms are squared, over all entries; in the authors' code it
-is the sum of the tensors' norms, and its absolute distance to C. (5) F of a constant tensor is 0, and F is taken in
-eval mode. (6) A stretch in which nothing may move is left out. (7) BatchNorm's statistics are averaged like weights,
-but not masked. A client's first w_k is w.
+Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
+paper has one. (2) w + u is sent instead of u. The server knows w, so both reveal the same. (3) Clipping and noise are
+those of `[privacy]`. Personal entries of u are 0, as in the paper; the authors' code clips, noises and sends them. (4)
+Norms are squared and taken over all entries. The authors' code adds up the tensors' norms and takes the absolute
+distance of the sum to C. (5) F of a constant tensor is 0, not 0 / 0. F is computed in eval mode, since BatchNorm in
+training mode mixes samples. (6) BatchNorm's running statistics are averaged like weights, without a mask.
 """
 
 from __future__ import annotations

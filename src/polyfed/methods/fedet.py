@@ -7,11 +7,12 @@ Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i
            s_div = the same sum over those i whose highest score is not y(x);
            `server_steps` of SGD in w on  CE(f(x; w), y(x)) + lambda KL(softmax s_div(x) || softmax f(x; w)), where all
            agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
-Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
-the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too; descriptions differ. Where
-all v_i(x) are 0, they count alike. (3) An architecture of which nobody answered keeps its w_u and gets the head. (4)
-"layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5) Public inputs are the recipe's hold-out or
-another data set's. (6) The server takes plain SGD, made afresh.
+Deviations from the paper (arXiv:2204.12703): (1) The architectures' averaged networks are evaluated, not the server's
+network. (2) v_i is the variance of logits, equal to that of log-probabilities. The paper's descriptions differ, and one
+takes probabilities. If all variances are 0, networks have equal weights. (3) An architecture from which no client
+answered keeps its weights and gets the new head. (4) `aggregation = "layer-wise"` follows FedIN, which runs the method
+on nested networks. (5) Public inputs come from the recipe; the paper uses another data set's. They are scored once per
+round. (6) The server's optimizer is plain SGD, created anew in each round.
 """
 
 from __future__ import annotations

@@ -6,15 +6,12 @@ Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross ent
            All start from one model: what has grown from unlike weights cannot be mixed.
 Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
            each replaced by a random other with probability epsilon_t = max(0, epsilon - 0.05 (t - 1)).
-Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
-counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
-sent. (2) w_old is the model from before the last local training (the code's "first_model"), so that what the client
-learnt is weighed like what others learnt. (3) The client's own last model is a candidate beside the M, and is not sent
-down. (4) Models of which nothing is known come in random order. (5) Distances are over parameters; BatchNorm's
-statistics travel and are mixed, but have no say. (6) The validation rows are the recipe's (`data.split`), and never
-trained on.
-From the authors' code: M counts the client's own model; the distance is L1; A takes in the deltas divided by the size
-of their sum; candidates are the models of the last round's clients alone, here everybody's last.
+Deviations from the paper: (1) Architectures may differ; the paper has one. (2) w_old is the model before the last local
+training, as in the authors' commands (`first_model`), so that a client's own training is weighted like others'. (3) The
+client's own last model is a candidate beside the M models. (4) The distance is over parameters. BatchNorm's running
+statistics are mixed like weights. (5) Validation rows are the recipe's; the paper sets aside a fifth of the training
+rows ("8:2:0"). (6) In the authors' code, M counts the client's own model, the distance is L1, affinities add up
+normalized deltas, and candidates are the last round's models.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
            least 1e-4.
 Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
-Deviations from the paper (arXiv:2105.10056): (1) the KL term and the decay are the authors' code's, where alpha and
-beta are 10 on MNIST; the paper has the first term alone, of weight 1. So is the sum of the clients' losses; the paper
-has the loss of their mean logits. (2) Noise is normal, in that code uniform. (3) Classes are drawn as often
-as those who answered last have them, so counts go down, too; in that code all alike. A class with one sample in all is
-not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
-layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
-training is float64. (7) Batches: a client makes as many features of drawn classes as `training.batch_size`, in that
-code `gen_batch_size` = 32, weighted by its ratio to the rows. G's has 128, that code's
-`ensemble_batch_size`; its loop takes the clients' batch, 32, instead. Steps and rate are those of its MNIST.
+Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay and the sum of the clients' losses are those of
+the authors' code. The paper has the first term, with weight 1, and the loss of the clients' mean logits. (2) Noise is
+normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors' code
+draws all equally. (4) Round 1 has no generator, which is still untrained. A class with a single sample in total is not
+generated. (5) Architectures may differ; the paper has one. (6) On clients, G normalizes by its running statistics.
+BatchNorm in a head ignores generated features. (7) Per step, a client generates `training.batch_size` features of drawn
+classes (the authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8)
+The authors' code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST.
+Steps and rate of G are those of the authors' code on MNIST.
 """
 
 from __future__ import annotations

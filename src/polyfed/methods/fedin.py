@@ -12,13 +12,18 @@ Client k:  w <- received; in every step
     w/o Opt   Z = G_IN + G_local                                   ("none")
 Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples); keeps
            this round's pairs.
-Deviations from the paper, numbered as on the page: (1) eq. 12 alone would never train the intermediate layers on
-private data where gradients agree. (2) Both gradients are taken at one point. (3) Which batch is sent and which pairs
-come back: random. (4) BatchNorm takes the pairs' own statistics and keeps its running ones; pairs are made with the
-running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) Steps cycle through more than B pairs. (7) Cuts may
-differ (`building_blocks.feature_pairs`). (8) `feature_clip` bounds what is sent. (9) w^{t-1} is read as the weights
-received. (10) Gradients are combined tensor by tensor. (11) BatchNorm's running statistics are sent and averaged with
-the weights, where section 4.3 does without; its batch counter stays with the client.
+Deviations from the paper: (1) Eq. 12 alone, Z, would never train the intermediate layers on private data where the two
+gradients agree; `"project"` adds G_local to it. (2) Both gradients are taken at the same point, in one step. (3) The
+samples to send and the pairs to return are drawn at random; the paper does not specify them. (4) BatchNorm normalizes
+others' pairs by batch statistics and keeps its running ones, with which pairs are made. A single pair is skipped. (5)
+`level std(s)` is the noise's standard deviation, as in the paper's main text; its appendix has `N(0, 0.8 sigma^2)`. (6)
+If there are more pairs than a batch has rows (the paper's figure 6d), steps cycle through them in random order. (7)
+Projections are the paper's future work, described only as linear. Ours depend on the width instead of the client, and
+are orthogonal; trained ones change after local training only. (8) `feature_clip` bounds what is sent; the paper's
+features have no bound. (9) w^{t-1} in eq. 3 is "the weights of client k" one round before. It is read as the received
+weights, as in FedProx. (10) Gradients are combined tensor by tensor, with an a and a b for each. (11) BatchNorm's
+running statistics are sent and averaged with the weights, where the paper's section 4.3 does without. Its batch counter
+stays with the client.
 """
 
 from __future__ import annotations

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import pytest
+
+from polyfed.engine.executors import ray_executor
+from polyfed.experiments import build
+from tests.helpers.nearby import DATA
 
 Fault = Callable[[str, tuple[Any, ...]], Exception | None]  # method, arguments -> what it dies of
 
@@ -43,13 +51,26 @@ class Promise:
         return self._found[0]
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> RayStub:
+    """One in place of Ray, and of a cluster's data those that the tests keep."""
+    stub = RayStub()
+    there = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "ray", stub)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ray" or there(name))
+    monkeypatch.setattr(ray_executor, "tune_process", lambda: None)  # it is that of the tests
+    monkeypatch.setattr(build, "DataCache", lambda: DATA)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    return stub
+
+
 class RayStub(types.ModuleType):
     """What of Ray the executor uses.
 
     Attributes:
-        fault: asked before a method of an actor runs. cpus: of the cluster. without_room: whether further actors wait
-        for a core for ever. actors: how many were made. ended: how many were killed. starts: settings of `init`.
-        sent: arguments and answers of the actors' methods but the first two.
+        fault: asked before a method of an actor runs. cpus: of the cluster, and its GPUs. without_room: whether
+        further actors wait for a core for ever. actors: how many were made. ended: how many were killed. starts:
+        settings of `init`. sent: arguments and answers of the actors' methods but the first two.
     """
 
     def __init__(self) -> None:
@@ -78,7 +99,7 @@ class RayStub(types.ModuleType):
 
     def cluster_resources(self) -> dict[str, float]:
         """All that there is."""
-        return {"CPU": float(self.cpus)}
+        return {"CPU": float(self.cpus), "GPU": float(self.cpus)}
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         """Decorate a class."""

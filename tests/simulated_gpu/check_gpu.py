@@ -17,11 +17,14 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method
+from polyfed.core.modules import export_state
 from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.engine.executors.worker_requests import unpack
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.engine.weight_store import WeightRow
 from polyfed.errors import RunError, RunInterrupted
+from polyfed.experiments.build import build_federation
 from polyfed.functional import stacked_convolutions
 from polyfed.methods import FedAvg, FedHeNN
 from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
@@ -30,7 +33,9 @@ from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import CLASSES, all_state, difference, state, tiny_model, world
 from tests.helpers.gentle import gentle
 from tests.helpers.interrupt import Interrupt
+from tests.helpers.nearby import DATA, recipe_of
 from tests.helpers.quick import others_slow
+from tests.helpers.ray_stub import stand_in
 from tests.helpers.small_recipe import small_recipe
 
 CLOSE = 1e-5  # of the largest entry
@@ -118,6 +123,20 @@ def test_other_networks_on_the_second_device(name: str, kinds: dict[str, Any], e
 )
 def test_plugins(options: dict[str, Any], executor: str) -> None:
     compare(FedAvg(), executor, **options)
+
+
+def test_processes_of_ray_train_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on its GPU, which here is one for all; what they send lies in main memory."""
+    ray = stand_in(monkeypatch)
+    data = {"num_clients": 8, "limit_train": 160}
+    recipe = recipe_of("fedgh", models={"architectures": ["digits-cnn1"]}, data=data, training={"rounds": 1})
+    expected = build_federation(recipe, data=DATA).run()
+    on_gpus = recipe.with_run(executor="ray", workers=2, device="cuda")
+    found = build_federation(on_gpus, data=DATA).run()
+    asked = [unpack(bytearray(request))[0] for request in ray.sent[::2]]
+    assert [len(each["jobs"]) for each in asked if each["what"] == "stack"] == [4, 4]
+    for number, network in expected.models.items():
+        assert difference(export_state(network), export_state(found.models[number]), CLOSE) is None
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ class Execution:
         executor: "serial", one after the other in this process; "processes", by worker processes (Linux, device "cpu"),
             with the same result bit for bit; "vectorized": clients of one network as one, with the same result up to
             rounding; "auto": "processes" where it pays, on other devices "vectorized"; "ray": processes of Ray, also on
-            a cluster, with the result of "serial" bit for bit, and on device "cuda" a GPU for each.
+            a cluster, with the result of "serial" bit for bit, or on device "cuda" as "vectorized", on a GPU for each.
         workers: at most so many work at the same time; default: as many processes as this one may use cores, with "ray"
             as there are GPUs, or stacks of 32 clients. On a cluster of Ray's there is none.
         device: where networks compute ("cpu", "cuda", "cuda:1").

@@ -39,6 +39,17 @@ def test_strides_are_those_of_a_clone() -> None:
         assert alike(unpack(pack({}, {"t": tensor}))[1]["t"], tensor.clone())
 
 
+def test_what_several_are_sent_travels_once() -> None:
+    sent, other = torch.randn(1000), torch.randn(1000)
+    once, twice = pack({}, {"0": sent, "1": other}), pack({}, {"0": sent, "1": other, "2": sent.view(1000)})
+    assert len(twice) < len(once) + 1000
+    found = unpack(twice)[1]
+    assert torch.equal(found["2"], sent)
+    assert torch.equal(found["1"], other)
+    assert len(pack({}, {"0": sent, "1": sent.clone()})) > 8000
+    assert unpack(pack({}, {"0": sent, "1": sent.view(2, 500)}))[1]["1"].shape == (2, 500)
+
+
 def test_only_tensors_travel() -> None:
     with pytest.raises(RunError, match="expected tensors in messages and states, got float"):
         pack({}, {"state": {"a": 0.5}})

@@ -44,11 +44,10 @@ class EvalJob:
     shared: Collection[str] = ()  # those that are the same samples for all clients
 
 
-@dataclass(frozen=True)
-class EvalBatch:
-    """Clients that are scored together: one, or several that are sent the same and then hold the same model."""
+class _Batch:
+    """Jobs that are carried out together."""
 
-    jobs: Sequence[EvalJob]
+    jobs: Sequence[TrainJob] | Sequence[EvalJob]
 
     @property
     def client(self) -> Client:
@@ -71,6 +70,20 @@ class EvalBatch:
 
 
 @dataclass(frozen=True)
+class EvalBatch(_Batch):
+    """Clients that are scored together: one, or several that are sent the same and then hold the same model."""
+
+    jobs: Sequence[EvalJob]
+
+
+@dataclass(frozen=True)
+class TrainBatch(_Batch):
+    """Clients of one network that train as one, in one process."""
+
+    jobs: Sequence[TrainJob]
+
+
+@dataclass(frozen=True)
 class PassJob:
     """A pass over public inputs that the server asks for, by the network of this client."""
 
@@ -82,7 +95,7 @@ class PassJob:
         return self.asked.round
 
 
-Job = TrainJob | EvalBatch | PassJob
+Job = TrainJob | TrainBatch | EvalBatch | PassJob
 Scores = Mapping[str, Score]  # part of the data -> score
 
 

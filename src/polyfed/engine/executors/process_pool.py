@@ -34,7 +34,7 @@ from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
 from polyfed.engine.executors.client_work import Serial, WorkerContext, run_public_pass, score_in_batches
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainJob
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainBatch, TrainJob
 from polyfed.engine.executors.worker_requests import (
     Buffer,
     Tree,
@@ -56,6 +56,9 @@ _MMAP_MAX = -4  # of mallopt
 _GRACE = 1.0  # seconds from the end of a worker's line to the end of the process
 _SPARE = 1.25  # how much larger memory is made than asked for, so that it is not enlarged again at once
 _TAKE_ME_FIRST = "500"  # of -1000 to 1000: where memory runs out, a worker goes before the run
+
+_GONE = "it counts as dropped out"
+_THEN = {PassJob: "the run's own process does its work", TrainBatch: "each is trained alone"}  # who died of it twice
 
 Say = Callable[[str], None]
 Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
@@ -105,7 +108,8 @@ class Estimates:
     def seconds(self, asked: Job) -> float:
         """What it took last time, or the guess."""
         known = self._measured.get((asked.client.id, _work(asked)))
-        return self.training(asked.client) if known is None else known
+        clients = [job.client for job in asked.jobs] if isinstance(asked, TrainBatch) else [asked.client]
+        return sum(map(self.training, clients)) if known is None else known
 
     def note(self, asked: Job, seconds: float) -> None:
         """It took so long."""
@@ -116,7 +120,8 @@ def _work(asked: Job) -> str:
     """What takes a client the same time again."""
     if isinstance(asked, PassJob):
         return "pass"
-    return "training" if isinstance(asked, TrainJob) and asked.exchange.trains else "other"
+    first = asked.jobs[0] if isinstance(asked, TrainBatch) else asked
+    return "training" if isinstance(first, TrainJob) and first.exchange.trains else "other"
 
 
 class ProcessPool:
@@ -146,11 +151,15 @@ class ProcessPool:
             return []
         if not self._with_workers():
             return self._instead.run(jobs, done)
-        found: list[JobResult | None] = self._run_all(jobs, done)
+        found = self.train_all(jobs, done)
         if len(jobs) > 1 and not any(found):
             raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
         lost = [JobResult(job.client.id, freeze({}), None, {}, TrainingResult(), dropped=True) for job in jobs]
         return [one or instead for one, instead in zip(found, lost, strict=True)]
+
+    def train_all(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult | None]:
+        """The results of all jobs; None where workers died of it, twice."""
+        return self._run_all(jobs, done)
 
     @timed("idle")
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
@@ -226,7 +235,7 @@ class ProcessPool:
         def keep(place: int, result: Any) -> None:
             nonlocal through
             found[place] = result
-            through = through + 1
+            through += len(asked[place].jobs) if isinstance(asked[place], TrainBatch) else 1
             done(through)
 
         order = sorted(range(len(asked)), key=lambda place: -self.estimates.seconds(asked[place]))
@@ -234,9 +243,7 @@ class ProcessPool:
             for place in self._assign_jobs(asked, order, keep):
                 for again in self._assign_jobs(asked, [place], keep):
                     keep(again, None)
-                    does_it = "the run's own process does its work"
-                    then = does_it if isinstance(asked[again], PassJob) else "it counts as dropped out"
-                    self._say(f"{_whose(asked[again])} died again; {then}")
+                    self._say(f"{_whose(asked[again])} died again; {_THEN.get(type(asked[again]), _GONE)}")
         except BaseException:
             self.close()  # whatever the others are at
             raise
@@ -272,7 +279,7 @@ class ProcessPool:
 
 
 def _whose(asked: Job) -> str:
-    who = asked.title if isinstance(asked, EvalBatch) else asked.client.title
+    who = asked.title if isinstance(asked, EvalBatch | TrainBatch) else asked.client.title
     return f"round {asked.round}: the worker of {who}"
 
 

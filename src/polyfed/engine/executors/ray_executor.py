@@ -3,7 +3,8 @@
 With RAY_ADDRESS set, the work goes to the machines of that cluster, else to processes that are started here and end
 with the run. Every process is an actor of Ray's with one core, and with one GPU where networks compute on these: so a
 run uses several. It makes the federation anew, from the recipe, and does what any worker does (`worker_requests`): so
-the result is that of `serial` bit for bit, and a run goes on with any executor.
+on a CPU the result is that of `serial` bit for bit, and a run goes on with any executor. On GPUs each process trains
+clients of one network as one, as `vectorized` does.
 
 What polyfed hands to Ray are bytes, facts as JSON and tensors as they lie in memory, and nothing of ours is unpickled
 from them. Ray itself pickles what it needs to run them: the actor's class, the name of the function that makes the
@@ -22,6 +23,7 @@ import functools
 import importlib.util
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -38,6 +40,7 @@ import torch
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import figures_of
 from polyfed.engine.executors.client_work import WorkerContext
+from polyfed.engine.executors.jobs import JobResult, TrainBatch, TrainJob
 from polyfed.engine.executors.process_pool import (
     Estimates,
     ProcessPool,
@@ -47,6 +50,7 @@ from polyfed.engine.executors.process_pool import (
     tune_process,
     unavailable_reason,
 )
+from polyfed.engine.executors.vectorized import SIZE, WORTH, Member, Stacks, VectorizedExecutor
 from polyfed.engine.executors.worker_requests import (
     Buffer,
     Tree,
@@ -118,9 +122,41 @@ class RayExecutor(ProcessPool):
         self._on_gpus = on_gpus
         self._rebuild = rebuild
         self._ray: RaySession | None = None
+        self._told: set[str] = set()
 
     def hire(self) -> Worker:
-        return _RayWorker(self._context, self._session(), self._rebuild)
+        return _RayWorker(self._context, self._session(), self._rebuild, self._say_once)
+
+    def train_all(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult | None]:
+        """See `ProcessPool`; on GPUs in stacks. Of one that workers die of, each client is tried alone."""
+        if not self._on_gpus:
+            return super().train_all(jobs, done)
+        dealt = self._dealt(jobs)
+        stacks = self._run_all([TrainBatch([jobs[place] for place in places]) for places in dealt], done)
+        found = dict[int, JobResult | None]()
+        for places, results in zip(dealt, stacks, strict=True):
+            alone = results or self._run_all([jobs[place] for place in places], lambda count: None)
+            found |= zip(places, alone, strict=True)
+        return [found[place] for place in range(len(jobs))]
+
+    def _dealt(self, jobs: Sequence[TrainJob]) -> list[list[int]]:
+        """The places of those who train as one: of each network as many stacks as its share of all work has workers."""
+        seconds = [self.estimates.training(job.client) for job in jobs]
+        share = sum(seconds) / self.workers or 1.0
+        one = VectorizedExecutor(self._context, SIZE, self._say_once)
+        found = []
+        for alike in Stacks(len(jobs), self._context.model_factory.device).alike([Member(one, job) for job in jobs]):
+            places = sorted(alike, key=lambda place: -seconds[place])
+            count = max(1, min(round(sum(seconds[place] for place in places) / share), len(places) // WORTH))
+            count *= math.ceil(len(places) / (count * SIZE))
+            found += [sorted(places[first::count]) for first in range(count)]
+        return found
+
+    def _say_once(self, text: str) -> None:
+        """What several workers may say."""
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         asked = {worker.pending: worker for worker in busy if isinstance(worker, _RayWorker)}
@@ -142,7 +178,7 @@ class RayExecutor(ProcessPool):
         """Another worker where a core, or a GPU, is free; a node that was lost may be offered for a while."""
         self.running.remove(worker)
         worker.terminate()
-        other = _RayWorker(self._context, self._session(), self._rebuild)
+        other = _RayWorker(self._context, self._session(), self._rebuild, self._say_once)
         try:
             if other.is_placed(_PATIENCE):
                 other.wait_ready()
@@ -172,8 +208,8 @@ def _on_gpus(device: torch.device) -> bool:
 class _RayWorker(Worker):
     """See `Worker`; it answers when `pending` is ready."""
 
-    def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild) -> None:
-        super().__init__(context.store)
+    def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild, say: Say) -> None:
+        super().__init__(context.store, say)
         self._ray = ray
         self._actor = actor = ray.actor(WorkerActor)
         self._alive = True

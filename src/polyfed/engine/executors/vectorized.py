@@ -48,13 +48,15 @@ from polyfed.functional.modes import dropout_layers
 from polyfed.profiling import timed
 
 SIZE = 32  # clients in a stack by default; their weights, gradients and activations are in memory at the same time
-_WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
+WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
 
 
 def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
     """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
-    stacks = executor == "vectorized" or (executor == "auto" and device.partition(":")[0] != "cpu")
-    return (workers or SIZE) if stacks else 1
+    on_gpu = device.partition(":")[0] != "cpu"
+    if executor == "ray":  # whose workers are processes
+        return SIZE if on_gpu else 1
+    return (workers or SIZE) if executor == "vectorized" or (executor == "auto" and on_gpu) else 1
 
 
 class VectorizedExecutor:
@@ -171,7 +173,7 @@ class Stacks:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
-        self._least = 2 if device.type == "cpu" else min(_WORTH, size)
+        self._least = 2 if device.type == "cpu" else min(WORTH, size)
         self._known = SignatureCache()
 
     def alike(self, members: Sequence[Member]) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,18 @@ from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_batch
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainJob, placed
+from polyfed.engine.executors.jobs import (
+    EvalBatch,
+    EvalJob,
+    Job,
+    JobResult,
+    PassJob,
+    Scores,
+    TrainBatch,
+    TrainJob,
+    placed,
+)
+from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor
 from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
 from polyfed.errors import PolyfedError, RunError
@@ -43,13 +54,13 @@ Tree = Mapping[str, Any]  # names -> tensors, None, or such mappings; a message,
 
 
 def pack(facts: Mapping[str, Any], tree: Tree, room: Callable[[int], Buffer] = bytearray) -> Buffer:
-    """Facts and tensors in one piece of memory. Strides are those that ``tensor.clone()`` would have.
+    """Facts and tensors in one piece of memory, one that is there twice once. Strides are those of ``tensor.clone()``.
 
     Args:
         tree: may hold names in the place of tensors.
         room: gives memory of so many bytes.
     """
-    placed_tensors: list[tuple[Tensor, list[Any]]] = []
+    placed_tensors: dict[Hashable, tuple[Tensor, list[Any]]] = {}
     size = 0
 
     def place(tensor: Any) -> list[Any] | str:
@@ -58,18 +69,20 @@ def pack(facts: Mapping[str, Any], tree: Tree, room: Callable[[int], Buffer] = b
             return tensor
         if not isinstance(tensor, Tensor):
             raise RunError(f"expected tensors in messages and states, got {type(tensor).__name__}")
-        like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
-        where = [str(tensor.dtype).removeprefix("torch."), tensor.shape, like.stride(), size]
-        placed_tensors.append((tensor.detach(), where))
-        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-        return where
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if key not in placed_tensors:
+            like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
+            where = [str(tensor.dtype).removeprefix("torch."), tensor.shape, like.stride(), size]
+            placed_tensors[key] = (tensor.detach(), where)
+            size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        return placed_tensors[key][1]
 
     described = json.dumps({**facts, "tensors": _mapped(tree, place)}).encode()
     described += b" " * (-(_LENGTH + len(described)) % _ALIGNED)
     begin = _LENGTH + len(described)
     data = room(begin + size)
     data[:begin] = len(described).to_bytes(_LENGTH, "little") + described
-    for tensor, where in placed_tensors:
+    for tensor, where in placed_tensors.values():
         _tensor_at(data, begin, where).copy_(tensor)
     return data
 
@@ -114,10 +127,15 @@ class WorkerDied(Exception):
 
 
 class Worker(abc.ABC):
-    """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there."""
+    """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there.
 
-    def __init__(self, store: WeightStore) -> None:
+    Args:
+        store: of the run. say: is given what it says of clients that it cannot train as one.
+    """
+
+    def __init__(self, store: WeightStore, say: Callable[[str], None] = print) -> None:
         self._store = store
+        self._say = say
         self._asked: Job | None = None
 
     @profiling.timed("messages")
@@ -135,6 +153,8 @@ class Worker(abc.ABC):
         """
         reply, tensors = unpack(self.await_reply(), copies=False)
         check_reply(reply)
+        for line in reply.get("said", ()):
+            self._say(line)
         assert self._asked is not None
         asked, self._asked = self._asked, None
         return _read_answer(asked, reply, tensors, self._store), reply["seconds"]
@@ -165,6 +185,10 @@ def _request(asked: Job, evaluation: int) -> tuple[dict[str, Any], Tree]:
     if isinstance(asked, PassJob):
         facts |= {"what": "pass", "outputs": asked.asked.outputs}
         return facts, {"weights": asked.asked.weights, "rows": asked.asked.rows}
+    if isinstance(asked, TrainBatch):
+        each = [_request(job, evaluation) for job in asked.jobs]
+        trees = {str(place): tree for place, (_, tree) in enumerate(each)}
+        return {**facts, "what": "stack", "jobs": [own for own, _ in each]}, trees
     row = client_row(asked.client)
     if isinstance(asked, TrainJob):
         job: TrainJob | EvalJob = asked
@@ -191,13 +215,24 @@ def check_reply(reply: Mapping[str, Any]) -> None:
 
 def _read_answer(
     asked: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], store: WeightStore
-) -> JobResult | list[Scores] | Tensor:
-    """The result of a request; of a `TrainJob`, weights that did not change are the client's own again."""
+) -> JobResult | list[JobResult] | list[Scores] | Tensor:
+    """The result of a request."""
+    if isinstance(asked, TrainBatch):
+        facts = reply["jobs"]
+        return [_read_result(job, facts[n], tensors[str(n)], store) for n, job in enumerate(asked.jobs)]
     if isinstance(asked, EvalBatch):
-        return [{part: score_from_json(score) for part, score in each.items()} for each in reply["scores"]]
+        scores: list[Scores] = [{k: score_from_json(score) for k, score in each.items()} for each in reply["scores"]]
+        return scores
     if isinstance(asked, PassJob):
         outputs: Tensor = tensors["outputs"]
         return outputs.clone()
+    return _read_result(asked, reply, tensors, store)
+
+
+def _read_result(
+    asked: TrainJob, reply: Mapping[str, Any], tensors: Mapping[str, Any], store: WeightStore
+) -> JobResult:
+    """That of a client; weights that did not change are its own again."""
     own = asked.client
     fresh: WeightRow | None = None
     if tensors["weights"] is not None:
@@ -264,6 +299,9 @@ class WorkerLoop:
         self._room = room
         self._memory = ScoreCache(context.figures)
         self._evaluation = 0
+        self._said: list[str] = []
+        self._stacks = VectorizedExecutor(context, SIZE, self._said.append)
+        context.store.keep_in_main_memory()
         for client in context.clients:
             client.weights = None
             client.state = {}  # they come with each job
@@ -275,7 +313,7 @@ class WorkerLoop:
         try:
             request, tensors = unpack(data, copies=False)
             with profiling.profile(request["timed"], "messages") as watch:
-                work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
+                work = {"job": self._job, "stack": self._stack, "scoring": self._scoring, "pass": self._pass}
                 facts, found = work[request["what"]](request, tensors)
             facts["seconds"] = time.perf_counter() - began
             facts["processor_seconds"] = time.process_time() - used
@@ -303,29 +341,37 @@ class WorkerLoop:
         return client
 
     def _job(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
+        job = self._asked(request, tensors)
+        with keep_global_rng():
+            done = run_job(
+                job, self._context.method, self._context.model_factory, lambda: self._row(job.client, job.variant)
+            )
+        return _described_result(job, done)
+
+    def _stack(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
+        jobs = [self._asked(each, tensors[str(place)]) for place, each in enumerate(request["jobs"])]
+        self._said.clear()
+        each = [_described_result(*pair) for pair in zip(jobs, self._trained(jobs), strict=True)]
+        trees = {str(place): tree for place, (_, tree) in enumerate(each)}
+        return {"jobs": [facts for facts, _ in each], "said": self._said}, trees
+
+    def _trained(self, jobs: Sequence[TrainJob]) -> list[JobResult]:
+        """What comes of clients who train as one, or in halves where the device has no room for all."""
+        try:
+            return self._stacks.run(jobs, lambda count: None)
+        except RunError as error:
+            if len(jobs) == 1 or not isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise
+        half = len(jobs) // 2
+        return self._trained(jobs[:half]) + self._trained(jobs[half:])
+
+    def _asked(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> TrainJob:
         method = self._context.method
         client = self._client(request, tensors)
         exchanges = method.final_exchanges() if request["is_final"] else method.exchanges(request["round"])
         exchange = exchanges[request["exchange_index"]]
         flags = {name: request[name] for name in _FLAGS}
-        job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
-        fresh = self._row(client, job.variant)
-        with keep_global_rng():
-            done = run_job(job, method, self._context.model_factory, lambda: fresh)
-        shared = {id(view): name for name, view in fresh.views.items()} if done.weights is fresh else {}
-        facts = {
-            "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
-            "bytes_up": done.bytes_up,
-            "sums": done.sums,
-            "refused": done.refused,
-            "operations": done.operations,
-            "score": None if done.score is None else score_to_json(done.score),
-        }
-        return facts, {
-            "message": _mapped(done.message, lambda tensor: shared.get(id(tensor), tensor)),
-            "state": done.state if done.counts else None,
-            "weights": fresh.bytes if done.weights is fresh else None,
-        }
+        return TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
 
     def _scoring(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
         if request["evaluation"] != self._evaluation:
@@ -343,3 +389,22 @@ class WorkerLoop:
     def _pass(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
         facts = (request["client"], tensors["weights"], request["outputs"], tensors["rows"], request["round"])
         return {}, {"outputs": run_public_pass(PublicPass(*facts), self._context)}
+
+
+def _described_result(job: TrainJob, done: JobResult) -> tuple[dict[str, Any], Tree]:
+    """What `_read_result` reads; of an upload, tensors of the new weights are their names."""
+    fresh = done.weights if isinstance(done.weights, WeightRow) and done.weights is not job.client.weights else None
+    shared = {} if fresh is None else {id(view): name for name, view in fresh.views.items()}
+    facts = {
+        "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
+        "bytes_up": done.bytes_up,
+        "sums": done.sums,
+        "refused": done.refused,
+        "operations": done.operations,
+        "score": None if done.score is None else score_to_json(done.score),
+    }
+    return facts, {
+        "message": _mapped(done.message, lambda tensor: shared.get(id(tensor), tensor)),
+        "state": done.state if done.counts else None,
+        "weights": None if fresh is None else fresh.bytes,
+    }

@@ -161,7 +161,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     assert content(folder) == finished.content(5, **FINAL)
 
 
-STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
+STEPS = ("rmtree", "rounds", "replace_last", "write_recipe", "write_result")
 
 
 @pytest.mark.parametrize("step", others_slow(STEPS, quick=("rounds", "write_recipe")))
@@ -171,7 +171,7 @@ def test_killed_between_any_two_steps_the_same_command_goes_on(
     sections = {**FINAL, "evaluation": {"every_n_rounds": 2}}
     folder = tmp_path / "longer"
     finished.copy(folder, 3, **sections)
-    owner: Any = checkpoint if step == "remove" else RunFolder
+    owner: Any = checkpoint.shutil if step == "rmtree" else RunFolder  # the first is the final round's checkpoint
     with monkeypatch.context() as patch:
         patch.setattr(owner, step, killed(getattr(owner, step)))
         with pytest.raises(RuntimeError, match="killed"):

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"
 SECTIONS = ["How it works", "Communication", "When to use it", "Usage", "Hyperparameters", "Results"]
 DEVIATIONS = "Deviations from the paper"
+CODE = re.compile(r"```.*?```", re.DOTALL)
 LONGER = {"fedgh", "fedhenn", "fedin"}
 
 
@@ -72,8 +73,9 @@ def faults_of(text: str, *, longer: bool = False, from_paper: bool = True) -> li
         "deviations numbered": numbers == [str(number) for number in range(1, max(len(numbers), from_paper) + 1)],
         "marker of hyperparameters": sections.get("Hyperparameters", "").strip() == "{{ hyperparameters }}",
         "marker of results": sections.get("Results", "").strip() == "{{ results }}",
+        "width of code": max(len(line) for block in CODE.findall(text) for line in block.splitlines()) <= 100,
         "a command": bool(commands(sections.get("Usage", ""))),
-        "words": len(re.findall(r"\S*\w\S*", re.sub(r"```.*?```", "", text, flags=re.DOTALL))) <= most,
+        "words": len(re.findall(r"\S*\w\S*", CODE.sub("", text))) <= most,
     }
     return [rule for rule, holds in fulfilled.items() if not holds]
 
@@ -132,6 +134,7 @@ def test_pages_that_break_the_template_are_seen() -> None:
         ("\n2. ", "\n3. ", "deviations numbered"),
         ("{{ hyperparameters }}", "| `header_lr` |", "marker of hyperparameters"),
         ("{{ results }}", "{{ results }} and more", "marker of results"),
+        ("\nserver: ", f"\nserver: {100 * ' '}", "width of code"),
         ("\npolyfed ", "\npython ", "a command"),
         ("1. ", "1. " + "word " * 800, "words"),
     ):

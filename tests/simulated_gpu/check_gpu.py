@@ -14,16 +14,20 @@ import torch
 from torch import Tensor, nn
 
 import polyfed as pf
+from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.modules import export_state
 from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.engine.executors.shared_stacks import run_together
 from polyfed.engine.executors.worker_requests import unpack
 from polyfed.engine.federation import Federation
+from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Task
 from polyfed.engine.weight_store import WeightRow
 from polyfed.errors import RunError, RunInterrupted
+from polyfed.experiments import planned_runs
 from polyfed.experiments.build import build_federation
 from polyfed.functional import stacked_convolutions
 from polyfed.methods import FedAvg, FedHeNN
@@ -31,6 +35,7 @@ from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import CLASSES, all_state, difference, state, tiny_model, world
+from tests.engine.executors.test_agreement import near
 from tests.helpers.gentle import gentle
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.nearby import DATA, recipe_of
@@ -277,3 +282,48 @@ def test_weights_stay_on_the_device_and_stream_where_it_has_no_room(
     assert streamed["h2d_bytes"] > 1.2 * kept["h2d_bytes"]
     assert all(isinstance(client.weights, WeightRow) and client.weights.bytes.is_cpu for client in again.clients)
     assert difference(all_state(held), all_state(again)) is None
+
+
+# several runs -----------------------------------------------------------------------------------------------------
+
+
+def kernels_side_by_side(runs: int, steps: int) -> int:
+    """Kernels of a round of several runs, whose clients take so many steps."""
+    training = Training(rounds=1, batch_size=8, lr=0.1)
+    federations = []
+    for seed in range(runs):
+        among = world([NETWORK], public=24, sizes=[8 * steps] * 4, labels=[(0, 1, 2)] * 4, device="cuda")
+        federations.append(among.federation(FedAvg(), training, seed=seed, executor="vectorized"))
+    with gpu.counting() as done:
+        run_together([one.run for one in federations], 64, torch.device("cuda"))
+    return done["kernels"]
+
+
+def test_a_step_of_several_runs_costs_that_of_one() -> None:
+    one, three = (kernels_side_by_side(runs, 12) - kernels_side_by_side(runs, 2) for runs in (1, 3))
+    assert one == three > 0
+
+
+def test_a_comparison_trains_its_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records are those of runs one after the other, and the command line says what goes side by side."""
+    recipe = tmp_path / "recipe.toml"
+    data = {"num_clients": 4, "max_train_per_client": 40}
+    recipe.write_text(
+        small_recipe(data=data, models={"architectures": ["digits-cnn1"]}, training={"rounds": 2}), encoding="utf-8"
+    )
+    asked = ["compare", str(recipe), "--methods", "local,fedavg", "--seeds", "0,1", "--device", "cuda"]
+    together, plain = tmp_path / "together", tmp_path / "plain"
+    with gpu.counting() as shared:
+        assert status([*asked, "--out", str(together)]) == 0
+    monkeypatch.setattr(planned_runs, "runs_in_a_stack", lambda *_: 1)
+    with gpu.counting() as apart:
+        assert status([*asked, "--out", str(plain)]) == 0
+    assert shared["kernels"] < 0.7 * apart["kernels"]
+    folders = [path.parent.relative_to(plain) for path in plain.rglob("rounds.jsonl")]
+    assert len(folders) == 4
+    for folder in folders:
+        one, other = (RunFolder(place / folder).records() for place in (plain, together))
+        assert all(map(near, one, other))
+        assert {path.name for path in (plain / folder).iterdir()} == {
+            path.name for path in (together / folder).iterdir()
+        }

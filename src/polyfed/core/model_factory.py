@@ -67,7 +67,7 @@ class ModelFactory:
         (`MethodCard.common_start`).
 
     Attributes:
-        auxiliary_model: the auxiliary model's architecture, "" without one.
+        auxiliary_model: the auxiliary model's architecture, "" without one. precision: as given.
         chosen: the auxiliary model with its network's name ("smallest" and "largest" resolved).
     """
 
@@ -90,7 +90,7 @@ class ModelFactory:
         self.device = device
         if precision not in get_args(Precision):
             raise ConfigError(f"expected the precision 'float32' or 'bf16', got '{precision}'")
-        self._precision = precision
+        self.precision = precision
         self._blank = blank
         self._common = common
         self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
@@ -107,7 +107,7 @@ class ModelFactory:
         As PyTorch's autocast does it; weights, gradients, optimizer and all sums stay float32. One block per step, as
         no rounded weights may outlive it.
         """
-        if self._precision == "float32":
+        if self.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 

@@ -15,7 +15,7 @@ from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
-from polyfed.profiling import processor_seconds, profile
+from polyfed.profiling import own_seconds, processor_seconds, profile
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 
@@ -27,6 +27,7 @@ class RunLoop:
         self._federation = federation
         self._remarks = remarks  # what a user should know before round 1
         self._last_was_refused = False  # the last round, by a plugin
+        self._seconds: list[float] = []  # of the rounds that this loop has run, with the turns of other runs
 
     def run(self) -> dict[str, Any]:
         """The rounds after the last checkpoint, and then the result.
@@ -126,14 +127,15 @@ class RunLoop:
             federation.transaction.undo()
             raise
         federation.transaction.end()
-        pace = sum(record["seconds"] for record in federation.history) / len(federation.history)
+        pace = sum(self._seconds) / len(self._seconds)
         federation.tell("round", record, pace * max(0, federation.training.rounds - number))
         self._remark()
 
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record with the seconds that it took, on the clock and of processors."""
         federation = self._federation
-        began = time.perf_counter()
+        started = time.perf_counter()
+        began = own_seconds()
         used = processor_seconds()
         with profile(federation.execution.profile) as watch:
             due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
@@ -147,7 +149,8 @@ class RunLoop:
                 evaluated=due,
             )
             record = federation.runner.run(round, final or federation.method.exchanges(number))
-        record["seconds"] = time.perf_counter() - began
+        record["seconds"] = own_seconds() - began
+        self._seconds.append(time.perf_counter() - started)
         record["processor_seconds"] = processor_seconds() - used
         if watch is not None:
             record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +10,24 @@ from pathlib import Path
 
 from polyfed.config.recipe import Recipe
 from polyfed.engine.checkpoint import check_made_of, made_of
+from polyfed.engine.device import parse_device
+from polyfed.engine.executors.shared_stacks import run_together, settings_of_steps
+from polyfed.engine.executors.vectorized import SIZE, clients_per_batch
+from polyfed.engine.method_wrappers import step_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
+from polyfed.loggers.console import Console
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["PlannedRun", "check_planned_runs", "data_checksum", "nothing_learnt_in", "run_planned"]
+
+
+_SHARED_SIZE = 4 * SIZE  # clients of several runs in a stack, where the recipe does not say
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,8 @@ def run_planned(
 ) -> dict[str, str]:
     """Run what is pending, in order; a run that fails does not keep the others from running.
 
+    On a GPU runs whose clients may train in one stack go on side by side, as many as fill it.
+
     Returns:
         ``"fedin, seed 0"`` -> why it failed.
 
@@ -120,28 +131,82 @@ def run_planned(
         RunInterrupted: Ctrl-C; what is done is kept.
     """
     failures: dict[str, str] = {}
+    started: list[PlannedRun] = []
     for member in members:
         if member not in pending:
             for watcher in watchers:
                 watcher.message(f"{member.title}: already done, in {member.folder}")
-            continue
-        try:
-            _run_one(member, overwrite, data, watchers)
-        except RunInterrupted as stop:
-            raise RunInterrupted(f"{member.title}: {stop}; the same command goes on") from None
-        except PolyfedError as error:
-            failures[member.title] = str(error)
-            for watcher in watchers:
-                watcher.message(f"{member.title} failed: {error}")
+        elif member not in started:
+            others = [one for one in members if one in pending and one not in started]
+            group = _side_by_side(member, others, data)
+            started += group
+            _run_group(group, overwrite, data, watchers, failures)
     return failures
 
 
-def _run_one(member: PlannedRun, overwrite: bool, data: DataCache, watchers: Sequence[Logger]) -> None:
+def _side_by_side(first: PlannedRun, others: Sequence[PlannedRun], data: DataCache) -> list[PlannedRun]:
+    """The first run and those of the others that go on beside it."""
+    most = runs_in_a_stack(first.recipe, data)
+    return [one for one in others if one is first or (most > 1 and _kind(one.recipe) == _kind(first.recipe))][:most]
+
+
+def runs_in_a_stack(recipe: Recipe, data: DataCache) -> int:
+    """How many runs like this one fill a stack of each network; 1 where runs share none."""
+    run = recipe.run
+    if clients_per_batch(run.executor, run.device, run.workers) == 1 or parse_device(run.device).type == "cpu":
+        return 1
+    clients = recipe.data.client_count or len(data.federated(recipe).clients)
+    networks = len({*recipe.models.architectures})
+    return max(1, (run.workers or _SHARED_SIZE) * networks // recipe.training.cohort_size(clients))
+
+
+def _kind(recipe: Recipe) -> tuple[object, ...]:
+    """What is equal for runs whose clients may train in one stack."""
+    run = recipe.run
+    own = (run.device, run.executor, run.workers, run.precision)
+    return own, recipe.data, recipe.models, settings_of_steps(recipe.training), step_of(recipe.chosen_method)
+
+
+def _run_group(
+    group: Sequence[PlannedRun],
+    overwrite: bool,
+    data: DataCache,
+    watchers: Sequence[Logger],
+    failures: dict[str, str],
+) -> None:
+    """Run one, or several side by side."""
+    if len(group) == 1:
+        _run_one(group[0], overwrite, data, watchers, failures)
+        return
+    first = group[0]
+    for watcher in watchers:
+        watcher.message(f"{len(group)} runs side by side, from {first.title} to {group[-1].title}")
+    runs = []
+    for member in group:
+        own = [one.beside(member.title) if isinstance(one, Console) else one for one in watchers]
+        runs.append(functools.partial(_run_one, member, overwrite, data, own, failures))
+    try:
+        run_together(runs, first.recipe.run.workers or _SHARED_SIZE, parse_device(first.recipe.run.device))
+    except KeyboardInterrupt:
+        raise RunInterrupted(
+            f"interrupted in {len(group)} runs side by side; whole rounds are kept; the same command goes on"
+        ) from None
+
+
+def _run_one(
+    member: PlannedRun, overwrite: bool, data: DataCache, watchers: Sequence[Logger], failures: dict[str, str]
+) -> None:
     """Run one, and free its memory: a federation's parts know each other, so that only the collector frees them."""
     try:
         build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
             resume=not overwrite, overwrite=overwrite
         )
+    except RunInterrupted as stop:
+        raise RunInterrupted(f"{member.title}: {stop}; the same command goes on") from None
+    except PolyfedError as error:
+        failures[member.title] = str(error)
+        for watcher in watchers:
+            watcher.message(f"{member.title} failed: {error}")
     finally:
         gc.collect()
 

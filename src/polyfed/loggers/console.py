@@ -45,18 +45,25 @@ class Console:
         self._stream = _SafeStream(sys.stderr if stream is None else stream)
         self._terminal = self._stream.isatty() if terminal is None else terminal
         self._clock = clock
+        self._title = ""  # in place of a run's own name
         self._progress: Any = None  # rich's, while a run is shown on a terminal
         self._begin({})
 
     def _begin(self, info: Mapping[str, Any]) -> None:
         self._info = dict(info)
-        self._row = visible(str(info.get("label") or info.get("method", "?")))
+        self._row = self._title or visible(str(info.get("label") or info.get("method", "?")))
         self._rounds = int(info.get("rounds") or 0)
         self._done = max(0, int(info.get("start_round") or 1) - 1)
         self._state = f"round {self._done}/{self._rounds}"
         self._sent = {way: float(info.get(f"bytes_{way}") or 0) for way in ("up", "down")}
         self._began = self._shown = self._clock()  # when the last plain line was
         self._pending: str | None = None  # a plain line held back because it was too soon
+
+    def beside(self, title: str) -> Console:
+        """For one of several runs at the same time: plain lines, by a title."""
+        other = Console(self._stream, terminal=False, clock=self._clock)  # type: ignore[arg-type]
+        other._title = visible(title)
+        return other
 
     def start(self, info: Mapping[str, Any]) -> None:
         """A run begins.

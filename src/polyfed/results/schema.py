@@ -140,7 +140,10 @@ class RoundRecord(ScoredRecord):
     """One round, a line of rounds.jsonl."""
 
     round: Count = Field(description="counted from 1; a final round has the number after the last one")
-    seconds: IfPresent[Number] = Field(None, description="wall-clock time of the round, evaluation included")
+    seconds: IfPresent[Number] = Field(
+        None,
+        description="wall-clock time of the round, evaluation included; of runs side by side on a GPU a run's own part",
+    )
     processor_seconds: IfPresent[Number] = Field(
         None,
         description="processor time of the round, of the run's process and its workers; in a deployment of the server",

@@ -168,9 +168,12 @@ class ActiveGroup:
     def __post_init__(self) -> None:
         self.tensors |= {name: self.tensors[name].detach().mT.contiguous().mT for name in self.linear}
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
-        client = self.walks[0].client  # all have the same settings, and are in the same round
-        rate = client.training.lr_at(client.round, self.phase.lr)
-        self.optimizer = Optimizer([self.tensors[name] for name in self.names], client.training, rate)
+        clients = [walk.client for walk in self.walks]  # all have the same settings, but for their learning rates
+        rates = [client.training.lr_at(client.round, self.phase.lr) for client in clients]
+        self.optimizer = Optimizer([self.tensors[name] for name in self.names], clients[0].training, max(rates))
+        if len({*rates}) > 1:
+            shares = torch.tensor([rate / max(rates) for rate in rates])
+            self.optimizer.shares = shares.to(next(iter(self.tensors.values())).device)
 
     def next_step(self, method: Method) -> NextStep:
         """The next step of everybody who has one."""
@@ -381,7 +384,7 @@ def attributes_kept(network: nn.Module) -> Iterator[None]:
 
     Tensors that `torch.vmap` has made could be neither used nor copied outside it.
     """
-    before = [(layer, _attributes(layer)) for layer in network.modules()]
+    before = [(layer, attributes(layer)) for layer in network.modules()]
     filled = [
         (value, copy.copy(value)) for _, own in before for value in own.values() if isinstance(value, list | dict)
     ]
@@ -389,7 +392,7 @@ def attributes_kept(network: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer, own in before:
-            for name in _attributes(layer).keys() - own.keys():
+            for name in attributes(layer).keys() - own.keys():
                 delattr(layer, name)
             vars(layer).update(own)
         for value, content in filled:
@@ -398,7 +401,7 @@ def attributes_kept(network: nn.Module) -> Iterator[None]:
             put_in(content)
 
 
-def _attributes(layer: nn.Module) -> dict[str, Any]:
+def attributes(layer: nn.Module) -> dict[str, Any]:
     """What a layer has besides what every layer has."""
     return {name: value for name, value in vars(layer).items() if name not in MODULES_OWN}
 

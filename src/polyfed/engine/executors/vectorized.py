@@ -18,6 +18,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
+from polyfed.engine.executors import lockstep
 from polyfed.engine.executors.client_work import (
     ClientWork,
     Serial,
@@ -78,12 +79,16 @@ class VectorizedExecutor:
         self._said: set[str] = set()
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        found: dict[int, JobResult] = {}
         members = [Member(self, job) for job in jobs]
+        if (turn := lockstep.present_turn()) is not None:
+            outcomes: list[JobResult] = turn.ask(members)
+            done(len(jobs))
+            return outcomes
+        found: dict[int, JobResult] = {}
         with keep_global_rng():
             for places in self._stacks.alike(members):
-                outcomes = self._stacks.outcomes([members[place] for place in places])
-                for place, outcome in zip(places, outcomes, strict=True):
+                results = self._stacks.outcomes([members[place] for place in places])
+                for place, outcome in zip(places, results, strict=True):
                     found[place] = outcome
                     done(len(found))
         return [found[place] for place in range(len(jobs))]
@@ -173,7 +178,7 @@ class Stacks:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
-        self._least = 2 if device.type == "cpu" else min(WORTH, size)
+        self.least = 2 if device.type == "cpu" else min(WORTH, size)
         self._known = SignatureCache()
 
     def alike(self, members: Sequence[Member]) -> Iterator[list[int]]:
@@ -184,14 +189,14 @@ class Stacks:
             client, own = member.job.client, member.job.client.data.train
             if client.prepare not in prepares:
                 prepares.append(client.prepare)
-            key = (self._kind(member), prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
+            key = (self.kind(member), prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
             kinds.setdefault(key, []).append(place)
         for places in kinds.values():
             places.sort(key=lambda place: -len(members[place].job.client.data.train))
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
 
-    def _kind(self, member: Member) -> Hashable:
+    def kind(self, member: Member) -> tuple[Hashable, ...]:
         """What is the same for those who may train together, and on which it depends whether they can."""
         return member.job.client.architecture, member.job.variant, member.job.exchange.name
 
@@ -201,9 +206,9 @@ class Stacks:
         say = members[0].executor.say_once
         if first.client.training.keep_optimizer_state:
             say("clients train one after the other: each has an optimizer of its own to go on with")
-        elif len(members) >= self._least:
+        elif len(members) >= self.least:
             try:
-                yield from self._stacked(members)
+                yield from self.stacked(members)
                 return
             except NotVectorizable as reason:
                 say(f"clients train one after the other; {first.client.architecture}: {reason}")
@@ -215,7 +220,7 @@ class Stacks:
         for member in members:
             yield member.alone()
 
-    def _stacked(self, members: Sequence[Member]) -> list[JobResult]:
+    def stacked(self, members: Sequence[Member]) -> list[JobResult]:
         """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.
 
         In an exchange without training the networks are only looked through for NaN as one.
@@ -238,7 +243,7 @@ class Stacks:
                 works.append(work)
                 put_row(stacked, place, len(members), own_tensors(model_factory.module(network, variant)))
         if trains:
-            nonfinite = self._train(works, stacked, self._kind(members[0]))
+            nonfinite = self._train(works, stacked, self.kind(members[0]))
             if dropout_layers(factories[0].module(network, variant)):
                 what = "dropout draws other masks for clients trained as one than for each alone"
                 members[0].executor.say_once(f"{network}: {what}")

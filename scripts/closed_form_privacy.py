@@ -1,7 +1,8 @@
 """What noise on the sums of the closed form costs: accuracy over epsilon, in three settings.
 
-    python scripts/closed_form_privacy.py docs/results/closed-form-privacy.json [SETTING ...]
-    python scripts/result_figures.py closed-form-privacy docs/results
+    python scripts/closed_form_privacy.py [SETTING ...]
+
+Writes the tables of these settings, or of all, into docs/results/tables/closed-form-privacy.json; others stay.
 
 Rows' features are computed once for each width and seed, and all levels of noise and shrinkages are tried on the same
 sums, by the functions and the draws of the method (`polyfed.methods.closed_form`): what `polyfed run` gives with these
@@ -18,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ SETTINGS = {  # name -> recipe, settings, seeds; the first two are those of suit
         (0, 1, 2),
     ),
 }
+FILE = ROOT / "docs" / "results" / "tables" / "closed-form-privacy.json"
 TUNING_SEED = 100
 EPSILONS = (1.0, 3.0, 10.0)
 DELTA = 1e-5
@@ -111,6 +112,12 @@ class Kind:
     who: str
     epsilon: float | None
 
+    @property
+    def words(self) -> tuple[str, str]:
+        """As the table has them."""
+        noise = {"together": "noise of each client", "summed": "noise of one, shared"}
+        return (noise[self.who], f"{self.epsilon:g}") if self.epsilon else (f"{self.who}, without noise", "none")
+
     def accuracies(self, setting: str, features: int, seed: int, rows: str) -> dict[float, float]:
         """By shrinkage, the mean over clients."""
         held = holders(setting, features, seed)
@@ -137,38 +144,35 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def measure(setting: str) -> list[dict[str, object]]:
-    """A line for each kind."""
+def measure(setting: str) -> list[list[str]]:
+    """A row for each kind."""
     tried: dict[Kind, dict[tuple[int, float], float]] = {kind: {} for kind in KINDS}
     for features in FEATURES:
         for kind in KINDS:
             scores = kind.accuracies(setting, features, TUNING_SEED, "validation")
             tried[kind] |= {(features, shrinkage): value for shrinkage, value in scores.items()}
     chosen = {kind: max(found, key=lambda key: found[key]) for kind, found in tried.items()}
-    scored: dict[Kind, dict[str, float]] = {kind: {} for kind in KINDS}
+    scored: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
     for seed in SETTINGS[setting][2]:
         for features in FEATURES:
             for kind in [one for one in KINDS if chosen[one][0] == features]:
-                scored[kind][str(seed)] = kind.accuracies(setting, features, seed, "test")[chosen[kind][1]]
-    lines: list[dict[str, object]] = []
-    for kind in KINDS:
-        features, shrinkage = chosen[kind]
-        about = {"who": kind.who, "epsilon": kind.epsilon, "features": features, "shrinkage": shrinkage}
-        print(setting, about, f"{_mean(list(scored[kind].values())):.4f}", flush=True)
-        lines.append({**about, "accuracy": scored[kind]})
-    return lines
+                scored[kind].append(kind.accuracies(setting, features, seed, "test")[chosen[kind][1]])
+    return [[*kind.words, *map(str, chosen[kind]), *_percents(scored[kind])] for kind in KINDS]
+
+
+def _percents(values: Sequence[float]) -> tuple[str, str]:
+    """Their mean, and each."""
+    return f"{100 * _mean(values):.1f}", ", ".join(f"{100 * value:.1f}" for value in values)
 
 
 def main() -> None:
-    """Measure the settings that are named, or all; those that the file holds stay."""
-    path = Path(sys.argv[1])
-    content: dict[str, Any] = {"delta": DELTA, "tuning_seed": TUNING_SEED, "settings": {}}
-    for setting in sys.argv[2:] or SETTINGS:
-        lines = measure(setting)
-        if path.exists():
-            content = json.loads(path.read_text(encoding="utf-8"))
-        content["settings"] = {**content["settings"], setting: lines}
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    """Measure the settings that are named, or all."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    for setting in sys.argv[1:] or SETTINGS:
+        (table,) = (one for one in content["tables"] if one["caption"].startswith(f"{setting}: "))
+        local = [row for row in table["rows"] if row[0] == "Local, tuned"]  # of suites/small
+        table["rows"] = [table["rows"][0], *measure(setting), *local]
+        FILE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,14 @@
 Pages link to sources, recipes and pages outside ``docs/`` as they do on any host that shows the repository, by relative
 paths. Here every file so linked is brought into the site, below ``repository/``: a Markdown page as it is, any other
 text as a page that shows it. Links are turned accordingly, and markers expanded (`page_markers`).
+
+What is made of stored results has its page from `results_pages` and `published_page`: a link to a stored file, or to
+its folder, leads to that page, while a host that shows the repository shows the file.
 """
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 import sys
@@ -18,7 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import published_page  # noqa: E402
+import results_pages  # noqa: E402
 from page_markers import expanded  # noqa: E402
+from results_pages import Page  # noqa: E402
 
 ELSEWHERE = "repository"
 # what Markdown takes for code, or a link's target; code comes first, so that nothing within it is taken for a link
@@ -28,8 +35,17 @@ _PLACES = re.compile(
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".csv": "text", ".txt": "text"}
 
 
+@functools.cache
+def generated() -> dict[Path, Page]:
+    """What a page of results is made of -> the page."""
+    published = Page(published_page.PLACE, published_page.page())
+    return {**results_pages.pages(), **dict.fromkeys(published_page.SOURCES, published)}
+
+
 def place(file: Path) -> str:
     """Where a file of the repository lies in the site's sources; a text that is no page has ``.md`` behind its name."""
+    if file in generated():
+        return generated()[file].place
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
     inside = f"{ELSEWHERE}/{file.relative_to(ROOT).as_posix()}"
@@ -37,9 +53,9 @@ def place(file: Path) -> str:
 
 
 def target_of(link: str, page: Path) -> Path | None:
-    """The file of the repository that a page's relative link leads to; None where there is none."""
+    """The file, or folder of results, that a page's relative link leads to; None where there is none."""
     found = (page.parent / link).resolve()
-    return found if found.is_file() and found.is_relative_to(ROOT) else None
+    return found if (found.is_file() and found.is_relative_to(ROOT)) or found in generated() else None
 
 
 def linked(text: str, page: Path) -> list[Path]:
@@ -70,12 +86,13 @@ def shown(file: Path) -> str:
 
 
 def outside(pages: list[Path]) -> list[Path]:
-    """All files outside ``docs/`` that these pages lead to, directly or by way of one another."""
+    """All files outside ``docs/`` that these pages lead to, directly or by way of one another; results have pages."""
     found: dict[Path, None] = {}
     ahead = list(pages)
     while ahead:
         page = ahead.pop()
-        new = [file for file in linked(page.read_text(encoding="utf-8"), page) if not file.is_relative_to(DOCS)]
+        files = linked(page.read_text(encoding="utf-8"), page)
+        new = [file for file in files if not file.is_relative_to(DOCS) and file not in generated()]
         ahead += [file for file in new if file not in found and file.suffix == ".md"]
         found |= dict.fromkeys(new)
     return sorted(found)
@@ -83,7 +100,7 @@ def outside(pages: list[Path]) -> list[Path]:
 
 # called by MkDocs ---------------------------------------------------------------------------------------------------
 def on_files(files: Any, config: Any) -> Any:
-    """Add what lies outside ``docs/``: what the navigation names, and what pages link to."""
+    """Add what lies outside ``docs/``, what the navigation names and what pages link to, and the pages of results."""
     from mkdocs.structure.files import File, InclusionLevel
 
     words = Path(config.config_file_path).read_text(encoding="utf-8")
@@ -91,6 +108,9 @@ def on_files(files: Any, config: Any) -> Any:
     for file in dict.fromkeys([*named, *outside([*DOCS.rglob("*.md"), *named])]):
         level = InclusionLevel.INCLUDED if file in named else InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, place(file), content=shown(file), inclusion=level))
+    for page in dict.fromkeys(generated().values()):
+        level = InclusionLevel.INCLUDED if f": {page.place}\n" in words else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, page.place, content=page.text, inclusion=level))
     return files
 
 

@@ -3,39 +3,37 @@
     {{ hyperparameters }}                          on a method's page: the table of its hyperparameters
     {{ results }}                                  on a method's page: what the stored results say of it, in a line
     {{ value worth/digits fedgh gain }}            a number of a suite: SUITE/SETTING ROW QUANTITY
+    {{ value small fedgh above }}                  a number over all settings of a suite: SUITE ROW QUANTITY
     {{ value tables/worth-few fedsa accuracy }}    a number of a stored table: tables/NAME ROW COLUMN
     {{ table tables/worth-few }}                   a stored table
+    {{ table methods }}                            what methods gain in the suite small, and what they cost
 
-Quantities of a suite's row: accuracy, gain, alone, federated, "over ROW"; in percent and percentage points.
-A number has one digit behind the point. In code a marker stays as it is.
+Quantities of a row in a setting: accuracy, gain, alone, federated, "over ROW"; in percent and percentage points, with
+one digit behind the point. Over settings: gain (the mean), settings, above (how many lie above Local by their 95 %
+intervals), below, federated (in how many the other clients add to it). In code a marker stays as it is.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import sys
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+from results_pages import RESULTS, SUITES, Measurement, measurements, settings
 
-from results_pages import Comparison, seeds_of, stored, to_markdown  # noqa: E402
+from polyfed.cli import catalog
+from polyfed.errors import ConfigError
+from polyfed.escaping import markdown_text
+from polyfed.experiments.method_table import format_value
+from polyfed.registry import METHODS
+from polyfed.report.benchmark_results import ProcessorTime, RowResult, SettingResult, read_processor_time
+from polyfed.report.benchmark_worth import gain_between, gains_of
+from polyfed.report.statistics import Estimate, mean_of
+from polyfed.report.text_tables import Column
+from polyfed.units import human_bytes, human_count
 
-from polyfed.cli import catalog  # noqa: E402
-from polyfed.config.protocol import Protocol  # noqa: E402
-from polyfed.errors import ConfigError  # noqa: E402
-from polyfed.escaping import markdown_text  # noqa: E402
-from polyfed.experiments.method_table import format_value  # noqa: E402
-from polyfed.registry import METHODS  # noqa: E402
-from polyfed.report.benchmark_results import RowResult, SettingResult, read_results  # noqa: E402
-from polyfed.report.benchmark_worth import gain_between, gains_of  # noqa: E402
-from polyfed.report.statistics import Estimate, mean_of  # noqa: E402
-from polyfed.units import human_count  # noqa: E402
-
-RESULTS = ROOT / "docs" / "results"
-SUITES = ("worth", "small", "sizes", "longer", "papers")  # a method's line is of the first that has it
 _MARKER = re.compile(r"^`{3,}.*?^`{3,}|`[^`\n]+`|\{\{ *(?P<words>[^{}\n]+?) *\}\}", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
@@ -80,21 +78,15 @@ def results(method: str) -> str:
         found = [(one, row) for one in settings(suite).values() if (row := _row_of(one, method)) is not None]
         if found:
             return _in_suite(suite, found)
-    tables = [(one, name) for one in comparisons() if (name := _name_in(one, method))]
+    tables = [(one.seeds, file, name) for file, one in measurements().items() if (name := _name_in(one, method))]
     if not tables:
         return "Not in a stored suite; [one command](../benchmark.md#adding-a-method) adds a method to one."
-    return _in_table(*max(tables, key=lambda found: seeds_of(found[0])))
-
-
-@functools.cache
-def settings(suite: str) -> dict[str, SettingResult]:
-    """The settings of a suite that have figures, in the order of its protocol."""
-    names = list(Protocol.load(ROOT / "suites" / suite).settings)
-    return {one.setting: one for one in read_results(RESULTS / f"benchmark-{suite}", names)}
+    _, file, name = max(tables, key=lambda found: found[0])
+    return _in_table(file, name)
 
 
 def _suite_link(suite: str) -> str:
-    return f"[suite {suite}](../results/benchmark-{suite}/benchmark.md)"
+    return f"[suite {suite}](../results/benchmark-{suite})"
 
 
 def _row_of(one: SettingResult, method: str) -> RowResult | None:
@@ -105,17 +97,42 @@ def _row_of(one: SettingResult, method: str) -> RowResult | None:
 
 def _in_suite(suite: str, found: Sequence[tuple[SettingResult, RowResult]]) -> str:
     names = list(dict.fromkeys(row.name for _, row in found))
-    gains = [gain_between(one, "local", row.name) for one, row in found]
-    federated = [gains_of(one)[row.name].federated for one, row in found if row.name in gains_of(one)]
-    mean = mean_of([gain.mean for gain in gains])
+    over = OverSettings.of(found)
     subject = "it" if names == [found[0][1].method] else f"`{'`, `'.join(names)}`"
     lines = [
-        f"In the {_suite_link(suite)}, {subject} is above Local in {_count(gains, 1)} of {_settings(len(gains))} and "
-        f"below in {_count(gains, -1)}.",
-        f"The mean gain is {_percent(mean)} points.",
-        f"The other clients contribute to it in {_count(federated, 1)} of {_settings(len(federated))}.",
+        f"In the {_suite_link(suite)}, {subject} is above Local in {over.above} of {_settings(over.settings)} and "
+        f"below in {over.below}.",
+        f"The mean gain is {_percent(over.gain)} points.",
+        f"The other clients contribute to it in {over.federated} of {_settings(over.with_alone)}.",
     ]
-    return " ".join(lines if federated else lines[:2])
+    return " ".join(lines if over.with_alone else lines[:2])
+
+
+@dataclass(frozen=True)
+class OverSettings:
+    """A method in the settings of a suite.
+
+    Attributes:
+        settings: how many have it. above, below: in how many it lies above and below Local by its interval. gain: mean
+            over settings, in [0, 1]. with_alone: how many have it alone, too. federated: in how many of these the other
+            clients add to it, by its interval, and it is not below Local.
+    """
+
+    settings: int
+    above: int
+    below: int
+    gain: float | None
+    with_alone: int
+    federated: int
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[SettingResult, RowResult]]) -> OverSettings:
+        """found: settings with the method's row."""
+        gains = [gain_between(one, "local", row.name) for one, row in found]
+        apart = [parts for one, row in found if (parts := gains_of(one).get(row.name)) is not None]
+        federated = [parts.federated for parts in apart if not parts.rises_below_local]
+        mean = mean_of([gain.mean for gain in gains])
+        return cls(len(found), _count(gains, 1), _count(gains, -1), mean, len(apart), _count(federated, 1))
 
 
 def _settings(count: int) -> str:
@@ -127,18 +144,21 @@ def _count(gains: Sequence[Estimate], sign: int) -> int:
     return sum(bool(gain.is_distinguishable) and sign * (gain.mean or 0.0) > 0 for gain in gains)
 
 
-def _name_in(one: Comparison, method: str) -> str:
-    """The name of a method's row in a stored table, or else of its first variant; "" where it has none."""
+def _name_in(one: Measurement, method: str) -> str:
+    """The name of a method's row in a comparison, or else of its first variant; "" where it has none."""
+    if "vs Local" not in one.tables[0].rows[0]:
+        return ""
     names = [row[0] for row in one.tables[0].rows[1:]]
     variants = [name for name in names if name.startswith(f"{method}-") and name not in METHODS]
     return method if method in names else next((name for name in variants if not name.endswith("-alone")), "")
 
 
-def _in_table(one: Comparison, name: str) -> str:
-    few = "" if _cell(one, name, "minus Local") else ", with too few seeds to exclude chance"
-    link = f"[{one.folder}](../results/tables/{one.name}.md)"
-    line = f"In {link}, `{name}` is {_side(_cell(one, name, 'vs Local'))} Local{few}."
-    federated = _cell(one, name, "federated gain")
+def _in_table(file: str, name: str) -> str:
+    one = measurements()[file]
+    few = "" if one.cell(name, "minus Local") else ", with too few seeds to exclude chance"
+    link = f"[{one.title.partition(':')[0]}](../results/tables/{file}.json)"
+    line = f"In {link}, `{name}` is {_side(one.cell(name, 'vs Local'))} Local{few}."
+    federated = one.cell(name, "federated gain")
     return f"{line} It is {_side(federated)} the same method with each client alone." if federated else line
 
 
@@ -153,8 +173,12 @@ def value(_: str, place: str, row: str, *words: str) -> str:
     where, _, name = place.partition("/")
     quantity = " ".join(words)
     if where == "tables":
-        return _number(_cell(_comparison(name), row, quantity))
-    return _percent(_quantity(settings(where)[name], row, quantity))
+        return _number(measurements()[name].cell(row, quantity))
+    if name:
+        return _percent(_quantity(settings(where)[name], row, quantity))
+    found = [(one, known) for one in settings(where).values() if (known := one.row(row)) is not None]
+    number = asdict(OverSettings.of(found))[quantity]
+    return _percent(number) if quantity == "gain" else str(number)
 
 
 def _quantity(one: SettingResult, name: str, quantity: str) -> float | None:
@@ -173,23 +197,56 @@ def _quantity(one: SettingResult, name: str, quantity: str) -> float | None:
 
 
 def table(_: str, place: str) -> str:
-    """The main table of a stored comparison."""
+    """The main table of a stored measurement, or that of all methods."""
     where, _, name = place.partition("/")
+    if place == "methods":
+        return _table_of_methods()
     if where != "tables":
         raise ValueError("no such table")
-    return to_markdown(_comparison(name).tables[0])
+    return measurements()[name].tables[0].to_markdown()
 
 
-def _comparison(name: str) -> Comparison:
-    return {one.name: one for one in comparisons()}[name]
+def _table_of_methods(suite: str = "small") -> str:
+    """What methods gain in a suite, best first, and what they cost."""
+    found: dict[str, list[tuple[SettingResult, RowResult]]] = {}
+    for one in settings(suite).values():
+        for row in one.methods:
+            if row.method != "local" and row.hyperparameters.get("control", "none") == "none":
+                found.setdefault(row.name, []).append((one, row))
+    over = {name: OverSettings.of(rows) for name, rows in found.items()}
+    names = sorted(found, key=lambda name: (-over[name].federated, -over[name].above, -(over[name].gain or 0.0)))
+    spent = read_processor_time(RESULTS / f"benchmark-{suite}")
+    columns = [
+        Column("method", [f"[{name}](methods/{found[name][0][1].method}.md)" for name in names]),
+        Column("gain over Local", [_percent(over[name].gain) for name in names]),
+        Column("above Local", [f"{over[name].above} of {over[name].settings}" for name in names]),
+        Column("below", [str(over[name].below) for name in names]),
+        Column("by the others", [_by_the_others(over[name]) for name in names]),
+        Column("sent per client and round", [human_bytes(_median_sent(found[name])) for name in names]),
+        Column("time, Local = 1", [f"{_median_time(found[name], spent):.1f}" for name in names]),
+    ]
+    lines = [[column.heading for column in columns], [":--", *["--:"] * (len(columns) - 1)]]
+    lines += zip(*(column.cells for column in columns), strict=True)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-comparisons = functools.cache(stored)
+def _by_the_others(over: OverSettings) -> str:
+    return f"{over.federated} of {over.with_alone}" if over.with_alone else "-"
 
 
-def _cell(one: Comparison, name: str, column: str) -> str:
-    """A method's cell in the first table that has the column; "" where none has."""
-    return next((cell for each in one.tables if (cell := each.column(column, name))), "")
+def _median_sent(found: Sequence[tuple[SettingResult, RowResult]]) -> float:
+    """Bytes of a client in a round, up and down; median over settings."""
+    return statistics.median((row.bytes_of_run or 0.0) / one.clients / one.rounds for one, row in found)
+
+
+def _median_time(found: Sequence[tuple[SettingResult, RowResult]], spent: Mapping[str, ProcessorTime]) -> float:
+    """Processor time over Local's; median over settings."""
+    runs = [(spent[one.setting].runs, row.name) for one, row in found]
+    return statistics.median(_mean_time(by_row, name) / _mean_time(by_row, "local") for by_row, name in runs)
+
+
+def _mean_time(runs: Mapping[str, Mapping[str, float | None]], name: str) -> float:
+    return statistics.fmean(seconds for seconds in runs[name].values() if seconds is not None)
 
 
 def _number(cell: str) -> str:

@@ -1,30 +1,58 @@
-"""Write the pages of docs/results/tables and the table of docs/results.md from the stored comparisons.
+"""The site's pages of results, made of what is stored; the repository holds the figures and these programs only.
 
-    python scripts/results_pages.py                  # after a file docs/results/tables/*.json has changed
-    python scripts/results_pages.py --read PAGE.md   # first store what `polyfed report RUNS... --results PAGE.md` wrote
+    python scripts/results_pages.py --read PAGE.md   # stores what `polyfed report RUNS... --results PAGE.md` wrote
 
-Each comparison is one JSON file with its tables; its page lies beside it. In docs/results.md the table stands between
-``<!-- begin table -->`` and ``<!-- end table -->``; all else there is written by hand.
+Each file of docs/results/tables has a page, each folder docs/results/benchmark-SUITE has one as `polyfed benchmark`
+writes it, and docs/results/tables itself has a list of all. Pages link to the file or the folder; the site turns such a
+link to the page that is made of it (scripts/documentation.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = DOCS / "results.md"
-FOLDER = DOCS / "results" / "tables"
-BEGIN = "<!-- begin table -->\n"
-END = "<!-- end table -->"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from polyfed.cli import catalog  # noqa: E402
+from polyfed.config.protocol import Protocol  # noqa: E402
+from polyfed.registry import METHODS  # noqa: E402
+from polyfed.report.benchmark_page import Wanted  # noqa: E402
+from polyfed.report.benchmark_page import to_markdown as benchmark_page  # noqa: E402
+from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results  # noqa: E402
+
+RESULTS = ROOT / "docs" / "results"
+FOLDER = RESULTS / "tables"
+SUITES = ("worth", "small", "sizes", "longer", "papers")
 EXPLAINED_ONCE = ("accuracy in % after", "by ...:", "two seeds:", "beside the paper:", "scaled down:")  # notes
+READING = "[How to read the tables](../tables.md#how-to-read-the-tables)"
+HOW_TO_READ = """\
+## How to read the tables
+
+- Accuracy is that of the last round, in the [stage](../evaluation.md) named: `personal` is the model that a client
+  keeps, `received` the one that the server would send next.
+- ± is the sample standard deviation over seeds. Differences to `local` are paired by seed, in percentage points.
+- "std clients", "min client" and "lowest tenth" are taken over clients and averaged over seeds. Bytes are those of a
+  whole run.
+- "By ..." is the accuracy of the same models in the same stage with the method's other predictor.
+- "Differs" marks more than three spreads from the paper's number, the root of the sum of both squares. "Scaled down"
+  means another size than the paper's."""
 _CONTROL = re.compile(r"local|local-longer-\d+|pooled(-\w+)?|.+-alone")  # rows that are no method's own
-_OTHER_STAGE = re.compile(r"(\S+): its stage (\w+) is compared with Local's stage (\w+)")
+
+
+class Page(NamedTuple):
+    """A page of the site: its place below docs/, and its text."""
+
+    place: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -35,69 +63,81 @@ class Table:
     alignment: list[str]
     rows: list[list[str]]
 
-    def column(self, name: str, method: str) -> str:
-        """The cell of a method in a column, not bold; empty where the table has none."""
-        cells = next((row for row in self.rows[1:] if row[0] == method), None)
+    def column(self, name: str, row: str) -> str:
+        """The cell of a row in a column, not bold; empty where the table has none."""
+        cells = next((cells for cells in self.rows[1:] if cells[0] == row), None)
         return cells[self.rows[0].index(name)].strip("*") if cells and name in self.rows[0] else ""
+
+    def to_markdown(self) -> str:
+        """As a page has it."""
+        rows = [self.rows[0], self.alignment, *self.rows[1:]]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What one `polyfed compare` measured, as `polyfed report` printed it."""
+class Measurement:
+    """Tables of one experiment.
 
-    dataset: str
-    clients: int
-    setting: str
-    models: str
-    versions: str
-    command: str
+    Attributes:
+        title: "fedgh/table3-small: cifar10, 10 clients". about: paragraphs on what was run, and with what.
+        commands: that made it. notes: what else is to be known, a sentence each.
+    """
+
+    title: str
+    about: list[str]
+    commands: list[str]
     tables: list[Table]
     notes: list[str]
 
-    @property
-    def folder(self) -> str:
-        """Where the runs went: "fedgh/table3-small"."""
-        found = re.search(r"--out runs/(\S+)", self.command)
-        if found is None:
-            raise ValueError(f"expected '--out runs/...' in the command, got '{self.command}'")
-        return found[1]
+    def cell(self, row: str, column: str) -> str:
+        """A row's cell in the first table that has the column; "" where none has."""
+        return next((cell for table in self.tables if (cell := table.column(column, row))), "")
 
     @property
-    def name(self) -> str:
-        """The name of its files."""
-        return self.folder.replace("/", "-")
+    def seeds(self) -> int:
+        """How many seeds a comparison has; 0 where its text does not say."""
+        found = re.search(r"seeds? ([\d, ]*\d)\. ", " ".join(self.about))
+        return len(found[1].split(", ")) if found else 0
 
 
-# reading ------------------------------------------------------------------------------------------------------------
-def stored() -> list[Comparison]:
-    """All comparisons, in the order of their files' names."""
-    return [_from_json(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))]
+@functools.cache
+def measurements() -> dict[str, Measurement]:
+    """All that is stored in docs/results/tables, by the files' names."""
+    return {path.stem: _read(path) for path in sorted(FOLDER.glob("*.json"))}
 
 
-def _from_json(text: str) -> Comparison:
-    found = json.loads(text)
-    return Comparison(**(found | {"tables": [Table(**table) for table in found["tables"]]}))
+def _read(path: Path) -> Measurement:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Measurement(**(found | {"tables": [Table(**table) for table in found["tables"]]}))
 
 
-def read_page(text: str) -> list[Comparison]:
-    """The comparisons on a page that `polyfed report RUNS... --results PAGE.md` wrote."""
-    return [_read_part(part) for part in text.split("\n## ")[1:]]
+@functools.cache
+def settings(suite: str) -> dict[str, SettingResult]:
+    """The settings of a suite that have figures, in the order of its protocol."""
+    names = list(Protocol.load(ROOT / "suites" / suite).settings)
+    return {one.setting: one for one in read_results(RESULTS / f"benchmark-{suite}", names)}
 
 
-def _read_part(part: str) -> Comparison:
+# storing ------------------------------------------------------------------------------------------------------------
+def read_page(text: str) -> dict[str, Measurement]:
+    """Name -> what a page has that `polyfed report RUNS... --results PAGE.md` wrote."""
+    return dict(_read_part(part) for part in text.split("\n## ")[1:])
+
+
+def _read_part(part: str) -> tuple[str, Measurement]:
     lines = part.strip().splitlines()
-    heading = re.fullmatch(r"[^:]+: (\S+), (\d+) clients?(?: \(\d+\))?", lines[0])
-    if heading is None:
-        raise ValueError(f"expected 'PLACE: DATASET, N clients' as a heading, got '{lines[0]}'")
-    return Comparison(
-        dataset=heading[1],
-        clients=int(heading[2]),
-        setting=next(line for line in lines if line.startswith(f"{heading[1]} (")),
-        models=next((line for line in lines if line.startswith("Models: ")), ""),
-        versions=next(line for line in lines if line.startswith("Run on ")),
-        command=next((line.strip() for line in lines if line.startswith("    polyfed ")), ""),
+    heading = re.fullmatch(r"[^:]+: (\S+, \d+ clients?)(?: \(\d+\))?", lines[0])
+    folder = next((found[1] for line in lines if (found := re.search(r"    polyfed .*--out runs/(\S+)", line))), None)
+    if heading is None or folder is None:
+        raise ValueError(f"expected 'PLACE: DATASET, N clients' and a command with --out runs/..., got '{lines[0]}'")
+    dataset = heading[1].partition(",")[0]
+    notes = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    return folder.replace("/", "-"), Measurement(
+        title=f"{folder}: {heading[1]}",
+        about=[line for line in lines if line.startswith((f"{dataset} (", "Models: ", "Run on "))],
+        commands=[line.strip() for line in lines if line.startswith("    polyfed ")],
         tables=list(_read_tables(lines)),
-        notes=[line.removeprefix("- ") for line in lines if line.startswith("- ")],
+        notes=[note for note in notes if not note.startswith(EXPLAINED_ONCE)],
     )
 
 
@@ -107,120 +147,98 @@ def _read_tables(lines: Sequence[str]) -> Iterator[Table]:
             continue
         caption = lines[number - 2] if lines[number - 2].endswith(":") else ""
         end = next((at for at in range(number, len(lines)) if not lines[at].startswith("|")), len(lines))
-        rows = [_cells(row) for row in lines[number:end]]
+        rows = [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in lines[number:end]]
         yield Table(caption, rows[1], [rows[0], *rows[2:]])
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+# pages --------------------------------------------------------------------------------------------------------------
+@functools.cache
+def pages() -> Mapping[Path, Page]:
+    """The file or the folder that a page is made of -> the page."""
+    found = {FOLDER: Page("results/tables.md", _list_of_all())}
+    for name, one in measurements().items():
+        found[FOLDER / f"{name}.json"] = Page(f"results/tables/{name}.md", _page(name, one))
+    for suite in SUITES:
+        folder = RESULTS / f"benchmark-{suite}"
+        page = Page(f"results/{folder.name}.md", _page_of_suite(suite))
+        found |= {folder: page} | dict.fromkeys(folder.glob("*.json"), page)
+    return found
 
 
-# writing ------------------------------------------------------------------------------------------------------------
-def pages() -> dict[Path, str]:
-    """Every file that this script writes, with its text."""
-    found = stored()
-    texts = {FOLDER / f"{one.name}.md": _page(one) for one in found}
-    return texts | {PAGE: _with_summary(PAGE.read_text(encoding="utf-8"), found)}
-
-
-def store(comparisons: Sequence[Comparison]) -> None:
-    """Write each comparison's JSON file."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for one in comparisons:
-        text = json.dumps(asdict(one), indent=1, ensure_ascii=False) + "\n"
-        (FOLDER / f"{one.name}.json").write_text(text, encoding="utf-8")
-
-
-def _page(one: Comparison) -> str:
-    about = [line for line in (one.setting, one.models, one.versions) if line]
-    parts = [
-        f"# {one.folder}: {one.dataset}, {one.clients} clients\n",
-        "\n".join(about) + "\n",
-        f"    {one.command}\n",
-        f"[How to read these tables](../../results.md#how-to-read-the-tables); [the same as JSON]({one.name}.json).\n",
-    ]
+def _page(name: str, one: Measurement) -> str:
+    parts = [f"# {one.title}", *one.about, "\n".join(f"    {command}" for command in one.commands)]
+    parts.append(f"{READING} · [JSON]({name}.json)")
     for table in one.tables:
-        parts += [f"{table.caption}\n"] if table.caption else []
-        parts.append(to_markdown(table) + "\n")
-    if notes := "\n".join(f"- {note}" for note in _shown_notes(one.notes)):
-        parts.append(notes + "\n")
-    return "\n".join(parts)
+        parts += [table.caption] if table.caption else []
+        parts.append(table.to_markdown())
+    parts.append("\n".join(f"- {note}" for note in one.notes))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def to_markdown(table: Table) -> str:
-    """A table as a page has it."""
-    rows = [table.rows[0], table.alignment, *table.rows[1:]]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _page_of_suite(suite: str) -> str:
+    """As `polyfed benchmark` writes it, without figures."""
+    protocol = Protocol.load(ROOT / "suites" / suite)
+    folder = RESULTS / f"benchmark-{suite}"
+    found = settings(suite)
+    wanted = {name: _wanted(found.get(name), protocol.local_longer) for name in protocol.settings}
+    page = benchmark_page(protocol.title, list(found.values()), read_processor_time(folder), wanted, protocol.primary)
+    title, _, rest = page.partition("\n")
+    files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in [*found, "processor-seconds"])
+    command = f"    polyfed benchmark suites/{suite} --results docs/results/{folder.name}"
+    about = "The command runs what the figures lack, and draws them; what each part of this page is: [benchmarks]"
+    return f"{title}\n\n{command}\n\n{about}(../benchmark.md#result). JSON: {files}\n{rest}"
 
 
-def _shown_notes(notes: Sequence[str]) -> Iterator[str]:
-    """Without those that hold for all pages; one note for all methods that are compared across stages."""
-    across = [found for note in notes if (found := _OTHER_STAGE.fullmatch(note))]
-    if across:
-        names = ", ".join(found[1] for found in across)
-        yield f"vs Local compares the stage {across[0][2]} of {names} with Local's stage {across[0][3]}"
-    for note in notes:
-        if not note.startswith(EXPLAINED_ONCE) and not _OTHER_STAGE.fullmatch(note):
-            yield note
+def _wanted(one: SettingResult | None, longer: int | None) -> Wanted:
+    if one is None:
+        return Wanted((), ())
+    readings = {row.method for row in one.methods if row.method in METHODS and _is_reading(row.method)}
+    name = f"local-longer-{longer * one.recipe['training']['local_epochs']}" if longer else ""
+    return Wanted((), (), name if one.row(name) is not None else "", sorted(readings))
 
 
-class Best(NamedTuple):
-    """The method with the highest accuracy on a page, Local and the other controls aside."""
-
-    name: str
-    accuracy: str
-    difference: str
-    interval: str
+def _is_reading(method: str) -> bool:
+    paper: str = catalog.method(method)["paper"]
+    return paper.endswith("(a reading)")
 
 
-def _best(one: Comparison) -> Best:
-    main = one.tables[0]
-    methods = [row[0] for row in main.rows[1:] if not _CONTROL.fullmatch(row[0])]
-    name = max(methods, key=lambda method: float(main.column("accuracy", method).split()[0]))
-    interval = next((cell for table in one.tables if (cell := table.column("minus Local", name))), "")
-    return Best(name, main.column("accuracy", name), main.column("vs Local", name), interval)
+def _list_of_all() -> str:
+    """Suites, comparisons with their best method, and all else."""
+    suites = "\n".join(f"- [{Protocol.load(ROOT / 'suites' / one).title}](benchmark-{one}.md)" for one in SUITES)
+    lines = ["| comparison | `local` | best method | its accuracy | vs `local` | 95 % interval |"]
+    lines.append("| :-- | --: | :-- | --: | --: | --: |")
+    others = []
+    for name, one in measurements().items():
+        link = f"[{one.title}](tables/{name}.md)"
+        if "vs Local" not in one.tables[0].rows[0]:
+            others.append(f"- {link}")
+            continue
+        best = best_of(one)
+        cells = [("local", "accuracy"), (best, "accuracy"), (best, "vs Local"), (best, "minus Local")]
+        local, *figures = (one.cell(*place) for place in cells)
+        lines.append(f"| {' | '.join([link, local, best, *figures])} |")
+    about = (
+        "A comparison is one `polyfed compare` of a scaled-down recipe. Its best method has the highest mean accuracy, "
+        "controls aside: it is chosen after the fact, so that its lead is optimistic."
+    )
+    parts = ["# All tables", "## Benchmarks", suites, "## Comparisons", about, "\n".join(lines)]
+    return "\n\n".join([*parts, "## Other measurements", "\n".join(others), HOW_TO_READ]) + "\n"
 
 
-def seeds_of(one: Comparison) -> int:
-    """How many seeds a comparison has."""
-    seeds = re.search(r"seeds? ([\d, ]*\d)\. ", one.setting)
-    return len(seeds[1].split(", ")) if seeds else 0
-
-
-def _with_summary(text: str, comparisons: Sequence[Comparison]) -> str:
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"expected '{BEGIN.strip()}' and '{END}' on the page, got none")
-    before, _, rest = text.partition(BEGIN)
-    lines = [
-        "| tables | data | clients | seeds | `local` | best method | its accuracy | vs `local` | 95 % interval |",
-        "| :-- | :-- | --: | --: | --: | :-- | --: | --: | --: |",
-    ]
-    for one in comparisons:
-        best = _best(one)
-        cells = [
-            f"[{one.folder}](results/tables/{one.name}.md)",
-            one.dataset,
-            str(one.clients),
-            str(seeds_of(one) or ""),
-            one.tables[0].column("accuracy", "local"),
-            best.name,
-            best.accuracy,
-            best.difference,
-            best.interval,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+def best_of(one: Measurement) -> str:
+    """The method with the highest accuracy, Local and the other controls aside."""
+    methods = [row[0] for row in one.tables[0].rows[1:] if not _CONTROL.fullmatch(row[0])]
+    return max(methods, key=lambda method: float(one.cell(method, "accuracy").split()[0]))
 
 
 def main() -> None:
-    """Store what a page has, if one is given; write all pages."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--read", type=Path, metavar="PAGE.md", help="Store the comparisons of this page first.")
-    page: Path | None = options.parse_args().read
-    if page is not None:
-        store(read_page(page.read_text(encoding="utf-8")))
-    for path, text in pages().items():
-        path.write_text(text, encoding="utf-8")
+    """Store what a page has."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--read", type=Path, metavar="PAGE.md", required=True, help="Store what this page has.")
+    page: Path = options.parse_args().read
+    for name, one in read_page(page.read_text(encoding="utf-8")).items():
+        text = json.dumps(asdict(one), indent=1, ensure_ascii=False) + "\n"
+        (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

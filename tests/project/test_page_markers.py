@@ -25,7 +25,7 @@ def test_every_marker_of_every_page_stands_for_something() -> None:
 
 
 def test_numbers_are_those_of_the_stored_results() -> None:
-    (one,) = MARKERS.read_results(MARKERS.RESULTS / "benchmark-worth", ["digits"])
+    one = MARKERS.settings("worth")["digits"]
     gains = [one.row("closed-form").by_seed[seed] - one.row("local").by_seed[seed] for seed in one.seeds]
     mean = 100 * sum(gains) / len(gains)
     assert shown("It gains {{ value worth/digits closed-form gain }} points.") == f"It gains {mean:.1f} points."
@@ -33,15 +33,20 @@ def test_numbers_are_those_of_the_stored_results() -> None:
     alone = float(shown("{{ value worth/digits closed-form alone }}"))
     federated = float(shown("{{value worth/digits closed-form federated}}"))
     assert alone + federated == pytest.approx(mean, abs=0.11)
-    cell = MARKERS.stored()[0].tables[0].rows[1][1]
-    name = MARKERS.stored()[0].name
-    row = MARKERS.stored()[0].tables[0].rows[1][0]
+    assert shown("{{ value worth closed-form settings }}, {{ value worth closed-form above }}") == "3, 2"
+    name, measured = next(iter(MARKERS.measurements().items()))
+    row, cell, *_ = measured.tables[0].rows[1]
     assert shown(f"{{{{ value tables/{name} {row} accuracy }}}}") == f"{float(cell.strip('*').split()[0]):.1f}"
 
 
 def test_a_table_has_all_rows() -> None:
-    one = MARKERS.stored()[0]
-    assert len(shown(f"{{{{ table tables/{one.name} }}}}").splitlines()) == len(one.tables[0].rows) + 1
+    name, measured = next(iter(MARKERS.measurements().items()))
+    assert shown(f"{{{{ table tables/{name} }}}}") == measured.tables[0].to_markdown()
+    lines = shown("{{ table methods }}").splitlines()
+    rows = {line.split("](")[0].removeprefix("| ["): line.split(" | ") for line in lines[2:]}
+    assert rows["closed-form"][2] == "6 of 7"
+    assert rows["fedavg"][-1] == "1.1 |", "as long as Local"
+    assert "fd-uniform" not in rows, "controls have no row"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -70,6 +75,7 @@ def test_lines_say_what_was_found() -> None:
         "{{ value }}",
         "{{ value worth/digits nobody gain }}",
         "{{ value worth/digits closed-form luck }}",
+        "{{ value worth closed-form luck }}",
         "{{ value worth/nowhere closed-form gain }}",
         "{{ value nothing/digits closed-form gain }}",
         "{{ value tables/worth-few fedsa luck }}",

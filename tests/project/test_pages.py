@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from polyfed.experiments.estimate import check_methods
 from polyfed.registry import METHODS
 from tests.helpers.quick import others_slow
 from tests.helpers.small_recipe import small_recipe
-from tests.project.test_method_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "gpu.md",
     *("python.md", "own-method.md", "own-plugin.md", "devices.md"),
-    "federation-worth.md",
+    "controls.md",
 )
 
 
@@ -116,18 +114,6 @@ def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
                 assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"
 
 
-def result_commands() -> list[str]:
-    """The lines of the results' pages that call polyfed, continued lines joined."""
-    pages = sorted((ROOT / "docs" / "results").rglob("*.md"))
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
-    return sorted({" ".join(line.split()) for line in text.splitlines() if line.strip().startswith("polyfed ")})
-
-
-@pytest.mark.parametrize("command", result_commands())
-def test_the_commands_of_the_results_are_valid(command: str) -> None:
-    check(shlex.split(command))
-
-
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
 # those of Flower, TensorBoard and Ray; "--option" stands for any
 OTHER_PROGRAMS = {
@@ -153,10 +139,9 @@ def texts_of_messages() -> Iterator[tuple[str, str]]:
 
 
 def texts_of_pages() -> Iterator[tuple[str, str]]:
-    """Where it stands, and every page; those of results also name options of programs in benchmarks and examples."""
+    """Where it stands, and every page."""
     for path in (ROOT / "docs").rglob("*.md"):
-        if "results" not in path.parts:
-            yield path.name, path.read_text(encoding="utf-8")
+        yield path.name, path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("texts", [texts_of_messages, texts_of_pages])

@@ -1,10 +1,7 @@
 """The page of results, from folders of runs whose numbers are known."""
 
-import importlib
 import json
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,33 +94,3 @@ def test_what_cannot_be_met_writes_nothing(make: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"compare.json cannot be read"):
         write_results([make.root], file)
     assert not file.exists()
-
-
-# docs/results --------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def script() -> Iterator[Any]:
-    """scripts/results_pages.py, which writes the pages from the stored comparisons."""
-    folder = str(Path(__file__).parents[2] / "scripts")
-    sys.path.insert(0, folder)
-    yield importlib.import_module("results_pages")
-    sys.path.remove(folder)
-
-
-def test_the_pages_are_those_of_the_stored_comparisons(script: Any) -> None:
-    """If not: python scripts/results_pages.py."""
-    pages = script.pages()
-    assert {path for path in pages if path != script.PAGE} == {*script.FOLDER.glob("*.md")}
-    for path, text in pages.items():
-        assert path.read_text(encoding="utf-8") == text, path.name
-
-
-def test_a_page_of_tables_is_stored_and_shown_whole(script: Any, page: str) -> None:
-    assert "\n    polyfed compare" in page
-    made = page.replace("--seeds 0\n", "--seeds 0 --out runs/fedgh/table3\n")
-    (stored,) = script.read_page(made.partition("\n## both")[0])
-    assert (stored.name, stored.dataset, stored.clients) == ("fedgh-table3", "cifar10", 10)
-    assert stored.tables[0].column("accuracy", "fedgh") == "97.40"
-    shown = script._page(stored).splitlines()
-    tables = [line for line in made.partition("\n## both")[0].splitlines() if line.startswith("|")]
-    assert [line for line in shown if line.startswith("|")] == tables
-    assert "## How to read the tables" in script.PAGE.read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -84,7 +84,8 @@ def write_page(
     for one in found:
         curves = curves_figure(one, main_rows(one, _named_first(worth_of(one), primary)))
         drawn += [] if curves is None else save(curves, folder, f"curves-{one.setting}")
-    page = to_markdown(title, found, read_processor_time(folder), wanted, primary, has_figure=figure is not None)
+    names = {path.name for path in drawn}
+    page = to_markdown(title, found, read_processor_time(folder), wanted, primary, names)
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
 
 
@@ -100,9 +101,9 @@ def to_markdown(
     spent: Mapping[str, ProcessorTime],
     wanted: Mapping[str, Wanted] = MappingProxyType({}),
     primary: Pairs = (),
-    has_figure: bool = False,
+    drawn: Collection[str] = (),
 ) -> str:
-    """The page. spent: by setting. wanted, primary: see `write_page`."""
+    """The page. spent: by setting. wanted, primary: see `write_page`. drawn: names of the figures beside the page."""
     parts = [f"# {markdown_text(title)}"]
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
@@ -115,13 +116,13 @@ def to_markdown(
     parts += map(markdown_text, _about_worth(worth))
     parts += _primary(comparisons(found, primary))
     parts += _overview(found, gains, longer)
-    if has_figure:
+    if "gains.png" in drawn:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _federated_gains(found, gains)
     parts += _over_other_targets(found)
     parts += _over_other_locals(found, longer)
     for one in found:
-        parts += _about_setting(one, gains[one.setting], spent.get(one.setting, _NO_TIME))
+        parts += _about_setting(one, gains[one.setting], spent.get(one.setting, _NO_TIME), drawn)
     scored_runs = human_seconds(sum(one.scored for one in spent.values()))
     trials = human_seconds(sum(one.trials for one in spent.values()))
     parts.append(f"Processor time: {scored_runs} of all scored runs, {trials} of all trials.")
@@ -387,7 +388,9 @@ def _over_another_local(
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
-def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime) -> Iterator[str]:
+def _about_setting(
+    one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime, drawn: Collection[str]
+) -> Iterator[str]:
     yield f"## {markdown_text(one.setting)}"
     yield markdown_text(_caption(one))
     score = one.main_score
@@ -420,8 +423,8 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
         "Smallest shown: the smallest gain over Local that as many seeds of this spread would tell from zero four "
         "times in five; a smaller one cannot be excluded."
     )
-    if main_rows(one, ()):
-        yield f"![Curves of {markdown_text(one.setting)}](curves-{one.setting}.png)"
+    if (curves := f"curves-{one.setting}.png") in drawn:
+        yield f"![Curves of {markdown_text(one.setting)}]({curves})"
     if one.tuning:
         yield markdown_table(_tuning_columns(one.tuning))
         yield (

@@ -21,9 +21,8 @@ TWO_BLOCKS = {
     "feddpa": {"proximal", "weight_averaging"},
     "fedet": {"ensemble_distillation", "weight_averaging"},
     "fedin": {"feature_pairs", "proximal", "weight_averaging"},
-    "fjord": {"channel_groups", "static_batchnorm"},
     "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},
-    "scalefl": {"channel_groups", "early_exits", "static_batchnorm", "weight_averaging"},
+    "scalefl": {"early_exits", "weight_averaging"},
 }
 
 

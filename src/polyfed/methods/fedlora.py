@@ -27,7 +27,7 @@ et al. (FLoRA), NeurIPS 2024, arXiv:2409.05976; raFLoRA, arXiv:2602.13486; Fed-P
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -60,9 +60,15 @@ from polyfed.functional.lora import Adapter
 
 
 class Rule:
-    """How the server joins clients' adapters: by `join`, layer by layer; client k gets the first r_k components."""
+    """How the server joins clients' adapters: by `join`, layer by layer; client k gets the first r_k components.
+
+    join: what the clients sent, their shares, the last common adapter -> the common adapter of a layer.
+    """
 
     trains_other_adapters = False  # whether clients have other adapters in every round, beside an offset to W
+
+    def __init__(self, join: Callable[[Sequence[Adapter], Sequence[float], Adapter], Adapter] | None = None) -> None:
+        self.join = join
 
     def init(self, server: Server, network: nn.Module) -> None:
         """The common adapters, of rank R."""
@@ -78,14 +84,11 @@ class Rule:
         self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
     ) -> dict[str, Tensor]:
         """Join what the clients sent; the update of each layer."""
+        assert self.join is not None
         sent = method.sent(uploads)
         joined = {name: self.join([own[name] for own in sent], shares, base) for name, base in _common(server).items()}
         server.state["adapters"] = group_of(joined)
         return {name: lora.product(adapter) for name, adapter in joined.items()}
-
-    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        """The common adapter of a layer. base: the last one."""
-        raise NotImplementedError
 
     def receive(self, client: Client, message: Message) -> None:
         """Load the adapters."""
@@ -94,34 +97,6 @@ class Rule:
     def upload(self, client: Client) -> Message:
         """What the client sends beside its adapters and its head."""
         return {}
-
-
-class Average(Rule):
-    """The mean of A and of s_k B; all ranks are equal."""
-
-    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        return lora.average(adapters, shares)
-
-
-class Pad(Rule):
-    """The mean of A and of s_k B, filled up with zeros to R (HETLoRA)."""
-
-    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        return lora.pad(adapters, shares, base.rank)
-
-
-class Slices(Rule):
-    """Each component is averaged over the clients that have it (raFLoRA)."""
-
-    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        return lora.mean_components(adapters, [range(adapter.rank) for adapter in adapters], shares, base)
-
-
-class SVD(Rule):
-    """The R leading components of the mean update (FlexLoRA)."""
-
-    def join(self, adapters: Sequence[Adapter], shares: Sequence[float], base: Adapter) -> Adapter:
-        return lora.decompose(lora.product(lora.stack(adapters, shares)), base.rank)
 
 
 class SelectAndFold(Rule):
@@ -240,11 +215,11 @@ def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 RULES: dict[str, Rule] = {
     "stack": Stack(),
-    "svd": SVD(),
-    "slices": Slices(),
-    "pad": Pad(),
+    "svd": Rule(lambda sent, shares, last: lora.decompose(lora.product(lora.stack(sent, shares)), last.rank)),
+    "slices": Rule(lambda sent, shares, last: lora.mean_components(sent, [range(a.rank) for a in sent], shares, last)),
+    "pad": Rule(lambda sent, shares, last: lora.pad(sent, shares, last.rank)),
     "select-and-fold": SelectAndFold(),
-    "average": Average(),
+    "average": Rule(lambda sent, shares, last: lora.average(sent, shares)),
 }
 
 

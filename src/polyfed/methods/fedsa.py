@@ -82,8 +82,8 @@ class FedSA(prototypes.PrototypeUploads):
         server.state["anchors"] = draw_anchors(server.classes, features, server.generator("anchors"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        sent = ("anchors", "labels", "prototypes")  # the last two after the first round, if they predict
-        return {name: get_tensor(server.state, name) for name in sent if name in server.state}
+        """The anchors; after the first round the means, too, if they predict."""
+        return {"anchors": get_tensor(server.state, "anchors"), **super().broadcast(server, client_id)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "prototypes")

@@ -48,9 +48,6 @@ class FedSAF(prototypes.PrototypeUploads):
     staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return {name: get_tensor(server.state, name) for name in ("labels", "prototypes") if name in server.state}
-
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:

@@ -33,7 +33,6 @@ from polyfed.core.server import Server
 from polyfed.functional.channel_slices import ChannelPlan, Kept, first_channels, slice_channels
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.functional.tied_tensors import call_with
-from polyfed.methods.building_blocks import static_batchnorm
 from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.heterofl import SubModels, cut
 
@@ -69,9 +68,8 @@ class FjORD(SubModels):
         level = int(variant or self.num_widths)
         return make_slimmable(model, [k / self.num_widths for k in range(1, level + 1)])
 
-    def channels(self, server: Server, client_id: int) -> Kept:
-        p_i = self._level(server, client_id) / self.num_widths
-        return channel_plan(static_batchnorm.network(server)).kept(lambda size: first_channels(size, p_i))
+    def rate(self, server: Server, client_id: int) -> float:
+        return self._level(server, client_id) / self.num_widths
 
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

@@ -60,7 +60,7 @@ RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 class SubModels(Method):
     """Clients train parts of one network w, which the server keeps: what HeteroFL, FedRolex, FjORD and ScaleFL share.
 
-    `channels` says which channels a client has, `variant` and `build` make its network.
+    `rate` and `window` say which channels a client has, `variant` and `build` make its network.
     """
 
     card = MethodCard(
@@ -81,9 +81,18 @@ class SubModels(Method):
 
     evaluation_stage = "received"
 
+    def rate(self, server: Server, client_id: int) -> float:
+        """The share of each group's channels that a client has."""
+        raise NotImplementedError
+
+    def window(self, server: Server, size: int, rate: float) -> Tensor:
+        """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
+        return first_channels(size, rate)
+
     def channels(self, server: Server, client_id: int) -> Kept:
         """The channels that a client has of each group of channels."""
-        raise NotImplementedError
+        rate = self.rate(server, client_id)
+        return channel_plan(static_batchnorm.network(server)).kept(lambda size: self.window(server, size, rate))
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         """Training, and the exchange in which BatchNorm's statistics are reported."""
@@ -220,14 +229,8 @@ class HeteroFL(SubModels):
     def build(self, model: Any, variant: str) -> nn.Module:
         return cut(model, RATES.get(variant, 1.0))
 
-    def window(self, server: Server, size: int, rate: float) -> Tensor:
-        """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
-        return first_channels(size, rate)
-
-    def channels(self, server: Server, client_id: int) -> Kept:
-        rate = RATES[self.variant(server, client_id)]
-        groups = channel_plan(static_batchnorm.network(server)).sizes
-        return {group: self.window(server, size, rate) for group, size in groups.items()}
+    def rate(self, server: Server, client_id: int) -> float:
+        return RATES[self.variant(server, client_id)]
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         self.average(server, uploads, self.weighting)

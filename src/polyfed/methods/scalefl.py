@@ -30,10 +30,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.channel_slices import Kept, first_channels
 from polyfed.functional.losses import multi_exit_loss
-from polyfed.methods.building_blocks import static_batchnorm
-from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 from polyfed.methods.heterofl import SubModels, cut
@@ -115,9 +112,8 @@ class ScaleFL(SubModels):
         order = torch.randperm(clients, generator=server.generator("levels"))
         server.state["levels"] = levels - order * levels // clients  # the whole network is never without a client
 
-    def channels(self, server: Server, client_id: int) -> Kept:
-        width = self._level(self.variant(server, client_id)).width
-        return channel_plan(static_batchnorm.network(server)).kept(lambda size: first_channels(size, width))
+    def rate(self, server: Server, client_id: int) -> float:
+        return self._level(self.variant(server, client_id)).width
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         self.average(server, uploads, self.weighting)

@@ -145,6 +145,10 @@ class PrototypeUploads(Method):
 
     accepts_stale_uploads = True  # a prototype of an earlier round is one like any other
 
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """The "labels" and "prototypes" of all classes ever received; nothing before there are any."""
+        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
+
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The means of the trained network's representations."""
         return self._means(client, counts=False)
@@ -243,10 +247,6 @@ class TrainedPrototypes(PrototypeMethod):
         features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("prototypes")
         server.state["network"] = server_prototypes.init_network(server.classes, features, features, draws)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        """The "labels" and "prototypes" of all classes ever received; nothing before there are any."""
-        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Fit the network to the class means received."""

@@ -20,10 +20,10 @@ After closed forms on a pre-trained extractor: Fed3R (Fani et al., ICML 2024, ar
 2025, arXiv:2405.16240). The classifier is Friedman's regularized discriminant analysis (JASA 1989). Maps: random
 kitchen sinks (Rahimi and Recht, NeurIPS 2007), random patches (Coates and Ng, NeurIPS 2011), ROCKET (Dempster et al.,
 DMKD 2020).
+Shapes: D features, C classes, N rows.
 Deviations from the paper: (1) The map is random instead of pre-trained, so that no other data are needed. (2) The
 classifier is a discriminant analysis with each client's own class shares; Fed3R and AFL have one ridge regression onto
 one-hot classes. (3) No fine-tuning follows.
-Shapes: D features, C classes, N rows.
 """
 
 from __future__ import annotations

@@ -5,10 +5,6 @@ Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(
            z_k[c] = mean of s(f_k(x)) over its n_kc samples of class c, in eval mode, after training.
 Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
            N_c Z[c] = (N_c - n_kc) Z_k[c] + n_kc z_k[c], Z[c] the mean over all, N_c = sum_j n_jc.
-Deviations from the paper: (1) The mean over clients is weighted by samples. The paper counts each device once
-(`weighting = "uniform"`). (2) z_k is computed in one pass after training; the paper accumulates it while weights still
-change. (3) The paper selects all clients in every round. Here a class that no client sent keeps its last outputs, and
-one without other owners has no target.
 The paper normalizes outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
 is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.
@@ -16,6 +12,10 @@ A control sends another target, to show what the others' outputs are worth: "own
 without sending anything; "flat" Z_k[c] with all of its entries but the c-th replaced by their mean, which tells how
 sure the others are and no longer which classes they take for alike; "uniform" 1 / C throughout, which tells nothing:
 label smoothing (Szegedy et al., CVPR 2016) by lambda / (1 + lambda).
+Deviations from the paper: (1) The mean over clients is weighted by samples. The paper counts each device once
+(`weighting = "uniform"`). (2) z_k is computed in one pass after training; the paper accumulates it while weights still
+change. (3) The paper selects all clients in every round. Here a class that no client sent keeps its last outputs, and
+one without other owners has no target.
 """
 
 from __future__ import annotations

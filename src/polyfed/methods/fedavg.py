@@ -8,9 +8,6 @@ Deviations from the paper: (1) Different architectures are averaged layer by lay
 FedIN's eq. 19 and 21. The paper has a single architecture. (2) BatchNorm's running statistics are averaged like
 weights. Its batch counter (an integer) stays local. (3) The local loss is the mean cross entropy, which the paper
 leaves open. p_k is normalized over responding clients.
-
-Methods that build on FedAvg (FedOpt, FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET) extend this class and override
-hooks.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
            least 1e-4.
 Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
+Steps and rate of G are those of the authors' code on MNIST.
 Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay and the sum of the clients' losses are those of
 the authors' code. The paper has the first term, with weight 1, and the loss of the clients' mean logits. (2) Noise is
 normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors' code
@@ -15,7 +16,6 @@ generated. (5) Architectures may differ; the paper has one. (6) On clients, G no
 BatchNorm in a head ignores generated features. (7) Per step, a client generates `training.batch_size` features of drawn
 classes (the authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8)
 The authors' code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST.
-Steps and rate of G are those of the authors' code on MNIST.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ HomogeneousFedHeNN (Algorithm 1):  target is the kernel of the weights received;
 Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
     heterogeneous  down R + b L r,   up 4 P_k, or b L d_k with uploads = "kernels", which sends A_k
     homogeneous    down 4 P + R,     up 4 P + 8
+Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 Deviations from the paper, numbered as on the page: (1) Each step uses `alignment_data.batch` of the L rows. (2) K_k is
 formed in each step, or in every n-th with n times the weight; the paper forms it once per epoch. (3) K_bar is sent as a
 factor, exact up to 256 columns; RBF kernels enter it by Nystroem features. (4) The RAD is the server's, as in the
@@ -16,7 +17,6 @@ before the last layer, and d = 1 - CKA with centering, which eq. 4 leaves out. (
 (9) Clients have equal weights w_j = 1/N. (10) Kernel uploads, precisions, transports and the gradient in chunks are
 additions. Of the homogeneous form: (11) Algorithm 1's average after the last round is off. (12) The Procrustes distance
 is free of scale.
-Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """FedKD: a private mentor and a common mentee that teach each other; the mentee's updates travel in low rank (Wu et
 al., Nature Communications 2022).
 
-Client k, mentor w_k, mentee m, projector W_k; p: softmax of scores, H: representations, s = CE(w_k) + CE(m), a number:
-    m <- m + the decoded update (or m as received);  E local epochs on the same batches by
-    L_w = CE(w_k) + distil KL(p_m || p_w) / s + mimic MSE(H_w, W_k H_m) / s,   m and W_k held;
-    L_m = CE(m)   + distil KL(p_w || p_m) / s + mimic MSE(W_k H_m, H_w) / s,   w_k held.
-Server:  d = decode(encode(sum_k p_k decode(update_k))), m <- m + d, over those who answered, p_k = n_k / sum n_k.
-encode: a matrix (m, n), of a convolution (O, I h w), becomes its K largest singular triples, K the smallest number with
-sum_K s^2 >= T sum s^2, T = energy_start + (energy_end - energy_start) (t - 1) / rounds in round t; or stays as it is.
-Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradient on. (2) One optimizer takes both
-steps, at one learning rate. (3) Matched is what enters the heads, no attention maps; the authors' code matches those
-and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; Algorithm 1 and that code
-count clients alike (`weighting = "uniform"`). (5) The server adds the decoded mean, so that what clients hold is its m
-bit for bit. (6) BatchNorm's statistics travel uncompressed. (7) T grows with the share of rounds passed, from (t - 1) /
-rounds; in that code from t / rounds. (8) Updates of E epochs are exchanged once a round, as in that code, there after
-at most ten batches; in Algorithm 1 gradients in every iteration, before m has moved.
+w_k is the mentor, m the mentee; p are softmax outputs, H the heads' inputs. The client's matrix
+W_k maps H_m to the mentor's width. a and b are `distillation_weight` and `hidden_weight`.
+client k:  m <- m + decode(d);  E epochs of SGD on L_w + L_m, with the number s = CE(w_k) + CE(m)
+           L_w = CE(w_k) + a KL(p_m || p_w) / s + b MSE(H_w, W_k H_m) / s       moves w_k
+           L_m = CE(m)   + a KL(p_w || p_m) / s + b MSE(W_k H_m, H_w) / s       moves m and W_k
+           u_k = encode(m_k - m)
+server:    d = encode(sum_k p_k decode(u_k)),  m <- m + decode(d),  p_k = n_k / sum n_j
+encode:    of a matrix, the K largest singular values with their vectors, the fewest that hold
+           a share T of the sum of squares; T grows linearly from energy_start to energy_end
+A convolution (O, I, h, w) is the matrix (O, I h w). Vectors, BatchNorm's statistics and matrices
+that would not become smaller are sent in full. In round t, T = energy_start + (energy_end -
+energy_start) (t - 1) / rounds.
+Deviations from the paper (arXiv:2108.13323): (1) Neither teachers nor s pass a gradient on. One optimizer steps both
+networks. (2) Representations are matched; the authors' code matches all layers and attention maps, without W_k. (3)
+Clients are weighted by samples; the paper weights them equally (`weighting = "uniform"`). (4) The server adds the
+decoded mean, so that its mentee is the clients', bit for bit. (5) In round t, T is computed from t - 1; in the authors'
+code from t. (6) Updates of E epochs are exchanged once a round; in Algorithm 1, gradients in every iteration.
 """
 
 from __future__ import annotations

@@ -1,27 +1,23 @@
 """FedKWAZ: two networks per client, which learn from all clients' class means and then from each other (NeurIPS 2025).
 
-Client k, own network w_k, second network m_k of one architecture for all clients; H: representations, f: scores.
-    Z_w[c], F_w[c], Z_m[c], F_m[c]: the server's mean representations and scores of class c, of w and of m.
-    Stage 1, `global_epochs` epochs of SGD on L_w + L_m,
-        L_w = CE(w) - sum_c softmax(F_m[y])_c log softmax(f_w)_c + MSE(H_w, Z_m[y]),
-        L_m = CE(m) - sum_c softmax(F_w[y])_c log softmax(f_m)_c + MSE(H_m, Z_w[y]): each learns from the other's means.
-    Stage 2, E local epochs: w_k and m_k teach each other, on plain and on patch-mixed images
-        (LocalMutual).
-    Then the class means of both networks, over the client's training samples, in eval mode.
-Server:    plain means over those who sent a class; a class that nobody sent keeps its rows.
-Scored:    w_k, stage `personal`. m_k stays with the client.
-T = 4, the search's candidates, 30 rounds between searches and an epoch for each stage are the paper's (appendix D.3).
-Deviations from the paper ("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), of which Algorithm 1 and
-the text were compared, its other formulas not; where they differ from the authors' code (ysml666/FedKWAZ) we follow the
-code: (1) stage 2 has the cross entropy with labels, KL(teacher || student), and means of squares; Algorithm 1 has no
-labels there, KL(student || teacher), and sums. Against that code: (2) teachers are constants; there, on plain images,
-gradients pass into the teacher, and the distance of representations counts twice. (3) Class means are taken after
-training, in eval mode, as in Algorithm 1; there during stage 2, while weights still change. (4) Gradients are not
-clipped; there at norm 10. (5) Candidates are tried on the same mixed images for all three purposes, and the first may
-win; there each purpose draws its own. (6) A sample of a class without means counts in the cross entropy alone, and a
-class that nobody sends in a round keeps its means; there it has none in the next. (7) One optimizer takes the steps of
-both networks. (8) Patches are shifted evenly to both sides. (9) The candidates are 4, 16 and
-64 patches for all images; for 28 x 28 pixels the paper has 49 in the place of 64.
+w is the client's own network, m the second one, H are representations and f scores. Z_w[c] and
+F_w[c] are the server's means of H_w and f_w for class c.
+client k:  1. global_epochs epochs of SGD on L_w + L_m,
+              L_w = CE(w) + CE(f_w, softmax(F_m[y])) + MSE(H_w, Z_m[y])
+              L_m = CE(m) + CE(f_m, softmax(F_w[y])) + MSE(H_m, Z_w[y])
+           2. E epochs of mutual learning
+           3. class means of H_w, f_w, H_m, f_m over its samples, in eval mode
+server:    plain means over the clients that sent a class
+Stage 2 is LocalMutual's. A sample of a class without means counts in the cross entropy alone.
+Of the paper, the text and Algorithm 1 were available. Where the authors' code (ysml666/FedKWAZ) differs from the paper,
+the code is followed (1); 2 to 8 are deviations from the code. Deviations from the paper
+(openreview.net/forum?id=G8wWeZVmla): (1) Stage 2 has labels, KL(teacher || student) and means of squares; Algorithm 1
+has no labels, KL(student || teacher) and sums. (2) Teachers are constants; the code lets gradients pass into the
+teacher on plain images. (3) Class means are computed after training, as in Algorithm 1; in the code during stage 2. (4)
+Gradients are not clipped; the code clips them at norm 10. (5) The search tests mixtures on the same images for all
+purposes. (6) A class that no client sends keeps its means. (7) One optimizer steps both networks. (8) Patches are
+shifted evenly to both sides. (9) Candidates have 4, 16 and 64 patches; for 28 x 28 pixels the paper has 49 instead of
+64.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
 """FedL2G: guiding vectors, meta-learned on held-back samples (Zhang et al., 2024, arXiv:2410.06490).
 
-quiz:      one batch of a client's training rows, drawn once, half of its rows at most; study set: the rest
-client k:  1. E epochs of SGD over the study set on  L(w, g) = CE(f(x; w), y) + weight mean over q of (o(x) - g_y)^2
-              (not in the first `warmup_rounds` rounds)
-           2. w' = w - lr grad_w L(w, g)  on one study batch, lr the round's rate
-              sends  grad_g CE(f(x; w'), y)  on the quiz, the rows of the classes of that batch; w' is discarded
+The output o(x) has q entries: the C logits (`guide = "logits"`) or the D features of the
+representation. The vectors g start from N(0, 1). A client's quiz is one batch of its training
+rows, at most half of them; the rest is its study set.
+L(w, g) = CE(f(x; w), y) + guide_weight mean over the q entries of (o(x) - g_y)^2
+client k:  E epochs of SGD over the study set on L(w, g)
+           w' = w - lr grad_w L(w, g)  on one study batch;  w' is discarded
+           sends  grad_g CE(f(x; w'), y)  on the quiz, the rows of the classes of that batch
 server:    G_c = mean of the received rows of class c, or 0;  G clipped to norm 100
            g <- g - eta_s G
-
-Deviations from the paper: (1) The meta step uses BatchNorm in training mode with fixed running statistics, and no
-dropout. (2) A client with fewer samples than two quizzes holds back half of them. A client with a single sample, or
-with a BatchNorm network that cannot take its batches, trains but uploads nothing. (3) Rows are weighted equally,
-whatever the number of samples behind them, as in the authors' code, which also defines the server's clipping and step
-sizes. That code also clips clients' gradients at norm 100; here they are not clipped.
+In the first `warmup_rounds` rounds clients do not train, and g is learned on the initial
+networks.
+Deviations from the paper: (1) One warm-up round is the default, for short runs; the paper has 50. (2) The meta step
+uses batch statistics in BatchNorm, without changing the running ones, and no dropout. (3) A client with a single
+sample, or whose batches are too small for its BatchNorm, trains and sends nothing. (4) The server's mean counts rows
+equally, as in the authors' code, from which its clipping and step sizes are taken. The code also clips the clients'
+gradients at norm 100; here they are not clipped.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
 """FedMD: distillation on public data (Li and Wang, NeurIPS workshop 2019, arXiv:1910.03581).
 
-once:      transfer learning: `public_epochs` of SGD on CE(f_k(x), y) over D_0, then `private_epochs` on its own rows
-client k:  1. sends f_k(x) for x in d, in eval mode (exchange "scores", without training)
-           2. digests:  `digest_epochs` of SGD over d on   mean over classes of |f_k(x) - s(x)|
-           3. revisits: E epochs of CE on its own rows
-server:    s(x) = sum over responding clients of c_k f_k(x),   c_k = 1 / their number, or n_k / sum n_j
-
-Deviations from the paper: (1) D_0 is the recipe's hold-out, with the task's own classes; in the paper it is another
-data set, whose classes the networks also learn. (2) Transfer learning takes a fixed number of epochs; the paper
-trains to convergence. (3) d is all of D_0 unless `public_rows` is set; the paper draws 5000 rows per round. (4) Clients
-are selected as the recipe says; in the paper all participate. Clients absent in round 1 catch up. (5) Weights c_k by
-samples, suggested in the paper for weaker models, are off by default.
-A control puts CE(f_k(x), t(x)) into step 2, to show what the others' scores are worth: "labels" with t(x) = y, the
-labels of the same rows, which every client has; "pseudo-labels" with t(x) = argmax of f_k(x) as the round begins, on
-those rows of d where softmax f_k(x) exceeds 0.95 (Lee, ICML workshop 2013; the bound of FixMatch, Sohn et al., NeurIPS
-2020): the unlabeled inputs alone, for which nothing is sent.
+f_k(x) are logits. The public data D_0 are hold-out rows (`data.holdout`) or, with
+`public_epochs = 0`, unlabeled inputs of another data set (`data.public_dataset`); d are the rows
+of a round.
+once:      `public_epochs` of SGD on CE(f_k(x), y) over D_0, then `private_epochs` on its own rows
+client k:  1. sends f_k(x) for x in d, in eval mode
+           2. `digest_epochs` of SGD over d on  mean over classes of |f_k(x) - s(x)|
+           3. E epochs of CE on its own rows
+server:    s(x) = sum over responding clients of c_k f_k(x)
+           c_k = 1 / their number ("uniform"),  n_k / sum n_j ("samples")
+With a `control`, step 2 is CE(f_k(x), t(x)). "labels": t(x) = y, the labels of the public rows.
+"pseudo-labels": t(x) = argmax of f_k(x) as the round begins, where its softmax exceeds 0.95 (Lee,
+ICML workshop 2013; the bound of FixMatch, Sohn et al., NeurIPS 2020); nothing is sent.
+Deviations from the paper: (1) D_0 has the task's own classes. In the paper it is another data set, whose classes the
+networks also learn. (2) Transfer learning takes a number of epochs; the paper trains to convergence. (3) d is all of
+D_0 unless `public_rows` is set; the paper draws 5000 rows in each round. (4) Clients take part as the recipe says; in
+the paper all always do. (5) Batch size, optimizer and learning rate of all phases are the recipe's. (6) Weights c_k by
+samples, the paper's suggestion for weaker models, are off by default.
 """
 
 from __future__ import annotations

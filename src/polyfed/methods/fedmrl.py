@@ -1,17 +1,17 @@
 """FedMRL: a private and a common network whose representations are fused, nested heads (Yi et al., NeurIPS 2024).
 
-Client k, private network (phi_k, h_k) of D features, common network (phi_s, h_s) of D_s <= D, projection P_k:
-    r = P_k [phi_s(x), phi_k(x)], a linear layer (D_s + D to D) with bias;
-    E local epochs of SGD on  CE(h_k(r), y) + CE(h_s(the first D_s entries of r), y)  over all of these weights.
-Server:    (phi_s, h_s) <- sum_k p_k (phi_s, h_s)_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Scored:    h_k(r), so what a client exports is its own network under its own names, with the common one and P_k beside.
-Deviations from the paper (arXiv:2406.00488): (1) the common network is any that the federation can build, of
-`feature_dim` features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2)
-Averaged by samples; `weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is
-trained on over all rounds, and what is scored uses it. (4) Every client draws its own first P_k; in the authors' code
-all begin with one, and clients of one architecture with one network. (5) BatchNorm's running statistics are averaged
-like weights. From the authors' code: where all networks are alike, the common head is the first D_s columns of the
-private one; all gradients are clipped at norm 50.
+phi_s and h_s are the auxiliary model's extractor and head, phi_k and h_k the client's own. D and
+D_s <= D are the widths of their representations.
+client k:  r = P_k [phi_s(x), phi_k(x)]                       a linear layer with bias, D_s + D to D
+           E epochs of SGD on  CE(h_k(r), y) + CE(h_s(r_1 ... r_Ds), y)     over all five
+server:    phi_s, h_s <- sum over responding clients of p_k (phi_s, h_s)_k
+           p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+Deviations from the paper: (1) The auxiliary model is any network that the federation can build; the paper's is a
+smaller copy of the clients'. (2) It is averaged by samples; `weighting = "uniform"` weights clients equally. (3) P_k is
+kept and used in evaluation; drawn anew in every round, it would never fit the heads. (4) Every client draws its own
+first P_k. In the authors' code all clients start with one, and all clients of an architecture with one network. (5)
+Both losses have weight 1, as in the paper's experiments. (6) In the authors' code, if all networks are alike, the
+auxiliary head is the first D_s columns of the private one, and gradients are clipped at norm 50.
 """
 
 from __future__ import annotations

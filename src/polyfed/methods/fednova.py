@@ -1,13 +1,21 @@
 """FedNova: averaging of normalized updates (Wang et al., NeurIPS 2020, arXiv:2007.07481), also among unlike networks.
 
-Client k:  w <- w^t, received;  tau_k steps on CE(f(x; w), y) + (mu/2) ||w - w^t||^2.
-Server:    w <- w^t - tau_eff sum_k p_k d_k,  d_k = (w^t - w_k) / a_k,  tau_eff = sum_k p_k a_k (eq. 6).
-a_k = ||a_k||_1, the length of its steps under a constant gradient: for SGD tau_k; with momentum rho the sum over
-s = 1 ... tau_k of (1 - rho^s) / (1 - rho); proximal, b = lr mu, [1 - (1 - b)^tau_k] / b; with both, their recursion.
-Deviations from the paper: (1) where architectures differ, p_k and tau_eff are those of the clients that have a tensor,
-or within each architecture. (2) Adam has no such a_k; it counts steps, a_k = tau_k. (3) Clients send w_k, of which the
-server takes d_k. (4) BatchNorm's statistics are averaged by p_k, as their way is no gradient's. (5) Weight decay is not
-part of a_k. (6) The server has no momentum, as it can have in the authors' code (gmf).
+client k:  tau_k steps of SGD on  CE(f(x; w), y) + (mu/2) ||w - w^t||^2
+server:    d_k = (w^t - w_k) / a_k,   tau_eff = sum_k p_k a_k,   p_k = n_k / sum n_j
+           w <- w^t - tau_eff sum_k p_k d_k                                                eq. 6
+
+a_k, effective number of steps (displacement under a constant gradient, in learning rates):
+  SGD                 tau_k
+  momentum rho        [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho)
+  proximal, b = lr mu [1 - (1 - b)^tau_k] / b
+  both                m <- rho m + 1 - b a,  a <- a + m,  tau_k times from 0
+  Adam, AdamW         tau_k
+Deviations from the paper: (1) With different architectures, p_k and tau_eff are computed per tensor, over the clients
+that have it, or within each architecture. (2) a_k of Adam is the number of steps; the paper gives none. (3) Clients
+send w_k and a_k, from which the server computes d_k. (4) BatchNorm's running statistics are averaged with p_k, since
+they do not follow a gradient. (5) Weight decay is not part of a_k. (6) There is no server momentum, which is in the
+authors' code but not in eq. 6. With momentum and a proximal term, the code adds both counts; here a_k is the exact sum
+of the steps.
 """
 
 from __future__ import annotations

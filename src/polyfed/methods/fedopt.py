@@ -1,17 +1,15 @@
 """FedOpt: averaging with an adaptive server optimizer: FedAdam, FedYogi, FedAdagrad (Reddi et al., ICLR 2021).
 
-client k:  w_k <- w;  E epochs of SGD on CE(f(x; w_k), y), as in FedAvg
-server:    D = sum over responding clients of p_k (w_k - w);   m <- beta1 m + (1 - beta1) D
-           v <- v + D^2                                    "adagrad"
-           v <- beta2 v + (1 - beta2) D^2                  "adam"
-           v <- v - (1 - beta2) D^2 sign(v - D^2)          "yogi"
-           w <- w + server_lr m / (sqrt(v) + tau),   m = 0 and v = tau^2 before round 1
+client k:  w_k <- w;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
+server:    D = sum over responding clients of p_k (w_k - w),   m <- beta1 m + (1 - beta1) D
+           v <- v + D^2                               "adagrad"
+           v <- beta2 v + (1 - beta2) D^2             "adam"
+           v <- v - (1 - beta2) D^2 sign(v - D^2)     "yogi"
+           w <- w + server_lr m / (sqrt(v) + tau),    m = 0 and v = tau^2 before round 1
 beta1 = 0.9 (0 with "adagrad") and beta2 = 0.99 are the paper's.
-
-Deviations from the paper (arXiv:2003.00295, algorithm 2): (1) p_k goes by training samples; there all clients count
-alike (`weighting = "uniform"`). (2) Different architectures share tensors as in FedAvg; a tensor that nobody sent keeps
-its value, its m and its v. (3) BatchNorm's running statistics are averaged, not stepped.
-Shapes: m and v have those of the shared parameters.
+Deviations from the paper (arXiv:2003.00295): (1) Clients are weighted by samples; in algorithm 2 all count alike
+(`weighting = "uniform"`). (2) Different architectures are averaged layer by layer or within each architecture. (3)
+BatchNorm's running statistics are averaged, not stepped.
 """
 
 from __future__ import annotations

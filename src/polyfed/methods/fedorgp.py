@@ -1,17 +1,17 @@
 """FedORGP: prototypes that the server trains to be orthogonal to other classes (Guo, Luan, Li, Zhao and Jiang, 2025).
 
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda_c mean over the batch of 1 - cos(phi_k(x), P[y]);
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training (equations 8 and 2).
-Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
-           1 - s + gamma d, over batches of the received pairs (k, c) (equations 3 to 5):
-           s = mean of cos(C_k[c], P[c]); d = mean of |cos(C_k[c], P[c'])| over the pairs and the C - 1 others c'.
-Predicted: by the head (figure 3). `predictor = "prototype"`: the class of the P[c] of largest cosine.
-The paper is the PDF in its authors' repository (March 2025; arXiv:2502.16119). Table 6 finds lambda_c = 100, lambda_s =
-1, gamma = 10 best on CIFAR-100; the runs recorded there have lambda_c = 10, the default here.
-Deviations from the paper: (1) lambda_s is 1: the server's SGD has no momentum, so another one is another `server_lr`
-with another gamma. (2) Round 1 has no prototypes, as in the authors' code; algorithm 1 sends the untrained ones. (3) P
-of a class that nobody has sent yet is not sent, and nothing is learnt towards it; all C take part in the server's loss.
-(4) The network keeps its weights from round to round; its optimizer has nothing to keep.
+phi_k and h_k are the client's extractor and head; P[c] is the server's vector of class c.
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda_c (1 - cos(phi_k(x), P[y]))
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
+server:    P = linear(ReLU(linear(embedding)))
+           server_epochs epochs of SGD on 1 - s + gamma d, over the pairs (k, c)
+           s = mean of cos(C_k[c], P[c])
+           d = mean of |cos(C_k[c], P[c'])| over the pairs and the C - 1 other classes c'
+The paper is the PDF in its authors' repository (March 2025). Deviations from the paper (arXiv:2502.16119): (1) The
+weight lambda_s of 1 - s is 1, as in the paper's experiments. Another weight equals another choice of `server_lr` and
+`gamma`. (2) Round 1 has no prototypes, as in the authors' code; algorithm 1 sends the untrained ones. (3) A class that
+no client has sent yet is not sent; it takes part in the server's loss. (4) The server's optimizer is SGD without
+momentum, so it has no state.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """FedProto: clients agree on one prototype per class (Tan et al., AAAI 2022, arXiv:2105.00243).
 
-w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the server's prototype of class c.
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
-           C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training; or over the
-           batches of the training itself, in train mode, while phi_k changes, which saves a pass (`collected`).
-Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
-Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
-Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the number of senders, too, so that
-prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
-mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
-anything yet is sent all prototypes as if it had all classes: nobody knows better.
-(5) Algorithm 1 collects prototypes during training.
-From FedProto's authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits
-to the count; it collects prototypes during the last epoch of training, here that is during all.
+phi_k and h_k are the client's extractor and head, n_kc is its number of samples of class c.
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
+           C_k[c] = mean of phi_k(x) over its samples of class c
+                    in eval mode, after training ("after"), or in training's batches ("during")
+server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc  over clients that sent one ("count")
+                   or their plain mean ("uniform")
+A class that no client sends keeps its prototype.
+Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, so that
+prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) The distance is
+the mean of squares; another public implementation has it with lambda = 10. (3) All known prototypes are candidates; the
+authors' code searches the client's own classes. (4) A client that has not uploaded yet receives all prototypes. (5) The
+authors' code counts correct predictions of both the head and the prototypes, so published figures are a score of
+neither. (6) Algorithm 1 collects prototypes while weights still change, and the authors' code in the last epoch.
 """
 
 from __future__ import annotations

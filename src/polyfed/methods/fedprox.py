@@ -1,12 +1,13 @@
 """FedProx: averaging with a proximal term (Li et al., MLSys 2020, arXiv:1812.06127), also among differing networks.
 
-Client k:  w <- w^t, received;  E local epochs of SGD on CE(f(x; w), y) + (mu/2) ||w - w^t||^2 (eq. 2).
-Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
-them, or within each architecture; w^t is what the client received of them. (2) Clients are drawn uniformly and weighted
-by samples, not drawn by samples and weighted alike. (3) Everybody trains E epochs; slow devices may do fewer in the
-paper. (4) The norm is over parameters; BatchNorm's statistics are averaged and not held. (5) Under Adam or momentum the
-term's gradient is treated as the rest.
+client k:  E epochs of SGD on  CE(f(x; w), y) + (mu/2) ||w - w^t||^2              (eq. 2)
+server:    w <- sum over responding clients of p_k w_k
+           p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
+paper has one. (2) Clients are drawn uniformly and weighted by samples; the paper draws them by samples and weights them
+equally. (3) All clients train E epochs. The paper lets slow devices train fewer (gamma-inexactness). (4) The norm is
+over parameters. BatchNorm's running statistics are averaged without the proximal term. (5) Adam and momentum treat the
+term's gradient like the rest.
 """
 
 from __future__ import annotations

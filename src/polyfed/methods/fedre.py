@@ -1,19 +1,18 @@
 """FedRE: a global header trained on one random mixture of class means per client (Yao et al., CVPR 2026).
 
-H: the header, theta its weights; F_k: the network before it; S_k: the client's classes.
-client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over extractor and header
-           Rbar_k^s = mean of F_k(x) over the samples of class s, in eval mode, for each s in S_k
-           a_s = u_s / sum u,  u_s uniform in (0, 1], drawn anew in every round
+client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over F_k and header H
+           Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode
+           a_s = u_s / sum u,  u_s uniform in (0, 1]
            r_k = sum_s a_s Rbar_k^s;  q_k = sum_s a_s onehot(s)
-server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c), in shuffled batches of clients
-Scored: the client's extractor under the newest header, stage `received`.
-
-arXiv:2511.22265. What follows is from the abstract and the authors' code; the paper's equations were not at hand.
-Deviations from the paper: (1) The abstract mixes a client's local representations; here, as in that code, these are the
-class means. (2) The loss is summed over a batch, as in that code; not verified against the paper. (3) That code uploads
-pairs of weight and label; here the encoding is a vector of C numbers. (4) What its tables score is not known: of the
-two versions of that code one sends the newest header to all clients, selected or not, before each round, as is scored
-here; the other one sends none. Neither has the lines that evaluate. (5) Its means leave out a last, ragged batch.
+server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c)
+           in shuffled batches of clients
+This is a reading: from the abstract and the authors' code; the paper's equations were not at
+hand.
+Deviations from the paper (arXiv:2511.22265): (1) Class means are mixed, as in the authors' code; the abstract mixes
+"local representations". (2) The loss is summed over a batch, as in that code. (3) An encoding has C numbers; that code
+uploads pairs of weight and label. (4) What the paper's tables score is not known. One of two versions of that code
+sends the newest header to all clients before each round, which is the stage scored here; the other sends none. (5)
+Class means are over all training samples; that code leaves out a last, ragged batch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """FedRep: one representation for all, a head of one's own (Collins, Hassani, Mokhtari and Shakkottai, ICML 2021).
 
-w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it.
-Client k:  phi_k <- phi;  `head_epochs` epochs of SGD on CE(h_k(phi_k(x)), y) in h_k alone, then `extractor_epochs` in
-           phi_k alone.
-Server:    phi <- sum_k p_k phi_k over those who answered, p_k = 1 / their number (or n_k / sum n_k).
-Scored: the newest phi under the client's own head, the stage `received`, also for clients that were not drawn.
-The first h_k is the same for all clients whose heads have the same layers: a function of the seed, and never sent.
-Deviations from the paper: (1) where architectures differ, phi is averaged layer-wise or within each architecture; the
-paper has one. (2) The part that rests is in eval mode: its BatchNorm statistics rest, too; those of phi are averaged
-like weights. (3) `final_head_epochs`, from the authors' code: after the last round everybody fits the head to the
-newest phi. From the authors' code: it weighs by n_k (`weighting = "samples"`).
+client k:  phi_k <- phi
+           head_epochs epochs of       h_k   <- h_k   - eta grad CE(h_k(phi_k(x)), y)
+           extractor_epochs epochs of  phi_k <- phi_k - eta grad CE(h_k(phi_k(x)), y)
+server:    phi <- sum over responding clients of p_k phi_k
+           p_k = 1 / their number ("uniform"),  n_k / sum n_j ("samples")
+Heads with the same layers start alike, by the seed, and are never sent.
+Deviations from the paper: (1) Different architectures' extractors are averaged layer by layer or within each
+architecture; the paper has one. (2) The fixed part is in eval mode. BatchNorm's statistics of phi are averaged like
+weights. (3) All clients can fit their head once more after the last round (`final_head_epochs`), as in the authors'
+code. (4) Clients have equal weights; the authors' code weights them by samples (`weighting = "samples"`).
 """
 
 from __future__ import annotations

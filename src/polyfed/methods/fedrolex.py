@@ -1,19 +1,19 @@
 """FedRolex: clients train a window that rolls over one network (Alam et al., NeurIPS 2022, arXiv:2212.01548).
 
-Rates as in HeteroFL: levels a to e keep ceil(r K) of every group of K channels, r = 1, 1/2, 1/4, 1/8, 1/16. In round
-j = 0, 1, ... the window of a group starts at channel j mod K and goes around its end (eq. 2), alike for all of a rate.
-Client i:  w_i <- w[window];  E epochs on CE of the logits, those of absent classes set to 0;  in training, BatchNorm
-           normalizes by the batch.
-Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples; a class's row over
-           those that have the class.
-Deviations from the paper: (1) ceil(r K) channels, not floor, so that round 0 is HeteroFL's and none is left without.
-(2) Rates are drawn anew in every round, as in the authors' code and FedIN's comparison; the paper's client n has one
-capacity ("fix_..."). (3) All tensors of a residual stream roll together. (4) Masks and BatchNorm's statistics are
-HeteroFL's, and there is no scaler; statistics of a rate are kept channel by channel. (5) Scored is every client's
-sub-model, the window that was trained last; there the large network.
-From the authors' code: it rolls backwards, this goes forwards, as the paper says; in the means of BatchNorm and of the
-last layer an entry counts as often as it has been trained before; it scores with statistics of the test batch, and
-clips gradients at norm 1 (`max_grad_norm = 1.0`).
+window:    in round j, rate r keeps the channels {s, s + 1, ..., s + ceil(r K) - 1} mod K of K,
+           s = j step mod K
+client i:  w_i <- w[window];  E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)
+server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
+           equal ("uniform") or by n_i ("samples");  others are unchanged
+Rates, channel groups, masks, clipping and BatchNorm's statistics are HeteroFL's.
+Deviations from the paper: (1) The window has ceil(r K) channels; the paper has floor(r K). Every group thus keeps a
+channel. (2) Rates are drawn anew in every round, as in the authors' code and in FedIN's comparison. In the paper each
+client has one capacity (`rates = "fix_..."`). (3) All tensors of a residual stream roll together; the authors' code can
+roll every layer separately, so that a stream adds different channels. It rolls backwards. (4) Masks, BatchNorm's
+statistics and the missing scaler are HeteroFL's. The authors' code scores with the test batch's statistics. (5) Every
+client's sub-model is evaluated; the paper evaluates the large network. (6) Gradients are not clipped; the authors' code
+clips them at norm 1 (`max_grad_norm = 1.0`). It weights entries of BatchNorm and the last layer by how often they were
+trained.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """FedSelect: every client finds, entry by entry, which weights are its own (Tamirisa et al., CVPR 2024).
 
-m_k is 1 where an entry of w_k is personal and 0 where it is shared; all 0 at first.
-Client k:  w_k <- what was received, where m_k = 0;
-           every q rounds, in each weight tensor of which less than `max_personal_fraction` is personal: the
-           share p of the shared entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
-           epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
-Server:    per entry, w <- mean of w_k over those who answered with m_k = 0, all alike or by their samples; what nobody
-           shares keeps its value.
-Deviations from the paper: (1) where architectures differ, the mean is layer-wise or within each architecture. (2)
-Weight tensors are those of two dimensions or more; biases and BatchNorm are shared, its statistics averaged. (3) Of
-entries that moved alike the first are taken, never more than p. (4) What has become personal starts from the newest
-shared value, as in the authors' code. (5) While nothing is personal the first stretch is left out. (6) q counts the
-rounds in which the client took part; a_k is at first what it received. (7) If an upload with a new mask is lost, the
-client sees so by what it is sent, and says its mask again before it grows on.
-From the authors' code: personal and shared entries take turns epoch by epoch, here each trains for all its epochs; q
-counts all rounds, the first growth being after round q + 1; whatever is called weight has a mask, BatchNorm's too; the
-clients of the first round are those of every round; buffers are not averaged.
+m_k is 1 for the personal entries of client k. a_k is w_k at the last growth of the mask,
+initially the received weights.
+client k:  every q rounds, in each weight tensor of which less than `max_personal_fraction` is
+           personal: the share p of the entries with m_k = 0 for which |w_k - a_k| is largest
+           get m_k = 1;   a_k <- w_k
+           w_k <- w, where m_k = 0
+           E epochs of SGD that move entries with m_k = 1 only, then E epochs of the others only
+server:    per entry:  w <- mean of w_k over responding clients with m_k = 0;  others are unchanged
+Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
+paper has one. (2) Only tensors of two or more dimensions have a mask; in the authors' code all that are called
+`weight`. (3) Ties at the threshold are broken by position; the authors' code takes all of them. (4) A new personal
+entry starts from the newest shared value; the authors' code aggregates and sends by the old mask. (5) While a client
+has no personal entries, the first phase is skipped. (6) q counts the rounds in which the client took part. The authors'
+code counts all rounds and grows one round later. (7) A client whose upload was lost sends its mask again. (8) The
+authors' code alternates personal and shared entries by epoch, selects the first round's clients in every round, and
+does not average buffers.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """FedTGP: prototypes that the server trains apart from each other (Zhang, Liu, Hua and Cao, AAAI 2024).
 
-Clients as in FedProto: they are drawn to the server's prototypes P, and send the means C_k[c] of their trained
-networks' representations (arXiv:2401.03230).
-Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
-           CE(-(||C_k[c] - P[c']|| + delta 1[c' = c]) over all c', c) over the pairs received;
-           delta = max over c of the distance from Q[c] to the nearest Q[c'], at most `margin`, Q the clients'
-           mean means: own prototypes must be nearer than others by delta.
-Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
-Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
-in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
-round; its optimizer has no momentum and so nothing to keep. As in the authors' code: (4) delta is of the nearest other
-class; equation 9 takes the farthest. (5) Clients are drawn by mean squares per sample, weight 10; equation 11 has the
-Euclidean distance of class means, weight 0.1. (6) The server's loss is a mean over the pairs, not their sum.
-From that code: it collects the means from the network as it was before training.
+phi_k and h_k are the client's extractor and head. P[c] is the prototype of class c and Q[c] the
+plain mean of the C_k[c].
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
+server:    P = linear(ReLU(linear(embedding)))
+           delta = max over c of the distance from Q[c] to the nearest other Q[c'], at most `margin`
+           server_epochs epochs of SGD, over all (k, c), on
+           CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c)
+Deviations from the paper (arXiv:2401.03230): (1) A class that no client has sent yet is not sent and is no candidate;
+it takes part in the server's loss. (2) With a single class in a round, delta is `margin`. (3) The server's optimizer is
+SGD without momentum, so it has no state. (4) Delta is of the nearest other class, as in the authors' code; equation 9
+takes the farthest. (5) Mean squares per sample have weight 10, as in that code. Equation 11 has the Euclidean distance
+of class means, with weight 0.1 in the paper's experiments. (6) The server's loss is a mean over the pairs, as in that
+code, not their sum. (7) The authors' code computes the means with the network as it was before training.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
 """FIARSE: clients train the weights that are largest in magnitude, as many as they can carry (Wu et al., NeurIPS 2024).
 
-Shares r_1 = 1 > ... > r_L of the weights; client k has the (k mod L + 1)-th. Weights are those of all layers but
-normalization, biases too.
-Server:    theta_k = magnitude of the r_k-th share's last weight, of all weights or of the layer's (`threshold`);
-           M_k = [|w| >= theta_k].
-Client k:  w_k <- w where M_k, else 0;  E epochs of SGD on CE(f(x; w_k * [|w_k| >= theta_k]), y), along
-           grad * [|w_k| >= theta_k] (1 + 2 |w_k| theta_k / (|w_k| + theta_k)^2):
-           a weight that falls below the threshold is out, and those near it are driven apart.
-Server:    every entry of w <- mean of w_k over the clients with the entry in M_k, all alike or by their samples;  what
-           nobody holds stays bit for bit.
-Deviations from the paper (arXiv:2407.19389): (1) Where r_k = 1 there is no threshold, so that the client trains as in
-FedAvg; the authors' code takes the smallest magnitude. (2) An entry counts for all clients that were sent it; in the
-authors' code for those where it has changed. (3) BatchNorm's running statistics are averaged like weights; the authors'
-code keeps none and scores with those of the test batch. (4) Scored is every client's own sub-model as received. (5) A
-layer is one module's weight and bias; in the authors' code layers of ResNet's stages go together.
-The gradient and the shares are those of the authors' code; the paper's text was not at hand.
-With one threshold for all weights, which the authors' main runs have, a small share can leave out whole layers whose
-initial weights are small; such a sub-model is constant and learns nothing.
+server:    theta_k: magnitude of the last of the share r_k of all weights ("global")
+           or of a layer's ("layer");  M_k = [|w| >= theta_k]
+client k:  has one of the shares, in turn;  w_k <- w where M_k, else 0
+           E epochs of SGD on CE(f(x; w_k * M), y),  M = [|w_k| >= theta_k] in every step, along
+           grad * M * (1 + 2 |w_k| theta_k / (|w_k| + theta_k)^2)
+server:    every entry of w <- mean of w_k over the clients with the entry in M_k
+           others are unchanged
+The gradient and the shares are those of the authors' code, not verified against the paper's text. Deviations from the
+paper (arXiv:2407.19389): (1) A client with the whole network has no threshold; in the authors' code it is the smallest
+magnitude. (2) An entry is averaged over all clients that received it; in the authors' code, over those where it has
+changed. (3) BatchNorm's running statistics are averaged like weights; the authors' code keeps none. (4) Each client's
+sub-model is evaluated on its own test rows; the paper also has one test set. (5) A layer is one module's weight and
+bias; the authors' code takes each stage of a ResNet as one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """FML: federated mutual learning, a private network and a common one that teach each other (Shen et al., 2020).
 
-Client k:  m <- received;  E local epochs on the same batches, p_w and p_m being the softmax of w_k's and m's scores, by
-               L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)   for w_k, of any architecture,
-               L_m = beta CE(m)    + (1 - beta) KL(p_w || p_m)    for m; neither passes a gradient to its teacher.
-Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimizer
-over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
-counts clients alike. (3) Where numbers are predicted, which the paper does not do, the squared error takes the place of
-CE, and the squared difference of both outputs that of KL.
+w_k is the private network, m the auxiliary model, and p are the softmax outputs.
+client k:  m <- received;  E epochs of SGD, on each batch one step of both
+           L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)
+           L_m = beta  CE(m)   + (1 - beta)  KL(p_w || p_m)
+server:    m <- sum over responding clients of p_k m_k
+           p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+No gradient passes through a teacher.
+Deviations from the paper (arXiv:2006.16765): (1) One optimizer steps both networks at once, from the same scores. (2) m
+is averaged by samples; `weighting = "uniform"` weights clients equally. (3) Where numbers are predicted, squared errors
+take the place of CE and KL.
 """
 
 from __future__ import annotations

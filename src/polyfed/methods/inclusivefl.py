@@ -1,19 +1,20 @@
 """InclusiveFL: networks of several depths, the small ones' last blocks taught by the larger (Liu et al., KDD 2022).
 
-Architectures are nested by name and ordered by size; l_g is the last block of architecture g in a stage in which the
-next larger one, g + 1, has more.
-Client k:  w <- w_g;  E local epochs of SGD on CE(f(x; w), y).
-Server:    u_g = sum_k p_k w_k - w_g over the clients of g, p_k = n_k / sum n_k;
-           u_g[l_g] <- beta m_g + (1 - beta) u_g[l_g],  m_g the mean of u_{g+1} over its blocks l_g and deeper (of that
-           stage), as of the last round in which clients of g + 1 answered;
-           w_g[l_g] <- w_g[l_g] + u_g[l_g] stays with g;  all else is averaged layer-wise by samples (eq. 19 of FedIN).
-Deviations from the paper (arXiv:2202.08036): (1) clients train E epochs and the server adds the mean update; there they
-send gradients and the server has an optimizer. (2) Its transformers are one stage; here every stage has its last block.
-So ResNet10, 14, 18 and 22 keep 93.5, 2.8, 52.8 and 2.2 % of their weights to themselves, and nothing with
-`local_last_block = false`. (3) The classifier is shared, as FedIN counts the traffic; there each architecture has its
-own. (4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not
-distilled. (5) m_g is of what the clients sent, before the larger one's own distillation. (6) BatchNorm's statistics are
-averaged, not distilled.
+Architectures are ordered by size. l_g is the last block of architecture g in a stage where the
+next larger one, g + 1, has more blocks.
+client k:  (of architecture g)  w_k <- w_g;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
+server:    u_g       =  sum over responding clients of g of p_k w_k - w_g,   p_k = n_k / sum n_j
+           u_g[l_g] <-  beta m_g + (1 - beta) u_g[l_g]                    once there is an m_g
+           m_g      <-  mean of u_{g+1} over blocks l_g ... of that stage for the next round
+           w_g[l_g] <-  w_g[l_g] + u_g[l_g]
+           others   <-  layer-wise mean by samples
+Deviations from the paper (arXiv:2202.08036): (1) Clients train E epochs and the server adds their mean update; in the
+paper they send gradients of one batch, and the server takes an optimizer step. (2) Every ResNet stage has its own last
+block. The paper's transformers are a single row of blocks. (3) The classifier is shared, since the FedIN paper states
+the same traffic and memory as for FedAvg. (4) Tensors of a last block are distilled only if all corresponding blocks of
+the larger network have them in the same shape. (5) m_g is computed before the larger network's own last block is
+distilled. (6) BatchNorm's statistics are averaged like weights and not distilled. (7) In the authors' code the momentum
+is overwritten instead of summed, so nothing is distilled; here the formula is implemented.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """InCoAvg: deep layers' updates steered by shallow ones (InCo Aggregation: Chan et al., ICLR 2024, arXiv:2308.11464).
 
-Client k:  w <- received;  E local epochs of SGD on CE(f(x; w), y).
-Server:    g = mean of w_k - w, tensor by tensor over the clients that have it;  w <- w + g', where for convolutions of
-           all blocks of a stage but the first, with g_0 the update of the stage's first block (its last convolution of
-           that shape),  g_k' = (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  else g' = g.
-theta = min(|<g_0, g_k>| / (||g_0||^2 + 1e-7), 5), for every kernel by itself, and entries of g' are at most 0.1 in
-size: so the authors' code ("code"), which made the published figures. The paper's theorem ("paper") has
-g_k' = g_k + theta g_0, theta = max(0, -<g_0, g_k> / ||g_0||^2), the nearest to g_k that does not point against g_0.
-Deviations from the paper: (1) "code" is the default; even with theta = 0 it scales a step by (1 + ||g_0||/||g_k||) / 2.
-(2) Clients send weights, of which the server knows the differences; so what is not corrected, BatchNorm's statistics
-too, is the plain mean. (3) A layer that nobody sent, or a kernel that did not change, is neither corrected nor a
-reference. (4) Convolutions alone, larger than 1 x 1; transformers (one norm layer in the paper) are averaged.
+g_k is the update of a convolution in any block of a stage but the first. g_0 is the update of the
+first block's last convolution of the same shape, in ResNets conv2.
+client k:  w_k <- w;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
+server:    g   =  mean of w_k - w over the clients that have the tensor
+           alpha = <g_0, g_0>,  beta = <g_0, g_k>,  kernel by kernel
+  "code":  theta = min(|beta| / (alpha + 1e-7), 5)
+           g_k' = clamp( (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  -0.1, 0.1 )
+  "paper": theta = max(0, -beta / alpha)
+           g_k' = clamp( g_k + theta g_0,  -0.1, 0.1 )
+           w  <- w + g'
+Deviations from the paper: (1) `"code"`, the authors' code, is the default, as it produced the published figures. (2)
+Clients send weights, not differences, since the server knows what it sent. Tensors that are not corrected are thus
+plain means, and a running variance never becomes negative. (3) A layer that no client sent, or a kernel that did not
+change, is neither corrected nor used as reference. (4) Only convolutions larger than 1 x 1 are corrected. In
+transformers the paper corrects norm layers; here these are averaged.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """LG-FedAvg: personal extractors under a shared head (Liang et al., NeurIPS workshop 2019, arXiv:2001.01523).
 
 client k:  h_k <- h;  E epochs of SGD on CE(h_k(phi_k(x)), y), over all weights
-server:    h <- sum over responding clients of p_k h_k,  p_k = n_k / sum n_j ("samples"),
-           1 / their number ("uniform")
-
-Deviations from the paper: (1) The paper shares several upper layers, which must be alike. By default only the head is
-shared, as in FedGH's comparison. (2) The paper starts from a model trained by FedAvg; here clients start from a
-common head and their own extractors. (3) The paper's ensemble for new clients and its adversarial variant are not
-implemented. (4) In networks of different depth, upper layers are averaged layer-wise. Float buffers such as
-BatchNorm's statistics are averaged like weights; its batch counter stays local.
-Heads are matched by tensor names within the head, so `fc` of one network and `classifier` of another are the same.
-Heads of different shapes are rejected before round 1; `models.feature_dim` gives all networks the same width.
+server:    h <- sum over responding clients of p_k h_k
+           p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+Heads are matched by tensor names within the head, so `fc` of one network and `classifier` of
+another are the same.
+Deviations from the paper: (1) Only the head is shared by default, as in FedGH's comparison; the paper shares several
+upper layers, which must be alike. (2) Clients start from a common head and their own extractors; the paper starts from
+a model trained by FedAvg. (3) The paper's ensemble for new clients and its adversarial variant are not implemented. (4)
+In networks of different depth, upper layers are averaged layer by layer. Float buffers such as BatchNorm's statistics
+are averaged like weights; its batch counter stays local.
 """
 
 from __future__ import annotations

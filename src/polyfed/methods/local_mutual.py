@@ -1,19 +1,18 @@
 """LocalMutual: two networks per client that teach each other, without communication; a control.
 
-Own network w, second network m, which begins alike everywhere; H: representations, f: scores, T: temperature, both
-networks on the same images:
-    L_w = CE(w) + mutual [T^2 KL(m || w) + MSE(H_w, H_m)]
-                + mixed  [MSE(H_w, H_m) on x_1 + T^2 KL(m || w) on x_2]
-    L_m = CE(m) + mutual [T^2 KL(w || m) + MSE(H_m, H_w)]
-                + mixed  [MSE(H_m, H_w) on x_1 + T^2 KL(w || m) on x_3]
-KL(m || w) is that of softmax(f_m / T) and softmax(f_w / T). A teacher is a constant: L_w trains w only, L_m trains m.
-x_1, x_2, x_3: the batch, mixed patch by patch with itself in another order (`functional.patch_mixing`), for the
-representations, for w's scores and for m's. Each has its own alpha and number of patches: 0.1 and 16 at first, and in
-every 30th round, before training, those among `CANDIDATES` on which the two networks differ most on the client's
-training images. Nothing is sent. It is the local stage of FedKWAZ, and says how much of what a method with two networks
-per client gains needs the other clients.
-Deviations from the paper of FedKWAZ, as far as they concern this stage: (1) teachers are constants. (2) Gradients are
-not clipped. (3) One optimizer takes both networks' steps. The candidates of the search for mixtures are the paper's.
+w is the own network, m the second one, H are representations; KL is of softmax(scores / T), with
+T = 4. A teacher is a constant.
+client k:  E epochs of SGD on L_w + L_m
+L_w = CE(w) + mutual [T^2 KL(m || w) + MSE(H_w, H_m)]
+            + mixed  [MSE(H_w, H_m) on x_1 + T^2 KL(m || w) on x_2]
+L_m = CE(m) + mutual [T^2 KL(w || m) + MSE(H_m, H_w)]
+            + mixed  [MSE(H_m, H_w) on x_1 + T^2 KL(w || m) on x_3]
+x_1, x_2, x_3: the batch, mixed patch by patch with itself in another order
+(`functional.patch_mixing`). Each mixture has its own alpha and number of patches: 0.1 and 16 at
+first, and in every 30th round, before training, those among `CANDIDATES` on which the networks
+differ most.
+Those of FedKWAZ that concern local training: Deviations from the paper: (1) The loss has labels, KL(teacher || student)
+and means of squares. (2) Teachers are constants. (3) Gradients are not clipped. (4) One optimizer steps both networks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """MOON: model-contrastive learning (Li, He and Song, CVPR 2021, arXiv:2103.16257), also among differing networks.
 
-z = R(x; w) is the representation, sim the cosine; w^t what the client received, w' what its own last round ended with.
-Client k:  w <- w^t;  E local epochs of SGD on CE(f(x; w), y) + mu l_con,
-           l_con = -log[e(z, R(x; w^t)) / (e(z, R(x; w^t)) + e(z, R(x; w')))],  e(a, b) = exp(sim(a, b) / T) (eq. 3).
-Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
-them, or within each architecture. (2) z is what enters the network's head; the paper puts two layers before it, for
-which `models.feature_dim` adds one. (3) In a client's first round w' = w^t: l_con is log 2, without gradient; the paper
-leaves it out. (4) Both reference networks run in eval mode. (5) w' is the client's own model, which it keeps anyway.
+z = R(x; w): the representation, the input of the head
+e(r) = exp(cosine(z, r) / T),   l_con = -log[ e(R(x; w^t)) / (e(R(x; w^t)) + e(R(x; w'))) ]   eq. 3
+client k:  E epochs of SGD on  CE(f(x; w), y) + mu l_con
+server:    w <- sum over responding clients of p_k w_k
+           p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+w^t: the weights received; w': those that the client's own last round ended with.
+Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
+paper has one. (2) z is the input of the network's head. The paper adds a projection of two layers; `models.feature_dim`
+adds one layer (Linear, ReLU), for all compared methods alike. (3) In a client's first round l_con is log 2; the paper
+omits the negative. Neither has a gradient. (4) Both reference networks run in eval mode. (5) w' is the model that a
+client stores anyway; no second copy is kept.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """OwnPlusCommon: every client's own network, plus a linear model on fixed random features that all have in common.
 
-f_k(x): outputs of client k's own network, of any architecture; it is trained as in Local and never sent.
-t_k(x) = log softmax(phi(x)' W + b + log pi_k): the common model, from sums that every client sends once, pi_k the class
-         shares of its own rows (`methods.closed_form`, where the equations of phi, W and b stand).
-prediction of client k:  (1 - v_k) log softmax f_k(x) + v_k t_k(x).   Numbers: (1 - v_k) f_k(x) + v_k t_k(x).
-v_k:     4/5, unless another of 0, 1/5, 1/2 and 1 predicts the client's validation rows better, by more than one
-         standard error of the difference per row. With much data of its own a client comes back to its network.
-Inputs unlike a client's own (newcomers, classes it lacks): t alone, with the federation's class shares for pi.
-Sent:    what ClosedForm sends. In a round after the last one all clients get W and choose v_k anew.
-With v = 0 it is Local, with v = 1 ClosedForm, bit for bit.
-Control: "permuted" shifts the classes of W and b by one at the server: a common model of other classes.
-
-Not from a paper. Sums over clients in closed form: Fed3R (ICML 2024) and AFL (CVPR 2025), on a pre-trained extractor,
-one model for all. A product of two models' probabilities: Hinton, "Products of experts" (ICANN 1999).
-Shapes: D features, C classes, N rows.
+phi(x) are fixed random features, pi_k the class shares of client k. f_k is trained as in Local.
+client k:    sends n_k, M_k, S_k, the sums of ClosedForm, once
+server:      W, b solved from the sums over clients
+common:      t_k = log softmax(phi(x)' W + b + log pi_k)
+prediction:  (1 - v_k) log softmax f_k(x) + v_k t_k(x);    numbers: (1 - v_k) f_k(x) + v_k t_k(x)
+v_k:         4/5; or of 0, 1/5, 1/2 and 1 the best, if it gets fewer validation rows wrong
+             by more than one standard error
+Classes of which nobody else has sent rows are judged by the network alone. In a round after the
+last one all clients get W and choose v_k anew. With v = 0 it is Local, with v = 1 ClosedForm, bit
+for bit.
+Control: "permuted" shifts the classes of W and b by one at the server: a common model of other
+classes.
+The method is not from a paper. It differs from its sources: Deviations from the paper: (1) Fed3R (ICML 2024) and AFL
+(CVPR 2025) solve one model for all from clients' sums, on a pre-trained extractor. GH-OFL (ICLR 2026, arXiv:2602.01186)
+has discriminant analysis on pre-trained features. (2) APFL (arXiv:2003.13461) mixes a global and a local model of equal
+architecture. Products of two models' probabilities are Hinton's *Products of Experts*, ICANN 1999.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """ProtoNorm: FedProto with prototypes that the server pushes apart (Lee, Shin and Choi, 2025, arXiv:2507.04310).
 
-Server:    P[c] as in FedProto;  p[c] = P[c] / ||P[c]||,  then `spread_steps` times
-           v[c] <- 0.9 v[c] + lr sum over c' of (p[c] - p[c']) / ||p[c] - p[c']||^2,
-           p[c] <- (p[c] + v[c]) / ||p[c] + v[c]||;
-           `scale` p[c] is sent, P[c] stays.
-Client k:  as in FedProto, towards what is sent.
-Deviations: it was written after the authors' code and not verified against the paper. There a class that nobody sends
-in a round has no prototype in the next, and the steps end once the forces no longer change.
+P[c] is the mean of the clients' class means, as in FedProto; lr falls from 0.1.
+server:    p[c] = P[c] / ||P[c]||,  then spread_steps times
+           v[c] <- 0.9 v[c] + lr sum over c' of (p[c] - p[c']) / ||p[c] - p[c']||^2
+           p[c] <- (p[c] + v[c]) / ||p[c] + v[c]||;    sends  scale p[c]
+client k:  as in FedProto, towards scale p[c]
+The method follows the authors' code, whose settings are the defaults. It was not verified against the paper's text.
+Deviations from the paper: (1) In that code, a class that no client sends in a round has no prototype in the next. (2)
+There, the steps end once the forces no longer change.
 """
 
 from __future__ import annotations

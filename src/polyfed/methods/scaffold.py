@@ -1,16 +1,18 @@
 """SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020, arXiv:1910.06378).
 
-Client k:  w <- w^t, c received;  tau_k steps along g(w) - c_k + c, with g the gradient of CE(f(x; w), y).
-           c_k+ = mean of the g of its steps ("mean"), gradient of all its samples at w^t ("I"), or
-                  c_k - c + (w^t - w_k) / (tau_k lr) ("II"; under plain SGD the same as "mean").
-Server:    w <- w^t + server_lr mean_k (w_k - w^t);   c <- c + (1/N) sum_k (c_k+ - c_k).
-N counts all clients present, c and c_k start at zero; who is not drawn keeps c_k.
-Deviations from the paper: (1) where architectures differ, all means are per tensor, N those of the clients present that
-have it, or within each architecture. (2) "mean" is the default: "II" is no gradient under momentum, weight decay or
-Adam, where the correction enters before the optimizer. (3) Clients send w_k, of which the server takes the difference.
-(4) The server keeps the sum of all c_k and sends it over N, so that c stays their mean when clients join. (5)
-BatchNorm's statistics are averaged, without server_lr, and have no variates; "I" normalizes by batches of all samples.
-(6) If an upload is lost, the client sees so by what it is sent, and goes back to the c_k before.
+client k:  tau_k steps  w <- opt(g(w) - c_k + c),   g the gradient of CE(f(x; w), y)
+           c_k+ = mean of the g of its steps                              "mean"
+                  gradient of all its samples at w^t                      "I"
+                  c_k - c + (w^t - w_k) / (tau_k lr)                      "II"
+server:    w <- w^t + server_lr mean_k (w_k - w^t)         over responding clients
+           c <- c + (1/N) sum_k (c_k+ - c_k)               N: all clients
+N counts all clients present; c and c_k start at zero; who is not drawn keeps c_k.
+Deviations from the paper: (1) With different architectures, all means are per tensor or within each architecture; the
+paper has one. (2) `"mean"` is the default; the paper's options are for plain SGD. (3) Clients send w_k; the server
+computes the difference to w^t. (4) The server keeps the sum of all c_k and divides it by the number of present clients,
+so that c stays their mean when clients join later. (5) BatchNorm's statistics have no variates and are averaged without
+`server_lr`. `"I"` uses random batches, BatchNorm's batch statistics and no dropout. (6) The paper does not cover lost
+uploads. Here a client restores its earlier c_k if the server has not counted its last round.
 """
 
 from __future__ import annotations

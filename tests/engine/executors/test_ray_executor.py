@@ -282,6 +282,7 @@ def test_one_process_trains_the_stacks_of_vectorized(method: str, options: Mappi
         (8, 1, 2, 32, [4, 4]),
         (8, 1, 3, 32, [2, 3, 3]),
         (5, 1, 4, 32, [2, 3]),  # no stack of one
+        (3, 1, 8, 32, [1, 1, 1]),  # but where each has a process
         (9, 3, 2, 32, [3, 3, 3]),  # a network is not divided among all where there are enough others
         (9, 1, 2, 3, [2, 2, 2, 3]),  # as many stacks for each, of 3 at most
     ],

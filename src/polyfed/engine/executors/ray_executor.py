@@ -147,8 +147,10 @@ class RayExecutor(ProcessPool):
         found = []
         for alike in Stacks(len(jobs), self._context.model_factory.device).alike([Member(one, job) for job in jobs]):
             places = sorted(alike, key=lambda place: -seconds[place])
-            count = max(1, min(round(sum(seconds[place] for place in places) / share), len(places) // WORTH))
-            count *= math.ceil(len(places) / (count * SIZE))
+            count = max(1, round(sum(seconds[place] for place in places) / share))
+            if count < len(places):  # else each has a worker of its own
+                count = max(1, min(count, len(places) // WORTH))
+            count = min(count * math.ceil(len(places) / (count * SIZE)), len(places))
             found += [sorted(places[first::count]) for first in range(count)]
         return found
 

@@ -1,27 +1,24 @@
 """FedLoRA: adapters of unequal rank on one frozen network, by the rules of six papers.
 
-All clients start from the same network with linear layers W (O, I), which is frozen and never sent: pre-train it, or
-give it. Client k has rank r_k and s_k = alpha / r_k; p_k = n_k / sum n_j ("samples"), or 1 / their number ("uniform").
-client k:  A_k, B_k from the server;  E epochs of SGD on CE with layers W + s_k B_k A_k, of A_k, B_k and the head
-server:    head <- sum_k p_k head_k, and the adapters by `aggregation`; A has R = max r_k rows, client k gets the first
-           r_k, and B / s_k:
-  average          A <- sum_k p_k A_k,  B <- sum_k p_k s_k B_k;  all ranks are equal
-  pad              the same, rows and columns up to R being zero (HETLoRA)
-  slices           row j of A and column j of B: the same over the clients with r_k > j;  others stay (raFLoRA)
-  svd              B A <- the R largest singular values and vectors of sum_k p_k s_k B_k A_k (FlexLoRA)
-  select-and-fold  client k gets all R components, trains r_k of them, drawn anew each round, and adds the others to W
-                   for the round; each is averaged as in slices over the clients that trained it (Fed-PLoRA)
-  stack            W <- W + sum_k p_k s_k B_k A_k everywhere; A_k is drawn anew, B_k = 0 (FLoRA)
-Deviations from the papers: (1) All rules sum s_k B_k A_k with s_k = alpha / r_k; FLoRA's code sets alpha = 2 r_k, one
-s for all ranks. (2) Heads are trained and averaged under every rule. (3) HETLoRA also prunes ranks and weighs clients
-by the norms of their updates; here by p_k. (4) raFLoRA's slices are averaged factor by factor, so that with equal ranks
-they are the average. (5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of stack gets the
-sum of all updates, 4 I O bytes per layer. (7) Folded and stacked updates are kept beside W, which stays bit for bit, at
-4 I O bytes of memory per layer. (8) Initial A is uniform within 1 / sqrt(I), B is 0.
-Compared were FLoRA's code (ATP-1010/FederatedLLM: the same stack, with p_k on A, added to W, A drawn anew) and the
-papers' abstracts. What the other papers' equations add to these was not verified.
-Sources: Cho et al. (HETLoRA), EMNLP 2024, arXiv:2401.06432; Bai et al. (FlexLoRA), NeurIPS 2024, arXiv:2402.11505; Wang
-et al. (FLoRA), NeurIPS 2024, arXiv:2409.05976; raFLoRA, arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
+client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
+           A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
+server:    the head is averaged; adapters by `aggregation`:
+  average          A <- sum p_k A_k,  B <- sum p_k s_k B_k;  equal ranks only
+  pad              the same, with zeros up to the largest rank R (HETLoRA)
+  slices           component j: the same, over the clients with r_k > j (raFLoRA)
+  svd              the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)
+  select-and-fold  client k trains r_k of R components, drawn each round, and folds the others
+                   into W (Fed-PLoRA)
+  stack            W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)
+A has R = max r_k rows; client k gets the first r_k, and B / s_k.
+Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA,
+arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
+FLoRA's code (ATP-1010/FederatedLLM) and the papers' abstracts were compared; the other papers' equations were not.
+Deviations from the paper: (1) All rules have s_k = alpha / r_k; FLoRA's code has one s. (2) Heads are averaged under
+every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages
+factor by factor. (5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of `stack` gets the
+sum of all updates. (7) Folded and stacked updates are kept beside W, at 4 I O bytes per layer. (8) The initial A is
+uniform within 1 / sqrt(I).
 """
 
 from __future__ import annotations

@@ -1,24 +1,21 @@
 """FedSA: anchors of the classes, to which representations and heads are drawn (Zhou et al., AAAI 2025).
 
-w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; A[c] the anchor of class c.
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - A[y])^2
-               + contrast CE(-(||phi_k(x) - A[c]|| + delta_k 1[c = y]) over all c, y)
-               + calibration mean over all c of CE(h_k(A[c]), c);
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training;
-           delta_k = the larger of the gap of A and that of its last C_k, the gap being the mean over the classes of
-           the distance to the nearest other class.
-Server:    A is drawn before round 1 (`functional.server_prototypes`);
-           A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c], over those who sent one.
-Scored: the client's own head, stage `personal`; with `predictor = "prototype"` the class of the nearest mean over k of
-           the newest C_k[c], stage `received`, and the head besides.
-
-arXiv:2501.05496. What follows is from the abstract and the authors' code, whose defaults are used (lambda is 1, the
-default of its `-lam`); the paper's equations were not at hand.
-Deviations from the paper: (1) C_k are taken after training; in that code, while weights still change. (2) In round 1
-and where a client has a single class, delta_k is the gap of A. (3) That code classifies by the nearest mean alone, a
-class that nobody sent in the last round having none; here the head does by default, which the calibration is for, and
-such a class keeps its mean. (4) Not verified against the paper: which of the two its tables have, lambda, the
-projection that draws the anchors, and the momentum.
+phi_k and h_k are the client's extractor and head, A[c] is the anchor of class c. The gap of
+vectors is the mean over the classes of the distance to the nearest other class.
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - A[y])^2
+               + contrast CE(-(||phi_k(x) - A[c]|| + delta_k [c = y]) over all c, y)
+               + calibration mean over all c of CE(h_k(A[c]), c)
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
+           delta_k = the larger of gap(A) and gap(C_k) of its last upload
+server:    before round 1: A[c] = relu(norm(W_2 relu(norm(W_1 e_c)))), random, norm over classes
+           A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c]
+This is a reading: from the abstract and the authors' code; the paper's equations were not at
+hand.
+Deviations from the paper (arXiv:2501.05496): (1) Class means are computed after training; in the authors' code, while
+weights still change. (2) In round 1, and for a client with one class, delta is the anchors' gap. (3) The head
+classifies by default, since it is calibrated for that; the authors' code classifies by means alone. A class that nobody
+sent keeps its mean; there it has none. (4) Not verified: which of the two the paper scores, `anchor_weight` (the code's
+`-lam`), how anchors are drawn, the momentum.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """FedSAF: clients agree on how the classes lie to one another, not on where they lie (Wu et al., 2026).
 
-w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the server's prototype of class c; M[c] the
-mean of phi_k(x) over the samples of class c in a batch.
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda gap(M, P), over the classes of the batch that have a
-           prototype (`functional.class_prototypes.structure_loss`);
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
-Server:    P[c] <- mean over k of C_k[c], over those who sent one; a class that nobody sent keeps its P[c].
-Scored: the client's own head, stage `personal`.
-
-A batch with fewer than two common classes counts in the cross entropy alone.
-
-arXiv:2605.05959. Only the abstract and summaries were at hand, which name two losses, GCSA and RCSA, without formulas,
-and the plain mean of prototypes; no code was found.
-Deviations from the paper: none is known, but these plainest readings are not verified against it: (1) that
-distances are compared, and their scale; (2) that the structure is taken among means of a batch;
-(3) lambda; (4) that every client's mean counts once; (5) that round 1, which has no prototypes, is Local.
+phi_k and h_k are the client's extractor and head. M[c] is the mean of the representations of
+class c in a batch, and d(a, b) the Euclidean distance divided by the root of D.
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda gap(M, P)
+           gap = mean over a != b of (d(M[a], M[b]) - d(P[a], P[b]))^2,
+                 over the classes of the batch that have a prototype
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
+server:    P[c] <- mean over k of C_k[c], over those who sent one
+This is a reading: from the abstract and summaries; neither formulas nor code were found.
+The abstract and summaries name two losses, GCSA and RCSA, without formulas, and the plain mean of prototypes. These
+choices are not verified: Deviations from the paper (arXiv:2605.05959): (1) Distances are compared, by this scale. (2)
+The structure is that among the means of a batch. (3) `structure_weight` is 1. (4) All clients' means have equal
+weights. (5) Round 1, which has no prototypes, equals Local.
 """
 
 from __future__ import annotations

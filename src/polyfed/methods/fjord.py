@@ -2,17 +2,14 @@
 
 widths:    1/n, 2/n, ..., 1;  p_i: clients are assigned 1/n to 1 in blocks of equal size
 a batch:   p <= p_i drawn uniformly;  one step on
-           CE(f(x; w_i), y)  +  [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[first ceil(p K)]))
-server:    w[k] <- sum n_i w_i[k] / sum n_i over the clients that hold entry k;
-           entries that nobody holds are unchanged
-
-Deviations from the paper: (1) Widths are assigned by client number, in blocks of equal size; the paper has clusters
-of devices, which may differ in size. (2) BatchNorm's statistics are computed after aggregation, for each client's
-largest width. In the Flower implementation by two of the authors every width has running statistics, which are
-averaged. BatchNorm's weight and bias are shared by all widths in both. (3) Each client's own width is
-evaluated; the paper evaluates all widths of the large network.
-Distillation has the paper's best values, alpha = T = 1 (eq. 1), with its teacher's loss on the labels, as in that
-implementation.
+           CE(f(x; w_i), y) + [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[first ceil(p K)]))
+server:    w[k] <- sum n_i w_i[k] / sum n_i over the clients that hold entry k
+           others are unchanged
+Deviations from the paper: (1) Widths are assigned by client number, in blocks of equal size; the paper has clusters of
+devices, which may differ in size. (2) BatchNorm's statistics are computed after aggregation, for each client's largest
+width. In the Flower implementation by two of the authors every width has running statistics, which are averaged. (3)
+Each client's own width is evaluated; the paper evaluates all widths of the large network. (4) Distillation has the
+paper's best values, alpha = T = 1 (eq. 1); its teacher learns from the labels in the same step.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
 """HeteroFL: sub-models of the first channels of one network (Diao et al., ICLR 2021, arXiv:2010.01264).
 
-rates:     a, b, c, d, e = 1, 1/2, 1/4, 1/8, 1/16;  "dynamic_a1-b1-c1-d1-e1": each client draws a level each round,
-           with these proportions;  "fix_a1-b3": the first quarter of the clients has a, the others b
-client i:  w_i <- w[first channels];  E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)
-masked f:  the logits of classes without samples at client i are 0; of the head it holds its own classes' rows alone
-server:    w[k] <- mean of w_i[k] over the clients that hold entry k, equal ("uniform") or by n_i ("samples");
-           entries that nobody holds are unchanged
-
-Deviations from the paper, numbered as on the page: (1) BatchNorm's statistics are computed per rate, from the clients
-of the rate, weighted by batches. The authors compute them for the whole network over all data and do not count this
-communication. (2) There is no scaler (which divides inputs of normalization layers by r in training): BatchNorm
-cancels it, and without BatchNorm the trained and the evaluated network would differ. (3) A client's classes are sent
-with its weights, one byte each; in the authors' code the server knows them. (4) All clients' sub-models are evaluated,
-not only the whole network. (5) Gradients are not clipped; the authors' code clips at norm 1 (`max_grad_norm = 1.0`, as
-in the recipe of FedIN's table 1), which slows networks without BatchNorm (see the page). (6) The authors' code slices
-layers by name and does not handle the third convolution of a bottleneck block, so ResNet152 cannot have run with it
-unchanged.
+rates:     a, b, c, d, e = 1, 1/2, 1/4, 1/8, 1/16;
+           "dynamic_a1-b1-c1-d1-e1": each client draws a level each round, with these shares;
+           "fix_a1-b3": the first quarter of the clients has a, the others b
+client i:  w_i <- w[first ceil(r K) channels]
+           E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)
+server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
+           equal ("uniform") or by n_i ("samples");  others are unchanged
+masked f: logits of classes that a client lacks are 0; of the head it holds the rows of its
+classes alone.
+Deviations from the paper: (1) BatchNorm's statistics are computed per rate; the authors compute them over all data, and
+do not count this communication. (2) There is no scaler: BatchNorm cancels it, and without BatchNorm the trained and the
+evaluated network would differ. (3) A client's classes are sent with its weights; in the authors' code the server knows
+them. (4) All clients' sub-models are evaluated, not only the whole network. (5) Gradients are not clipped; the authors'
+code clips at norm 1 (`max_grad_norm = 1.0`), as does the recipe of FedIN's table 1. This slows networks without
+BatchNorm. (6) The authors' code cannot slice bottleneck blocks such as ResNet152's.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
 """ScaleFL: clients train one network's first blocks and first channels, with early exits (Ilhan et al., CVPR 2023).
 
-Level l = 1..L has a width r_l and a depth d_l: the first ceil(r_l K) of every group of K channels, the network up to
-the exit behind ceil(d_l B) of its B blocks, and the exits on the way, m in all; the last level's exit is the head.
-Client i:  w_i <- w[l];  E epochs on  sum_j j L_j / (m (m + 1) / 2),  L_m = CE(o_m, y)  and, for the exits j < m before,
-           L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)),  o_m a constant in the latter, T = 3,
-           after a quarter of the rounds.
-Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
-           stays bit for bit. Then clients report BatchNorm's statistics of the new sub-models, as in HeteroFL.
-Clients are assigned to the levels in equal shares, once, in an order that the seed draws.
-Deviations from the paper: (1) `levels` are found by the mean size that FedIN states, 20.65 M numbers for ResNet152 with
-a head of 1000 rows; it states no widths and no exits. (2) Exits are one linear layer on the means over pixels. (3) The
-distillation is on; in the authors' code gamma is 0 unless given, so that their commands for images run without.
-(4) KL is summed over classes and its teacher detached; in the authors' code it is neither. (5) No layer divides by the
-width: in front of BatchNorm it would do nothing. (6) Statistics are taken after the average, level by level.
+A level width@depth has the first ceil(width K) channels of every group of K, the network up to
+the exit after ceil(depth B) of its B blocks, and earlier exits, m in all. Levels are assigned
+once, in equal numbers and random order.
+client i:  w_i <- w[level l];  E epochs on
+           sum_j j L_j / (m (m + 1) / 2),  L_m = CE(o_m, y)
+           L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)),  j < m, T = 3,
+                 after a quarter of the rounds
+server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
+           equal ("uniform") or by n_i ("samples");  others are unchanged
+Deviations from the paper: (1) The default levels match the mean size that FedIN states for ResNet152, without widths or
+exits. The authors' code has four levels, of widths 0.7, 0.7, 0.75 and 1. (2) Exits are one linear layer; the authors'
+are small networks. (3) Distillation is on; in the authors' code gamma is 0 by default, so their commands for images run
+without. (4) KL is summed over classes, and its teacher is constant; in the authors' code it is neither. (5) There is no
+scaler; in front of BatchNorm it has almost no effect. (6) BatchNorm's statistics are computed after aggregation, per
+level.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Pages link to sources, recipes and pages outside ``docs/`` as they do on any hos
 paths. Here every file so linked is brought into the site, below ``repository/``: a Markdown page as it is, any other
 text as a page that shows it. Links are turned accordingly, and markers expanded (`page_markers`).
 
+README.md is the front page, and the notebooks of ``examples/`` are the tutorials.
+
 What is made of stored results has its page from `results_pages` and `published_page`: a link to a stored file, or to
 its folder, leads to that page, while a host that shows the repository shows the file.
 """
@@ -11,6 +13,7 @@ its folder, leads to that page, while a host that shows the repository shows the
 from __future__ import annotations
 
 import functools
+import json
 import posixpath
 import re
 import sys
@@ -46,8 +49,12 @@ def place(file: Path) -> str:
     """Where a file of the repository lies in the site's sources; a text that is no page has ``.md`` behind its name."""
     if file in generated():
         return generated()[file].place
+    if file == ROOT / "README.md":
+        return "index.md"
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
+    if file.suffix == ".ipynb":
+        return f"tutorials/{file.stem}.md"
     inside = f"{ELSEWHERE}/{file.relative_to(ROOT).as_posix()}"
     return inside if file.suffix == ".md" else f"{inside}.md"
 
@@ -76,10 +83,26 @@ def turned(text: str, page: Path) -> str:
     return _PLACES.sub(turn, text)
 
 
+def text_of(file: Path) -> str:
+    """What a file says; a notebook as Markdown, with what its cells printed and showed below each."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".ipynb":
+        return text
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            printed = "".join(output.get("text", data.get("text/plain", ()))).rstrip()
+            parts.append("".join(data.get("text/html", ())) or f"```text\n{printed}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def shown(file: Path) -> str:
     """A file as a page: itself if it is one, else its lines under its path."""
-    text = file.read_text(encoding="utf-8")
-    if file.suffix == ".md":
+    text = text_of(file)
+    if file.suffix in (".md", ".ipynb"):
         return turned(text, file)
     title = file.relative_to(ROOT).as_posix()
     return f"# {title}\n\n````{_LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n````\n"
@@ -91,9 +114,9 @@ def outside(pages: list[Path]) -> list[Path]:
     ahead = list(pages)
     while ahead:
         page = ahead.pop()
-        files = linked(page.read_text(encoding="utf-8"), page)
+        files = linked(text_of(page), page)
         new = [file for file in files if not file.is_relative_to(DOCS) and file not in generated()]
-        ahead += [file for file in new if file not in found and file.suffix == ".md"]
+        ahead += [file for file in new if file not in found and file.suffix in (".md", ".ipynb")]
         found |= dict.fromkeys(new)
     return sorted(found)
 
@@ -104,14 +127,27 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File, InclusionLevel
 
     words = Path(config.config_file_path).read_text(encoding="utf-8")
-    named = [ROOT / name for name in re.findall(rf"{ELSEWHERE}/(\S+\.md)", words)]
+    named = [ROOT / "README.md", *sorted(ROOT.glob("examples/*.ipynb"))]
+    named += [ROOT / name for name in re.findall(rf"{ELSEWHERE}/(\S+\.md)", words)]
     for file in dict.fromkeys([*named, *outside([*DOCS.rglob("*.md"), *named])]):
         level = InclusionLevel.INCLUDED if file in named else InclusionLevel.NOT_IN_NAV
-        files.append(File.generated(config, place(file), content=shown(file), inclusion=level))
+        text = shown(file)
+        if file.suffix == ".ipynb":
+            files.append(File.generated(config, f"tutorials/{file.name}", abs_src_path=str(file)))
+            text = text.replace("\n", f"\n\n{badge(file.name, config.repo_url)}\n", 1)
+        files.append(File.generated(config, place(file), content=text, inclusion=level))
     for page in dict.fromkeys(generated().values()):
         level = InclusionLevel.INCLUDED if f": {page.place}\n" in words else InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, page.place, content=page.text, inclusion=level))
     return files
+
+
+def badge(notebook: str, repository: str | None) -> str:
+    """The line below a tutorial's title. repository: mkdocs.yml's `repo_url`, if it has one."""
+    colab = "https://colab.research.google.com/"
+    if repository:
+        colab += f"github/{repository.removeprefix('https://github.com/').strip('/')}/blob/main/examples/{notebook}"
+    return f"[![Open in Colab](../assets/colab.svg)]({colab}) [Download the notebook]({notebook})"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -139,18 +139,26 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
     assert type(load_model(folder, 0, trust=True).method).__name__ == "Gentle"
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-method.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
+def tutorial() -> str:
+    """The cell of the tutorial that has the class with its imports."""
+    cells = json.loads((ROOT / "examples" / "own-method.ipynb").read_text(encoding="utf-8"))["cells"]
+    (found,) = (text for cell in cells if "class Echo(pf.Method)" in (text := "".join(cell["source"])))
+    return found
+
+
 def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("echo.py").write_text("\n\n".join(blocks("python")[:2]), encoding="utf-8")
+    Path("echo.py").write_text("\n\n".join([tutorial(), blocks("python")[0]]), encoding="utf-8")
     (recipe,) = blocks("toml")
     Path("mine.toml").write_text(recipe, encoding="utf-8")
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))

@@ -13,7 +13,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import Client, Federation
-from polyfed.analysis import analyze
+from polyfed.analysis import plot
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load_dataset
@@ -48,7 +48,7 @@ USES: dict[str, Callable[[str], object]] = {
     "recipe": lambda name: pf.run(name),
     "model": lambda name: load_model(name, 0),
     "runs": lambda name: load_runs(name),
-    "plot": lambda name: analyze(name),
+    "plot": lambda name: plot(name),
     "sweep": lambda name: read_sweep(name),
     "release": lambda name: release(name, 0),
     "folder": lambda name: RunFolder(Path(name)).validate({}, False, False),

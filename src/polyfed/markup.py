@@ -6,8 +6,10 @@ a notebook that was saved.
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from polyfed.escaping import html_text, visible
@@ -105,9 +107,12 @@ def curves(lines: Mapping[str, Curve], x_label: str, y_label: str) -> str:
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyfed"}):  # equal figures, equal text
         figure.savefig(stream, format="svg", metadata={"Date": None})
-    return inline_svg(stream.getvalue())
+    drawing = stream.getvalue()
+    return f'<div style="max-width:100%">{drawing[drawing.index("<svg") :]}</div>'  # HTML knows no <?xml ...?>
 
 
-def inline_svg(image: str) -> str:
-    """A figure of matplotlib's, as it stands in its file, without what HTML does not know."""
-    return f'<div style="max-width:100%">{image[image.index("<svg") :]}</div>'
+def image(file: Path) -> str:
+    """The figure of a PNG file, within the text; its file's name stands for it where none is shown."""
+    coded = base64.b64encode(file.read_bytes()).decode("ascii")
+    name = html_text(file.stem.replace("-", " "))
+    return f'<img alt="{name}" src="data:image/png;base64,{coded}" style="max-width:100%">'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis import FIGURES, FigureOptions, analyze
+from polyfed.analysis import FIGURES, FigureOptions, plot
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.plot_style import FigureWithData
@@ -70,7 +70,7 @@ def test_everything_that_two_methods_allow(
 def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_path: Path) -> None:
     copy = tmp_path / "local"
     shutil.copytree(compared / "local", copy)
-    done = analyze(copy, ["labels", "cka"], choices=FigureOptions(inputs=10, clients=2))
+    done = plot(copy, ["labels", "cka"], choices=FigureOptions(inputs=10, clients=2))
     own = {path.relative_to(tmp_path).as_posix() for path in done.files if "seed-" in str(path)}
     assert own == {"local/seed-0/analysis/labels.json", *(f"local/seed-{seed}/analysis/cka.json" for seed in (0, 1))}
     assert (copy / "analysis" / "cka.svg").exists()
@@ -78,7 +78,8 @@ def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_
     assert list(found) == ["extractor", "representation", "logits"]
     assert found["logits"]["labels"] == ["0 digits-cnn1", "1 digits-cnn3"], "two clients, one of each architecture"
     assert len(found["logits"]["matrix"]) == 2
-    alone = analyze(copy / "seed-0", ["labels"])
+    alone = plot(copy / "seed-0", ["labels"])
+    assert alone._repr_html_() == '<img alt="labels" src="data:image/png;base64," style="max-width:100%">'
     assert sum(path.suffix == ".json" for path in alone.files) == 1, "the one run's figures lie there already"
 
 
@@ -89,12 +90,12 @@ def test_a_run_without_models_has_the_other_figures(
     shutil.copytree(compared / "local" / "seed-0", copy)
     shutil.rmtree(copy / "models")
     monkeypatch.setattr(FigureWithData, "write", lambda self, folder: [Path(self.stem)])
-    done = analyze(copy)
+    done = plot(copy)
     assert [file.name for file in done.files] == STEMS[:-3]
     assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
     assert done.notes[0].endswith("holds no clients' models (models/index.json), which this figure is made of")
     with pytest.raises(ConfigError, match="holds no clients' models"):
-        analyze(copy, ["cka"])
+        plot(copy, ["cka"])
 
 
 @pytest.mark.parametrize(
@@ -128,10 +129,10 @@ def test_the_page_shows_every_figure() -> None:
 
 
 def test_every_figure_has_a_name() -> None:
-    assert list(FIGURES) == [*RECORDS, "sensitivity", "labels", "cka", "tsne"]
+    assert list(FIGURES) == [*RECORDS, "gains", "sensitivity", "labels", "cka", "tsne"]
     with pytest.raises(ConfigError, match="at least one run folder"):
-        analyze([])
+        plot([])
     with pytest.raises(ConfigError, match="at least one figure"):
-        analyze(".", [])
+        plot(".", [])
     with pytest.raises(ConfigError, match="at least one layer"):
         FigureOptions(layers=())

@@ -11,7 +11,6 @@ import pytest
 
 import polyfed as pf
 from polyfed import attacks
-from polyfed.analysis import network_figures
 from polyfed.analysis.network_figures import FigureOptions
 from polyfed.cli import app as cli
 from polyfed.config.schema import RunSettings
@@ -27,7 +26,7 @@ PAIRS: dict[str, Callable[..., Any]] = {
     "benchmark": pf.benchmark,
     "check": pf.check,
     "predict": predict,
-    "plot": network_figures.analyze,
+    "plot": pf.plot,
     "audit attack": attacks.attack,
     "audit leakage": attacks.leakage,
     "audit epsilon": privacy_costs,

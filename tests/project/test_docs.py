@@ -6,12 +6,12 @@ import json
 import math
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,30 +19,19 @@ from polyfed.cli.app import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-
-
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
-    return [shlex.split(line, comments=True) for line in lines]
+executed = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))["executed"]
 
 
 def numbers(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
 
-def test_the_example_prints_what_readme_and_front_page_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """Bytes exactly; accuracies nearly, as processors round differently. The picture has the bytes of one message."""
-    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    pattern = r"```python\n(.*?)```.*?```text\n(.*?)```"
-    (example, shown), (same, again) = (re.findall(pattern, page, re.DOTALL)[0] for page in (README, front))
-    assert (example, shown) == (same, again)
+    (example, shown), *_ = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
-    assert re.sub(r"0\.\d+", "", printed) == re.sub(r"0\.\d+", "", shown)
+    assert re.sub(r"[01]\.\d+", "", printed) == re.sub(r"[01]\.\d+", "", shown)
     assert numbers(printed) == pytest.approx(numbers(shown), abs=0.05)
     *_, up, down = numbers(next(line for line in shown.splitlines() if "fedgh" in line))
     picture = (ROOT / "docs" / "assets" / "federation.svg").read_text(encoding="utf-8")
@@ -50,16 +39,26 @@ def test_the_example_prints_what_readme_and_front_page_show(capsys: pytest.Captu
     assert f">{down / 60:,.0f} bytes<" in picture
 
 
-@pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize("command", [c for c in commands() if c[0] == "polyfed"], ids=" ".join)
-def test_shell_commands_run(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they stand, on fewer rounds, rows and clients."""
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    fewer = ["training.rounds=1", "data.num_clients=5", "data.max_train_per_client=16"]
-    with pytest.raises(SystemExit) as end:
-        main([*command[1:], *(word for setting in fewer for word in ("--set", setting))])
-    assert end.value.code == 0
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.ipynb")), ids=lambda file: file.stem)
+def test_a_notebook_prints_what_it_keeps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its words exactly, its figures nearly; at its end it shows a figure."""
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "jupyter"))
+    kept = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    again = [cell for cell in executed(file, tmp_path).cells if cell["cell_type"] == "code"]
+    assert "".join(kept[0]["source"]) == "%pip install -q polyfed"
+    decimal = r"[+-]?\d+\.\d+"
+    for before, after in zip(map(printed_by, kept), map(printed_by, again), strict=True):
+        assert re.sub(decimal, "#", after).split() == re.sub(decimal, "#", before).split()
+        for one, other in zip(re.findall(decimal, after), re.findall(decimal, before), strict=True):
+            nearly = 0.05 if re.fullmatch(r"[01]\.\d{4}", other) else 0.5  # an accuracy; losses, percentage points
+            assert float(one) == pytest.approx(float(other), abs=nearly)
+    for cell in (kept[-1], again[-1]):
+        assert "<img " in "".join(cell["outputs"][-1]["data"]["text/html"])
+
+
+def printed_by(cell: dict[str, Any]) -> str:
+    return "".join("".join(output.get("text", "")) for output in cell["outputs"])
 
 
 @pytest.fixture(scope="module")

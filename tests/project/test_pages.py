@@ -17,6 +17,7 @@ from polyfed.experiments.estimate import check_methods
 from polyfed.registry import METHODS
 from tests.helpers.quick import others_slow
 from tests.helpers.small_recipe import small_recipe
+from tests.test_own_methods import tutorial
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -51,7 +52,7 @@ def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: py
     if page == "python.md":
         pytest.importorskip("pandas")
     names: dict[str, object] = {"__name__": page}
-    for block in code(page):
+    for block in [*([tutorial()] if page == "own-method.md" else []), *code(page)]:
         exec(compile(block, page, "exec", dont_inherit=True), names)
 
 
@@ -92,7 +93,7 @@ def test_the_front_page_says_what_may_differ() -> None:
             expected["everything before the head"].add(name)
         else:
             expected["everything"].add(name)
-    (table,) = (part for part in read("docs", "index.md").split("\n## ") if part.startswith("Methods"))
+    (table,) = (part for part in read("README.md").split("\n## ") if part.startswith("Methods"))
     found = {cells[0].partition(" (")[0]: cells[1].lower().replace("-", "").split(", ") for cells in rows(table)}
     assert {key: set(names) for key, names in found.items() if key in expected} == expected
 
@@ -108,7 +109,7 @@ def test_methods_that_can_do_without_waiting_are_listed() -> None:
 def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
     """`section.key` in the tables for those who come from elsewhere, and on the pages beside them."""
     coming = ("coming-from-pfllib.md", "coming-from-htfllib.md", "coming-from-flower.md")
-    for page in (*coming, "gpu.md", "resume.md", "sweep.md", "troubleshooting.md", "quickstart.md"):
+    for page in (*coming, "gpu.md", "resume.md", "troubleshooting.md", "compare.md"):
         for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", read("docs", page)):
             if section in SECTIONS:
                 assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"

@@ -1,6 +1,6 @@
 """The documentation as a site: every page is in the navigation, every link leads somewhere, every command is valid.
 
-It is built where the extra `docs` is installed. The commands of quickstart.md and gallery.md are run, on less data.
+It is built where the extra `docs` is installed. The commands of compare.md and analysis.md are run, on less data.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 EXTRA = "needs the extra 'docs': make install-docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+NOTEBOOKS = sorted(file.name for file in ROOT.glob("examples/*.ipynb"))
 SITE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "documentation.py")))
 
 
@@ -56,7 +57,8 @@ def test_the_navigation_has_every_page_once() -> None:
     pages = list(listed(settings()["nav"]))
     made = {page.place for page in SITE.generated().values()}
     own = sorted(page for page in pages if not page.startswith("repository/") and page not in made)
-    assert own == PAGES, "a page below docs/ needs its line in the navigation of mkdocs.yml"
+    brought = ["index.md", *(f"tutorials/{name.removesuffix('ipynb')}md" for name in NOTEBOOKS)]
+    assert own == sorted([*PAGES, *brought]), "a page below docs/ needs its line in the navigation of mkdocs.yml"
     assert {page for page in made if not page.startswith("results/tables/")} <= set(pages)
     assert len(set(pages)) == len(pages)
     for page in set(pages) - set(own) - made:
@@ -65,17 +67,16 @@ def test_the_navigation_has_every_page_once() -> None:
 
 def test_links_lead_to_files_and_headings() -> None:
     """As on a host that shows the repository; the site's links are made of these."""
-    for page in [*(f"docs/{page}" for page in PAGES), "README.md", "CONTRIBUTING.md"]:
-        text = re.sub(
-            r"^```.*?^```|`[^`\n]+`", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
-        )
+    brought = ["README.md", "CONTRIBUTING.md", *(f"examples/{name}" for name in NOTEBOOKS)]
+    for page in [*(f"docs/{page}" for page in PAGES), *brought]:
+        text = re.sub(r"^```.*?^```|`[^`\n]+`", "", SITE.text_of(ROOT / page), flags=re.DOTALL | re.MULTILINE)
         for link, anchor in re.findall(r"\]\(([^)\s#]*)(#[^)\s]+)?\)", text):
             if "://" in link:
                 continue
             target = (ROOT / page).parent / link if link else ROOT / page
             assert target.exists(), f"{page}: nothing at '{link}'"
             made = SITE.generated().get(target.resolve())
-            text = made.text if made else target.read_text(encoding="utf-8") if anchor else ""
+            text = made.text if made else SITE.text_of(target) if anchor else ""
             heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
             assert not anchor or anchor[1:] in map(named, heads), f"{page}: no heading '{anchor}' in '{link or page}'"
 
@@ -104,6 +105,16 @@ def test_a_link_out_of_docs_is_turned_and_its_file_brought_in() -> None:
     assert SITE.turned("[x](../docs/data.md)", ROOT / "recipes" / "README.md") == "[x](../../data.md)"
 
 
+def test_a_notebook_is_a_page_with_what_it_prints_and_shows() -> None:
+    page = SITE.shown(ROOT / "examples" / "own-method.ipynb")
+    assert "\n```text\necho.weight: expected less than 1, got 1.5\n```\n" in page
+    assert page.count('<img alt="variants" src="data:image/png;base64,') == 1
+    assert "](is-it-worth-it.md)" in page
+    assert "](../methods/README.md)" in page
+    colab = "(https://colab.research.google.com/github/some/polyfed/blob/main/examples/a.ipynb)"
+    assert colab in SITE.badge("a.ipynb", "https://github.com/some/polyfed/")
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     for name in ("mkdocs", "material", "mkdocstrings"):
@@ -114,7 +125,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stdout + done.stderr
     site = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
-    assert {"index.html", "methods/fedgh.html", "repository/recipes/fedgh/table3.toml.html"} <= site
+    assert {"index.html", "tutorials/own-method.html", "repository/recipes/fedgh/table3.toml.html"} <= site
     text = (tmp_path / "site" / "reference" / "federation.html").read_text(encoding="utf-8")
     assert 'id="polyfed.engine.federation.Federation.run"' in text
     assert "share of the clients drawn each round" in text
@@ -154,7 +165,7 @@ def test_what_the_reference_names_is_there_and_has_words() -> None:
         assert inspect.getdoc(thing(name)) or name == "polyfed.functional", name
 
 
-COMMAND_PAGES = ["index.md", "quickstart.md", "gallery.md", "gpu.md", "resume.md", "sweep.md"]
+COMMAND_PAGES = ["../README.md", "compare.md", "analysis.md", "gpu.md", "resume.md"]
 
 
 def test_names_of_the_library_exist() -> None:
@@ -180,7 +191,7 @@ def exists(name: str) -> bool:
     return True
 
 
-# quickstart and gallery ----------------------------------------------------------------------------------------------
+# pages of commands ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("page", COMMAND_PAGES)
 def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.project.test_method_pages.ROOT", at_work(tmp_path))
@@ -199,9 +210,9 @@ def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def at_work(folder: Path) -> Path:
-    """A folder with the recipes, and the quickstart's own beside them."""
+    """A folder with the recipes, and the one of compare.md beside them."""
     (folder / "recipes").symlink_to(ROOT / "recipes")
-    (own,) = re.findall(r"```toml\n(.*?)```", read("quickstart.md"), flags=re.DOTALL)
+    (own,) = re.findall(r"```toml\n(.*?)```", read("compare.md"), flags=re.DOTALL)
     (folder / "mine.toml").write_text(own, encoding="utf-8")
     return folder
 
@@ -210,26 +221,19 @@ _LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_clien
 FEWER = {
     "run": [word for setting in _LESS for word in ("--set", setting)],
     "plot": ["--inputs", "20", "--points", "40"],
-    "audit attack": ["--steps", "3"],
-    "audit leakage": ["--clients", "1", "--images", "1"],
 }
 FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
-FEWER_OF = {"recipes/adapters/rank-collapse.toml": ["--set", "data.holdout=500", "--set", "pretraining.epochs=1"]}
 LEFT_OUT = {"--inputs": ("cka", "tsne"), "--points": ("tsne",)}  # options of some figures only
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # minutes on a busy machine
-@pytest.mark.parametrize("page", ["quickstart.md", "gallery.md", "resume.md", "sweep.md"])
-def test_commands_run(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """In order, as they stand but for fewer rounds and rows; the figures that the gallery shows are written."""
-    if page == "gallery.md":
-        monkeypatch.setenv("POLYFED_DATA", str(request.getfixturevalue("data_root")))
+@pytest.mark.parametrize("page", ["compare.md", "analysis.md", "resume.md"])
+def test_commands_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, as they stand but for fewer rounds and rows; the figures that the page shows are written."""
     monkeypatch.chdir(at_work(tmp_path))
     for words in commands(read(page)):
-        fewer = [*FEWER.get(words[1], FEWER.get(" ".join(words[1:3]), [])), *FEWER_OF.get(words[2], [])]
+        fewer = FEWER.get(words[1], [])
         if words[1] == "plot":
             figures = words[words.index("--figures") + 1].split(",") if "--figures" in words else []
             pairs = zip(fewer[::2], fewer[1::2], strict=True)

@@ -208,7 +208,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "predict": lambda run: prediction.predict(run, 0, X),
     "load_model": lambda run: prediction.load_model(run, 0),
     "of_run": lambda run: Recipe.of_run(run),
-    "analyze": lambda run: analysis.analyze(run, ["cka"]),
+    "plot": lambda run: analysis.plot(run, ["cka"]),
     "attack": lambda run: attacks.attack(run, images=1),
     "leakage": lambda run: attacks.leakage(run, shadows=0),
 }

@@ -1,7 +1,7 @@
 """All figures by name, and the one call that draws them from run folders, with their numbers beside them.
 
-Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, variants, sensitivity) and
-from here (labels); those that look into the clients' networks (cka, tsne) need torch, data and models.
+Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, variants, gains, sensitivity)
+and from here (labels); those that look into the clients' networks (cka, tsne) need torch, data and models.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
+from polyfed.markup import image, notes
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, sizes, variants
+from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes, variants
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs
@@ -27,10 +28,10 @@ from polyfed.results.read import ANALYSIS, check_links
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations
 
-__all__ = ["FIGURES", "Analysis", "FigureOptions", "analyze"]
+__all__ = ["FIGURES", "FigureOptions", "Plot", "plot"]
 
 _USED_BY = {
-    "stage": ("curves", "variants"),
+    "stage": ("curves", "variants", "gains"),
     "smoothing_window": ("curves",),
     "inputs": ("cka", "tsne"),
     "inputs_from": ("cka", "tsne"),
@@ -46,7 +47,7 @@ class FigureOptions:
     """The options of all figures together.
 
     Attributes:
-        stage: scoring stage of curves and variants; None: each run's own.
+        stage: scoring stage of curves, variants and gains; None: each run's own.
         smoothing_window: evaluated rounds over which curves take the trailing mean.
         inputs: of cka and tsne; inputs_from: "test" or "holdout", see `polyfed.analysis.representations.common_inputs`.
         layers: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
@@ -75,20 +76,26 @@ class FigureOptions:
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """What `analyze` leaves behind. files: all that was written. notes: what was left out, and why."""
+class Plot:
+    """What `plot` leaves behind; in a notebook the figures.
+
+    files: all that was written. notes: what was left out, and why.
+    """
 
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        return "".join(image(file) for file in self.files if file.suffix == ".png") + notes(self.notes)
 
-def analyze(
+
+def plot(
     folders: str | Path | Iterable[str | Path],
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
     choices: FigureOptions | None = None,
     trust: bool = False,
-) -> Analysis:
+) -> Plot:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
 
     Args:
@@ -113,22 +120,22 @@ def analyze(
     _all_used(choices, chosen)
     runs = _Runs(given, choices, chosen, trust)
     drawings = []
-    notes = []
+    left_out = []
     for name in chosen:
         try:
             drawings += FIGURES[name](runs)
         except ConfigError as error:
             if figures is not None:
                 raise
-            notes.append(f"left out: {name}: {error}")
-    notes += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
+            left_out.append(f"left out: {name}: {error}")
+    left_out += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
     if not drawings:
-        raise ConfigError("; ".join(notes) or "nothing to draw")
+        raise ConfigError("; ".join(left_out) or "nothing to draw")
     if out is None:
         check_links(given[0])
     place = given[0] / ANALYSIS if out is None else Path(out)
     files = [file for drawing in drawings for file in drawing.write(place)]
-    return Analysis((*files, *(_keep_own(runs, place) if out is None else ())), tuple(notes))
+    return Plot((*files, *(_keep_own(runs, place) if out is None else ())), tuple(left_out))
 
 
 def _keep_own(runs: _Runs, place: Path) -> list[Path]:
@@ -249,6 +256,7 @@ FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "architectures": lambda runs: architectures(runs.found),
     "sizes": lambda runs: sizes(runs.found),
     "variants": lambda runs: variants(runs.found, runs.choices.stage),
+    "gains": lambda runs: gain_drawings(runs.found, runs.choices.stage),
     "sensitivity": _sensitivity,
     "labels": _labels,
     "cka": _cka,

@@ -110,7 +110,7 @@ def plot(
     """Figures of finished runs.
 
     Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, architectures, sizes,
-    variants, labels, cka, tsne; sensitivity for the folder of a sweep.
+    variants, gains, labels, cka, tsne; sensitivity for the folder of a sweep.
 
     \b
     polyfed plot runs/quickstart
@@ -121,7 +121,7 @@ def plot(
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
     at = None if layers is None else tuple(parse_names(layers, "--layers", "extractor,logits"))
     choices = analysis.FigureOptions(stage, smoothing_window, inputs, inputs_from, at, clients, points, device)
-    done = analysis.analyze(folders, names, out, choices, trust)
+    done = analysis.plot(folders, names, out, choices, trust)
     for note in done.notes:
         print_text(note)
     print_files(done.files)

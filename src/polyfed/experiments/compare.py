@@ -19,7 +19,7 @@ from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, not
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.markup import inline_svg, notes, paragraph
+from polyfed.markup import image, notes, paragraph
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_html, to_text, write
 from polyfed.report.figures import axes_of, curves, write_gains
@@ -55,10 +55,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         shown = paragraph(str(self)) if self.table is None else to_html(self.table)
-        drawn = [file for file in self.files if file.name.endswith(".svg") and "-by-round" in file.name]
-        curves = "".join(inline_svg(file.read_text(encoding="utf-8")) for file in drawn if file.exists())
+        drawn = "".join(image(file) for file in self.files if file.suffix == ".png" and file.exists())
         failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
-        return f"{shown}{curves}{failed}{paragraph(f'In {self.folder}')}"
+        return f"{shown}{drawn}{failed}{paragraph(f'In {self.folder}')}"
 
 
 def compare(  # noqa: PLR0913 - what a user may choose, each by its name

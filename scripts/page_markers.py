@@ -6,6 +6,7 @@
     {{ value small fedgh above }}                  a number over all settings of a suite: SUITE ROW QUANTITY
     {{ value tables/worth-few fedsa accuracy }}    a number of a stored table: tables/NAME ROW COLUMN
     {{ table tables/worth-few }}                   a stored table
+    {{ record round }}                             the keys of a file of a run: summary, round, result or model
     {{ table methods }}                            what methods gain in the suite small, and what they cost
 
 Quantities of a row in a setting: accuracy, gain, alone, federated, "over ROW"; in percent and percentage points, with
@@ -15,12 +16,15 @@ intervals), below, federated (in how many the other clients add to it). In code 
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import record_tables
 from results_pages import RESULTS, SUITES, Measurement, measurements, settings
 
 from polyfed.cli import catalog
@@ -30,6 +34,7 @@ from polyfed.experiments.method_table import format_value
 from polyfed.registry import METHODS
 from polyfed.report.benchmark_results import ProcessorTime, RowResult, SettingResult, read_processor_time
 from polyfed.report.benchmark_worth import gain_between, gains_of
+from polyfed.report.findings import Gains
 from polyfed.report.statistics import Estimate, mean_of
 from polyfed.report.text_tables import Column
 from polyfed.units import human_bytes, human_count
@@ -75,30 +80,52 @@ def results(method: str) -> str:
     if method == "local":
         return f"Gains of all methods are measured from this one ({_suite_link(SUITES[0])})."
     for suite in SUITES:
-        found = [(one, row) for one in settings(suite).values() if (row := _row_of(one, method)) is not None]
-        if found:
-            return _in_suite(suite, found)
-    tables = [(one.seeds, file, name) for file, one in measurements().items() if (name := _name_in(one, method))]
-    if not tables:
-        return "Not in a stored suite; [one command](../benchmark.md#adding-a-method) adds a method to one."
-    _, file, name = max(tables, key=lambda found: found[0])
-    return _in_table(file, name)
+        rows = [placed for placed in placed_rows(suite) if placed.row.method == method]
+        if rows:
+            names = {placed.row.name for placed in rows}
+            name = method if method in names else rows[0].row.name
+            return _in_suite(suite, name, [placed for placed in rows if placed.row.name == name])
+    compared = [(one.seeds, file, name) for file, one in measurements().items() if (name := _name_in(one, method))]
+    if compared:
+        _, file, name = max(compared, key=lambda found: found[0])
+        return _in_comparison(file, name)
+    listed = [file for file, one in measurements().items() if any(row[0] == method for row in one.tables[0].rows)]
+    where = f"Not in a stored suite, but in {_table_link(listed[0])}" if listed else "Not in a stored suite"
+    return f"{where}; [one command](../benchmark.md#adding-a-method) adds a method to a suite."
 
 
 def _suite_link(suite: str) -> str:
     return f"[suite {suite}](../results/benchmark-{suite})"
 
 
-def _row_of(one: SettingResult, method: str) -> RowResult | None:
-    """The row of a method, or else of its first variant."""
-    rows = [row for row in one.methods if row.method == method]
-    return one.row(method) or next(iter(rows), None)
+def _table_link(file: str) -> str:
+    return f"[{measurements()[file].title.partition(':')[0]}](../results/tables/{file}.json)"
 
 
-def _in_suite(suite: str, found: Sequence[tuple[SettingResult, RowResult]]) -> str:
-    names = list(dict.fromkeys(row.name for _, row in found))
+class Placed(NamedTuple):
+    """A method's row in a setting. gain: over Local. apart: the gain taken apart, where the method also ran alone."""
+
+    setting: SettingResult
+    row: RowResult
+    gain: Estimate
+    apart: Gains | None
+
+
+@functools.cache
+def placed_rows(suite: str) -> tuple[Placed, ...]:
+    """Those of all methods in all settings, Local and controls left out."""
+    apart = {name: gains_of(one) for name, one in settings(suite).items()}
+    return tuple(
+        Placed(one, row, gain_between(one, "local", row.name), apart[name].get(row.name))
+        for name, one in settings(suite).items()
+        for row in one.methods
+        if row.method != "local" and row.hyperparameters.get("control", "none") == "none"
+    )
+
+
+def _in_suite(suite: str, name: str, found: Sequence[Placed]) -> str:
     over = OverSettings.of(found)
-    subject = "it" if names == [found[0][1].method] else f"`{'`, `'.join(names)}`"
+    subject = "it" if name == found[0].row.method else f"`{name}`"
     lines = [
         f"In the {_suite_link(suite)}, {subject} is above Local in {over.above} of {_settings(over.settings)} and "
         f"below in {over.below}.",
@@ -126,10 +153,10 @@ class OverSettings:
     federated: int
 
     @classmethod
-    def of(cls, found: Sequence[tuple[SettingResult, RowResult]]) -> OverSettings:
-        """found: settings with the method's row."""
-        gains = [gain_between(one, "local", row.name) for one, row in found]
-        apart = [parts for one, row in found if (parts := gains_of(one).get(row.name)) is not None]
+    def of(cls, found: Sequence[Placed]) -> OverSettings:
+        """That of a method's rows."""
+        gains = [placed.gain for placed in found]
+        apart = [placed.apart for placed in found if placed.apart is not None]
         federated = [parts.federated for parts in apart if not parts.rises_below_local]
         mean = mean_of([gain.mean for gain in gains])
         return cls(len(found), _count(gains, 1), _count(gains, -1), mean, len(apart), _count(federated, 1))
@@ -153,11 +180,10 @@ def _name_in(one: Measurement, method: str) -> str:
     return method if method in names else next((name for name in variants if not name.endswith("-alone")), "")
 
 
-def _in_table(file: str, name: str) -> str:
+def _in_comparison(file: str, name: str) -> str:
     one = measurements()[file]
     few = "" if one.cell(name, "minus Local") else ", with too few seeds to exclude chance"
-    link = f"[{one.title.partition(':')[0]}](../results/tables/{file}.json)"
-    line = f"In {link}, `{name}` is {_side(one.cell(name, 'vs Local'))} Local{few}."
+    line = f"In {_table_link(file)}, `{name}` is {_side(one.cell(name, 'vs Local'))} Local{few}."
     federated = one.cell(name, "federated gain")
     return f"{line} It is {_side(federated)} the same method with each client alone." if federated else line
 
@@ -176,8 +202,7 @@ def value(_: str, place: str, row: str, *words: str) -> str:
         return _number(measurements()[name].cell(row, quantity))
     if name:
         return _percent(_quantity(settings(where)[name], row, quantity))
-    found = [(one, known) for one in settings(where).values() if (known := one.row(row)) is not None]
-    number = asdict(OverSettings.of(found))[quantity]
+    number = asdict(OverSettings.of([placed for placed in placed_rows(where) if placed.row.name == row]))[quantity]
     return _percent(number) if quantity == "gain" else str(number)
 
 
@@ -208,16 +233,14 @@ def table(_: str, place: str) -> str:
 
 def _table_of_methods(suite: str = "small") -> str:
     """What methods gain in a suite, best first, and what they cost."""
-    found: dict[str, list[tuple[SettingResult, RowResult]]] = {}
-    for one in settings(suite).values():
-        for row in one.methods:
-            if row.method != "local" and row.hyperparameters.get("control", "none") == "none":
-                found.setdefault(row.name, []).append((one, row))
+    found: dict[str, list[Placed]] = {}
+    for placed in placed_rows(suite):
+        found.setdefault(placed.row.name, []).append(placed)
     over = {name: OverSettings.of(rows) for name, rows in found.items()}
     names = sorted(found, key=lambda name: (-over[name].federated, -over[name].above, -(over[name].gain or 0.0)))
     spent = read_processor_time(RESULTS / f"benchmark-{suite}")
     columns = [
-        Column("method", [f"[{name}](methods/{found[name][0][1].method}.md)" for name in names]),
+        Column("method", [f"[{name}](methods/{found[name][0].row.method}.md)" for name in names]),
         Column("gain over Local", [_percent(over[name].gain) for name in names]),
         Column("above Local", [f"{over[name].above} of {over[name].settings}" for name in names]),
         Column("below", [str(over[name].below) for name in names]),
@@ -234,14 +257,14 @@ def _by_the_others(over: OverSettings) -> str:
     return f"{over.federated} of {over.with_alone}" if over.with_alone else "-"
 
 
-def _median_sent(found: Sequence[tuple[SettingResult, RowResult]]) -> float:
+def _median_sent(found: Sequence[Placed]) -> float:
     """Bytes of a client in a round, up and down; median over settings."""
-    return statistics.median((row.bytes_of_run or 0.0) / one.clients / one.rounds for one, row in found)
+    return statistics.median((one.row.bytes_of_run or 0) / one.setting.clients / one.setting.rounds for one in found)
 
 
-def _median_time(found: Sequence[tuple[SettingResult, RowResult]], spent: Mapping[str, ProcessorTime]) -> float:
+def _median_time(found: Sequence[Placed], spent: Mapping[str, ProcessorTime]) -> float:
     """Processor time over Local's; median over settings."""
-    runs = [(spent[one.setting].runs, row.name) for one, row in found]
+    runs = [(spent[one.setting.setting].runs, one.row.name) for one in found]
     return statistics.median(_mean_time(by_row, name) / _mean_time(by_row, "local") for by_row, name in runs)
 
 
@@ -268,7 +291,13 @@ def _digit(number: float) -> str:
     return "0.0" if text == "-0.0" else text
 
 
+def record(_: str, name: str) -> str:
+    """The tables of a file's keys."""
+    return record_tables.tables(name)
+
+
 MARKERS: dict[str, Callable[..., str]] = {
+    "record": record,
     "hyperparameters": hyperparameters,
     "results": results,
     "value": value,

@@ -13,22 +13,19 @@ import argparse
 import functools
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from polyfed.cli import catalog
+from polyfed.config.protocol import Protocol
+from polyfed.registry import METHODS
+from polyfed.report.benchmark_page import Wanted
+from polyfed.report.benchmark_page import to_markdown as benchmark_page
+from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
-
-from polyfed.cli import catalog  # noqa: E402
-from polyfed.config.protocol import Protocol  # noqa: E402
-from polyfed.registry import METHODS  # noqa: E402
-from polyfed.report.benchmark_page import Wanted  # noqa: E402
-from polyfed.report.benchmark_page import to_markdown as benchmark_page  # noqa: E402
-from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results  # noqa: E402
-
 RESULTS = ROOT / "docs" / "results"
 FOLDER = RESULTS / "tables"
 SUITES = ("worth", "small", "sizes", "longer", "papers")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKERS = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "page_markers.py")))
+runpy.run_path(str(ROOT / "scripts" / "documentation.py"))
+MARKERS: Any = sys.modules["page_markers"]
 
 
 def shown(text: str, page: str = "index") -> str:
@@ -59,7 +61,10 @@ def test_every_method_has_its_table_and_its_line(method: str) -> None:
 
 
 def test_lines_say_what_was_found() -> None:
-    assert "Not in a stored suite" in shown("{{ results }}", "methods/scalefl")
+    assert "Not in a stored suite;" in shown("{{ results }}", "methods/depthfl")
+    assert "but in [Methods that share weights](../results/tables/shared-weights.json);" in shown(
+        "{{ results }}", "methods/scalefl"
+    )
     assert "below the same method with each client alone" in shown("{{ results }}", "methods/fedin")
     assert "too few seeds" in shown("{{ results }}", "methods/fednova")
     assert "`fedmd-unlabeled` is above Local" in shown("{{ results }}", "methods/fedmd")

@@ -17,7 +17,7 @@ from polyfed.results.fields import Record, validated
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import ModelEntry, Normalization
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "records_page.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "record_tables.py"))
 RECIPE: dict[str, Any] = {
     "data": {
         "dataset": "digits",
@@ -114,15 +114,12 @@ def names(model: type[Record]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def test_the_page_is_up_to_date() -> None:
-    """If not: python scripts/records_page.py."""
-    text = SCRIPT["PAGE"].read_text(encoding="utf-8")
-    assert SCRIPT["page"](text) == text
-
-
-def test_a_page_without_its_marks_is_told() -> None:
-    with pytest.raises(ValueError, match="expected '<!-- begin summary -->' and '<!-- end summary -->'"):
-        SCRIPT["page"]("# What a run folder records\n")
+def test_the_tables_have_every_key() -> None:
+    shown = {name: SCRIPT["tables"](name) for name in SCRIPT["TABLES"]}
+    for name, model in SCRIPT["TABLES"].items():
+        assert all(f"| `{key}` | " in shown[name] for key in names(model))
+    assert "| `round` | integer | " in shown["round"]
+    assert "\n\n`personal`" not in shown["summary"], "summaries are explained once"
 
 
 def test_every_key_that_is_written_is_described_and_the_reverse(folder: Path, buffered: Path) -> None:

@@ -1,7 +1,7 @@
 """What a run writes: a `RoundRecord` for each line of rounds.jsonl, a `RunResult` as result.json.
 
 The engine checks what it writes by these models, reports read it by them, and docs/records.md is made of their
-descriptions by ``scripts/records_page.py``. A key that an older version, or a run without the feature, does not write
+descriptions when the site is built. A key that an older version, or a run without the feature, does not write
 is None, or empty, when it is read.
 
 Where numbers are predicted, keys that begin with "accuracy" begin with "rmse"; reports read them under one name.

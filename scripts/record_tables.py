@@ -1,51 +1,24 @@
-"""Write the tables of docs/records.md: what every key of a run's files is, from the models that read and check them.
-
-    python scripts/records_page.py
-
-A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; all else on the page is written by hand.
-"""
+"""The tables of docs/records.md: what every key of a run's files is, from the models that read and check them."""
 
 from __future__ import annotations
 
-import sys
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+from polyfed.results.fields import FieldType, Record
+from polyfed.results.schema import RoundRecord, RunResult, Summary
+from polyfed.results.stored_files import ModelEntry, Normalization
 
-from polyfed.results.fields import FieldType, Record  # noqa: E402
-from polyfed.results.schema import RoundRecord, RunResult, Summary  # noqa: E402
-from polyfed.results.stored_files import ModelEntry, Normalization  # noqa: E402
-
-PAGE = ROOT / "docs" / "records.md"
 TABLES: dict[str, type[Record]] = {"summary": Summary, "round": RoundRecord, "result": RunResult, "model": ModelEntry}
 EXPLAINED_ELSEWHERE = {"Summary", "FigureSummary"}  # in the section on figures
 NOT_OF_THEIR_FIELD = {("ModelEntry", "prepare"): Normalization}  # of a field that may hold something else as well
 
 
-def page(text: str) -> str:
-    """The page with its tables as they should be.
-
-    Raises:
-        ValueError: a table's place is missing.
-    """
-    for name, model in TABLES.items():
-        begin = f"<!-- begin {name} -->\n"
-        end = f"<!-- end {name} -->"
-        if begin not in text or end not in text:
-            raise ValueError(f"expected '{begin.strip()}' and '{end}' on the page, got none")
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = f"{before}{begin}{_tables(model)}{end}{after}"
-    return text
-
-
-def _tables(model: type[Record]) -> str:
-    """The table of a model, and one for each kind of object in it."""
+def tables(name: str) -> str:
+    """The table of a file's objects, and one for each kind of object in them. name: "round"."""
+    model = TABLES[name]
     parts = [_table(model)]
     for part, keys in _parts(model).items():
         named = " and ".join(f"`{key}`" for key in keys)
@@ -129,12 +102,3 @@ def _annotated_shape(hint: Any, plural: bool) -> str:
 
 def _other_than_null(union: Any) -> Any:
     return next(arg for arg in get_args(union) if arg is not type(None))
-
-
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
     python scripts/catalog.py
 
-Writes src/polyfed/cli/catalog.json, docs/methods/README.md and docs/reference/recipe.md.
+Writes src/polyfed/cli/catalog.json and docs/methods/README.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from polyfed.cli import catalog  # noqa: E402
-from polyfed.experiments import method_table, recipe_reference  # noqa: E402
+from polyfed.experiments import method_table  # noqa: E402
 
 if __name__ == "__main__":
     found = catalog.made()
     catalog.FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     pages = found["methods"].values()
     (ROOT / "docs" / "methods" / "README.md").write_text(method_table.to_markdown(pages), encoding="utf-8")
-    (ROOT / "docs" / "reference" / "recipe.md").write_text(recipe_reference.to_markdown(), encoding="utf-8")

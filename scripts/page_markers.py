@@ -7,6 +7,8 @@
     {{ value tables/worth-few fedsa accuracy }}    a number of a stored table: tables/NAME ROW COLUMN
     {{ table tables/worth-few }}                   a stored table
     {{ record round }}                             the keys of a file of a run: summary, round, result or model
+    {{ recipe_keys }}                              every key of a recipe
+    {{ commands }}                                 every command of the command line
     {{ table methods }}                            what methods gain in the suite small, and what they cost
 
 Quantities of a row in a setting: accuracy, gain, alone, federated, "over ROW"; in percent and percentage points, with
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import record_tables
+import reference_tables
 from results_pages import RESULTS, SUITES, Measurement, measurements, settings
 
 from polyfed.cli import catalog
@@ -291,15 +294,12 @@ def _digit(number: float) -> str:
     return "0.0" if text == "-0.0" else text
 
 
-def record(_: str, name: str) -> str:
-    """The tables of a file's keys."""
-    return record_tables.tables(name)
-
-
 MARKERS: dict[str, Callable[..., str]] = {
-    "record": record,
     "hyperparameters": hyperparameters,
     "results": results,
     "value": value,
     "table": table,
+    "record": lambda _, name: record_tables.tables(name),
+    "recipe_keys": lambda _: reference_tables.recipe_keys(),
+    "commands": lambda _: reference_tables.commands(),
 }

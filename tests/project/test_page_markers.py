@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,15 @@ def test_lines_say_what_was_found() -> None:
     assert "too few seeds" in shown("{{ results }}", "methods/fednova")
     assert "`fedmd-unlabeled` is above Local" in shown("{{ results }}", "methods/fedmd")
     assert "The other clients contribute to it in" in shown("{{ results }}", "methods/closed-form")
+
+
+def test_the_reference_has_every_command_and_key() -> None:
+    pages = {name: ROOT / "docs" / "reference" / f"{name}.md" for name in ("command-line", "recipe")}
+    commands, keys = (MARKERS.expanded(page.read_text(encoding="utf-8"), page) for page in pages.values())
+    assert {f"## polyfed {name}" for name in ("run", "compare", "audit leakage")} <= {*commands.splitlines()}
+    assert "| `--seed NUMBER` | " in commands
+    for name, section in SECTIONS.items():
+        assert all(f"\n| `{key}` | " in keys for key in section.model_fields), name
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ def recipe(
         typer.Argument(metavar="NAME", help="Only this section, key or method: training, training.lr, method.fedhenn."),
     ] = None,
     json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/reference/recipe.md.")] = False,
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="The JSON Schema by which editors check and complete recipes.")
     ] = False,
@@ -31,15 +30,12 @@ def recipe(
     polyfed recipe method.fedhenn
     polyfed recipe --json-schema
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    if sum([name is not None or json, markdown, json_schema]) > 1:
-        raise ConfigError("expected NAME and --json, --markdown or --json-schema, got several of them")
-    if markdown or json_schema:
+    if json_schema:
         from polyfed.experiments import recipe_reference
 
-        if markdown:
-            print_text(recipe_reference.to_markdown().rstrip("\n"))
-        else:
-            print_json(recipe_reference.to_schema())
+        if name is not None or json:
+            raise ConfigError("expected NAME and --json, or --json-schema, got both")
+        print_json(recipe_reference.to_schema())
         return
     from polyfed.cli import catalog
     from polyfed.cli.listing import of_section

@@ -24,7 +24,7 @@ from polyfed.experiments.method_table import format_value
 from polyfed.plugins.settings import BUILT_IN, Profile
 from polyfed.registry import METHODS
 
-__all__ = ["Key", "Section", "sections", "to_markdown", "to_schema"]
+__all__ = ["Key", "Section", "sections", "to_schema"]
 
 
 @dataclass(frozen=True)
@@ -106,48 +106,6 @@ def _written(default: Any) -> str:
 
 
 # the page -----------------------------------------------------------------------------------------------------------
-
-_INTRODUCTION = """# Recipe keys
-
-Made by `python scripts/catalog.py`: every key of a recipe. `polyfed recipe training` prints one section,
-`polyfed recipe training.lr` one key and `polyfed recipe method.fedhenn` the hyperparameters of a method, which the
-[methods' pages](../methods/README.md) list, too.
-
-A default of `none` means that the key is left out. A setting that has no effect beside the others is an error.
-
-## In an editor
-
-Editors that know JSON Schema check a recipe as it is typed, complete its keys and show what they mean: VS Code with
-the extension Even Better TOML, and every editor that uses the language server Taplo. Write the schema once:
-
-```bash
-polyfed recipe --json-schema > recipe.schema.json
-```
-
-and name it in the first line of a recipe beside it:
-
-```toml
-#:schema ./recipe.schema.json
-```
-"""
-
-
-def to_markdown() -> str:
-    """docs/reference/recipe.md."""
-    lines = [_INTRODUCTION]
-    for section in sections():
-        brackets = f"[[{section.name}]]" if section.name == "plugins" else f"[{section.name}]"
-        about = f"{section.about[:1].upper()}{section.about[1:]}."
-        lines += [f"## `{brackets}`", "", about, "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        for key in section.keys:
-            default = key.default if key.default in ("required", "none", "NAME") else f"`{key.default}`"
-            lines.append(f"| `{key.name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.meaning)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(words: str) -> str:
-    return words.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 # the schema ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Make docs/reference/command-line.md of the commands: ``python -m polyfed.cli.command_reference``."""
+"""The tables of docs/reference: every command of the command line, and every key of a recipe."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from typing import Any
 from click import Context
 
 from polyfed.cli.app import parser
-
-__all__ = ["to_markdown"]
-
-_INTRODUCTION = """# Command line
-
-Made by `python -m polyfed.cli.command_reference` of what every command says of itself: `polyfed run --help`.
-
-## Shell completion
-
-bash, zsh, fish and PowerShell complete commands and options:
-
-```bash
-polyfed --install-completion
-```
-
-writes the completion of the present shell into its start-up files; a new shell then has it.
-`polyfed --show-completion` prints it instead, for who keeps such files by hand.
-"""
+from polyfed.experiments.recipe_reference import sections
 
 
-def to_markdown() -> str:
-    """The page."""
-    return "\n".join([_INTRODUCTION, *_sections(parser(), "polyfed")])
+def commands() -> str:
+    """A section for every command, as it describes itself."""
+    return "\n".join(_sections(parser(), "polyfed")).rstrip("\n")
 
 
 def _sections(group: Any, path: str) -> Iterator[str]:
@@ -57,9 +40,19 @@ def _section(command: Any, context: Context, title: str) -> Iterator[str]:
     yield ""
 
 
+def recipe_keys() -> str:
+    """A table for every section of a recipe."""
+    lines: list[str] = []
+    for section in sections():
+        brackets = f"[[{section.name}]]" if section.name == "plugins" else f"[{section.name}]"
+        about = f"{section.about[:1].upper()}{section.about[1:]}."
+        lines += [f"## `{brackets}`", "", about, "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        for key in section.keys:
+            default = key.default if key.default in ("required", "none", "NAME") else f"`{key.default}`"
+            lines.append(f"| `{key.name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.meaning)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n")
+
+
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-if __name__ == "__main__":
-    print(to_markdown().rstrip("\n"))
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

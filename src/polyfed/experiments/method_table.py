@@ -26,6 +26,21 @@ _SYMBOLS = (
 )
 
 
+_INTRODUCTION = """\
+<!-- made by python scripts/catalog.py -->
+
+# Methods
+
+[Choosing a method](../choosing.md) leads to one in three questions. `polyfed methods NAME` prints a method's equations
+and hyperparameters, and `polyfed check RECIPE.toml --methods all` what each sends with your models and data.
+
+In the table, download and upload are numbers of 4 bytes per client and round; below it are the symbols. Methods that
+average weights do so layer by layer: each tensor over the clients that have it, where tensors of the same name need the
+same shape. With `aggregation = "same-shape"`, each architecture is averaged by itself. BatchNorm's running statistics
+are averaged like weights. `received` and `personal` are [evaluation stages](../evaluation.md).
+"""
+
+
 def symbols_in(text: str) -> list[tuple[str, str]]:
     """Symbols that occur in a description of sizes, with their meanings."""
     words = set(re.findall(r"[A-Za-z]+(?:_\w+)?", text))
@@ -35,31 +50,15 @@ def symbols_in(text: str) -> list[tuple[str, str]]:
 def to_markdown(pages: Iterable[Mapping[str, Any]]) -> str:
     """The page docs/methods/README.md. pages: of the methods, as `polyfed.experiments.method_facts.page` has them."""
     lines = [
-        "| method | paper | may differ between clients | download | upload | state between rounds | evaluation stage "
-        "| hyperparameters |",
-        f"|{' --- |' * 8}",
+        "| method | paper | may differ between clients | download | upload | state between rounds | evaluation stage |",
+        f"|{' --- |' * 7}",
     ]
     for row in pages:
-        own = ", ".join(f"`{name}` {format_value(default)}" for name, default in row["hyperparameters"].items())
         cells = [row[key] for key in ("paper", "differs", "down", "up", "states")]
-        cells = [f"[{row['name']}]({row['name']}.md)", *cells, f"`{row['scored']}`", own or "none"]
+        cells = [f"[{row['name']}]({row['name']}.md)", *cells, f"`{row['scored']}`"]
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    symbols = "\n".join(f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS)
-    return (
-        "# Methods\n\n"
-        "Made by `python scripts/catalog.py`; `polyfed methods NAME` explains a method and its hyperparameters.\n"
-        "Sizes are numbers of 4 bytes per client and round, unless stated otherwise. For bytes with your models and\n"
-        "data, and for the methods that support them: `polyfed check RECIPE.toml --methods all`.\n\n"
-        "On all pages, unless stated otherwise: different architectures are averaged layer by layer, each tensor over\n"
-        "the clients that have it (tensors of the same name need the same shape), or within each architecture\n"
-        '(`aggregation = "same-shape"`), where papers have a single architecture; BatchNorm\'s running statistics are\n'
-        "averaged like weights, and its batch counter stays local. Accuracies are fractions unless in %. `received`\n"
-        "and `personal` are [evaluation stages](../evaluation.md).\n\n"
-        + "\n".join(lines)
-        + "\n\n| symbol | |\n| --- | --- |\n"
-        + symbols
-        + "\n"
-    )
+    symbols = [f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS]
+    return "\n".join([_INTRODUCTION, *lines, "", "| symbol | |", "| --- | --- |", *symbols]) + "\n"
 
 
 def _cell(text: str) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed.core.method import Requirements
+from polyfed.core.method import Requirements, follows_device, server_follows_device
+from polyfed.engine.method_wrappers import alone
 from polyfed.errors import ConfigError
+from polyfed.methods import MOON, FedAvg, FedGH
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,19 @@ def test_what_belongs_in_the_card_is_refused_beside_it() -> None:
 def test_a_property_may_be_a_plain_value() -> None:
     kind = type("Mine", (pf.Method,), {"requirements": Requirements(images=True)})
     assert kind().requirements.images
+
+
+def test_a_server_works_on_a_device_until_a_class_changes_what_it_does() -> None:
+    def hook(self: Any, *given: Any) -> None: ...
+
+    @follows_device
+    def marked(self: Any, *given: Any) -> None: ...
+
+    assert server_follows_device(FedAvg())
+    assert server_follows_device(MOON())  # which changes clients alone
+    assert not server_follows_device(FedGH())
+    assert not server_follows_device(alone(FedAvg()))
+    for name in ("init_server", "start_round", "broadcast", "aggregate"):
+        changed = type("Mine", (FedAvg,), {name: hook})
+        assert not server_follows_device(changed())
+        assert server_follows_device(type("Mine", (changed,), {"aggregate": marked})())

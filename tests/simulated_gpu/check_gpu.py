@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gpu
 import pytest
@@ -17,8 +18,10 @@ import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.method import Batch, Context, Method
+from polyfed.core.message import Message, get_group
+from polyfed.core.method import Batch, Context, Method, TrainingResult, follows_device
 from polyfed.core.modules import export_state
+from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.executors.shared_stacks import run_together
 from polyfed.engine.executors.worker_requests import unpack
@@ -204,10 +207,11 @@ def test_a_method_that_mixes_devices_is_named(executor: str) -> None:
 CLIENTS = 20
 NETWORK = functools.partial(tiny_model, 1, 4, 6)
 MOST = {  # in docs/gpu.md
-    "serial": {"kernels": 3937, "syncs": 62, "h2d": 41, "d2h": 62},
-    "vectorized": {"kernels": 436, "syncs": 4, "h2d": 4, "d2h": 4},
+    "serial": {"kernels": 3979, "syncs": 41, "h2d": 20, "d2h": 41},
+    "vectorized": {"kernels": 457, "syncs": 3, "h2d": 2, "d2h": 3},
 }
-WAITS = {"fedavg": 4, "fedgh": 3, "fedproto": 3, "fedmd": 5}  # whatever the number of clients
+ON_DEVICE = ["fedavg", "fedmrl", "fednova", "fedopt", "fedrep", "inclusivefl", "lgfedavg", "moon"]
+WAITS = {"fedavg": 3, "fedgh": 3, "fedproto": 3, "fedmd": 5}  # whatever the number of clients
 WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 3, "fedkd": 1}
 
 
@@ -217,13 +221,14 @@ def counted(
     clients: int = CLIENTS,
     steps: Sequence[int] = (5,),
     method: Method | None = None,
+    network: Any = NETWORK,
     **training: Any,
 ) -> tuple[dict[str, int], Federation]:
     """What is done in so many rounds of clients who take so many steps in turn."""
     method = method or FedAvg(aggregation="same-shape")
     sizes = [8 * steps[place % len(steps)] for place in range(clients)]
     labels = (tuple(range(CLASSES)),) * clients
-    among = world([NETWORK], public=24, sizes=sizes, labels=labels, device="cuda")
+    among = world([network], public=24, sizes=sizes, labels=labels, device="cuda")
     settings = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1, **training)
     federation = among.federation(method, settings, evaluation=Evaluation(every_n_rounds=1), executor=executor)
     with gpu.counting() as done:
@@ -231,10 +236,10 @@ def counted(
     return done, federation
 
 
-def third_round(executor: str, clients: int, method: Method | None = None) -> dict[str, int]:
+def third_round(executor: str, clients: int, method: Method | None = None, network: Any = NETWORK) -> dict[str, int]:
     """What is done in a round when everything that is brought to the device once is there."""
-    two, _ = counted(executor, 2, clients, method=method)
-    three, _ = counted(executor, 3, clients, method=method)
+    two, _ = counted(executor, 2, clients, method=method, network=network)
+    three, _ = counted(executor, 3, clients, method=method, network=network)
     return {name: three[name] - two[name] for name in three}
 
 
@@ -269,6 +274,71 @@ def test_waits_of_methods(name: str) -> None:
     few, many = (third_round("vectorized", clients, METHODS[name]()) for clients in (4, 8))
     assert many["syncs"] - few["syncs"] <= 4 * WAITS_PER_CLIENT.get(name, 0)
     assert name not in WAITS or few["syncs"] == few["d2h"] == WAITS[name]
+
+
+@executors
+@pytest.mark.parametrize("name", others_slow(ON_DEVICE, quick=["fedavg", "lgfedavg"]))
+def test_uploads_and_the_servers_state_stay_on_the_device(name: str, executor: str) -> None:
+    """What crosses does not grow with the networks."""
+    small, large = (
+        third_round(executor, 4, METHODS[name](), functools.partial(tiny_model, 1, width, 6)) for width in (4, 8)
+    )
+    assert large["h2d_bytes"] == small["h2d_bytes"]
+    assert large["d2h_bytes"] == small["d2h_bytes"]
+
+
+class Faulty(FedAvg):
+    """In round 2 something is wrong with client 1's upload, or with what the server does."""
+
+    fault: ClassVar[str] = ""
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        message = super().upload(client, trained)
+        spoilt = {"nan": math.nan, "large": 1e30}.get(self.fault, 1.0)
+        if (client.id, client.round) != (1, 2):
+            return message
+        return {**message, "model": {name: t * spoilt for name, t in get_group(message, "model").items()}}
+
+    @follows_device
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        if server.round == 2 and self.fault == "raises":
+            raise ValueError("on purpose")
+        if server.round == 2 and self.fault == "writes":
+            get_group(uploads[1], "model")["extractor.conv.weight"].add_(1)
+
+
+@executors
+@pytest.mark.parametrize(("fault", "message"), [("raises", "on purpose"), ("writes", "client 1's upload was written")])
+def test_a_round_that_fails_changes_nothing_on_the_device(fault: str, message: str, executor: str) -> None:
+    _, expected = counted(executor, 1, 4)
+    method = type("Mine", (Faulty,), {"fault": fault})(aggregation="same-shape")
+    found = world([NETWORK], public=0, sizes=[40] * 4, labels=(tuple(range(CLASSES)),) * 4, device="cuda").federation(
+        method, Training(rounds=2, local_epochs=1, batch_size=8, lr=0.1), executor=executor
+    )
+    with pytest.raises(RunError, match=message):
+        found.run()
+    assert found.server.device.type == "cuda"
+    assert difference(state(expected), state(found)) is None
+
+
+@executors
+@pytest.mark.parametrize("fault", ["nan", "large"])
+def test_an_upload_on_the_device_is_refused_as_in_main_memory(fault: str, executor: str) -> None:
+    method = type("Mine", (Faulty,), {"fault": fault})()
+    compare(method, executor)
+    _, found = counted(executor, 2, 4, method=method)
+    assert [refused["client"] for refused in found.history[1]["refused"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(FedAvg(), {"availability": pf.Availability(dropout_rate=0.1)}), (METHODS["fedgh"](), {})],
+    ids=["a plugin", "a method that works in main memory"],
+)
+def test_uploads_go_to_main_memory_for(method: Method, options: dict[str, Any]) -> None:
+    among = world([NETWORK], public=0, device="cuda")
+    assert among.federation(method, TRAINING, executor="serial", **options).server.device.type == "cpu"
 
 
 @executors

@@ -41,7 +41,7 @@ constexpr int kDevices = 2;
 // what is counted ------------------------------------------------------------------------------------------------------
 
 struct Counts {
-  std::atomic<int64_t> kernels{0}, syncs{0}, h2d{0}, h2d_bytes{0}, d2h{0};
+  std::atomic<int64_t> kernels{0}, syncs{0}, h2d{0}, h2d_bytes{0}, d2h{0}, d2h_bytes{0};
 };
 Counts counts;
 // memory ---------------------------------------------------------------------------------------------------------------
@@ -405,6 +405,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     counts.h2d_bytes += bytes;
   } else if (down) {
     ++counts.d2h;
+    counts.d2h_bytes += bytes;
     if (!non_blocking) ++counts.syncs;
   } else {
     ++counts.kernels;
@@ -467,7 +468,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 
 TORCH_LIBRARY(simulated_gpu, m) {
   m.def("counts() -> int[]", []() {
-    return std::vector<int64_t>{counts.kernels, counts.syncs, counts.h2d, counts.h2d_bytes, counts.d2h};
+    return std::vector<int64_t>{counts.kernels, counts.syncs, counts.h2d, counts.h2d_bytes, counts.d2h,
+                                counts.d2h_bytes};
   });
   m.def("set_device(int index) -> ()", [](int64_t index) { current = static_cast<c10::DeviceIndex>(index); });
   m.def("get_device() -> int", []() { return static_cast<int64_t>(current); });

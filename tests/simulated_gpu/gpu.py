@@ -84,7 +84,7 @@ def counting() -> Iterator[dict[str, int]]:
     before = ops.counts()
     found: dict[str, int] = {}
     yield found
-    names = ("kernels", "syncs", "h2d", "h2d_bytes", "d2h")
+    names = ("kernels", "syncs", "h2d", "h2d_bytes", "d2h", "d2h_bytes")
     found |= {name: after - begun for name, after, begun in zip(names, ops.counts(), before, strict=True)}
 
 

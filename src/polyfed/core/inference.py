@@ -12,7 +12,7 @@ from polyfed.core.message import Group
 from polyfed.core.method import Batch
 from polyfed.core.modules import load_state, trainable_parameters
 from polyfed.core.server import PublicOutputs, PublicPass, Server
-from polyfed.data.samples import LabeledSamples
+from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import RunError
 from polyfed.functional.fisher import fisher_diagonal
 from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
@@ -24,7 +24,10 @@ BACKWARD_ROWS = 64  # rows of a pass whose graph, and what went in and out of ev
 
 @timed("prototypes")
 def map_batches(
-    function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor | LabeledSamples, prepare: Prepare
+    function: Callable[[Tensor], Tensor],
+    model: nn.Module,
+    x: Tensor | LabeledSamples | SelectedSamples,
+    prepare: Prepare,
 ) -> Tensor:
     """`function` over all rows of `x` (N, ...), stored as they are; eval mode, no gradient, nothing else changed.
 
@@ -33,12 +36,22 @@ def map_batches(
     Returns:
         (N, ...) outputs on the model's device.
     """
-    held = x.x if isinstance(x, LabeledSamples) else x
-    device = next(iter(model.parameters()), held).device
-    chunks = x.chunks(CHUNK, device) if isinstance(x, LabeledSamples) else x.split(CHUNK)
+    device = next(iter(model.parameters()), x if isinstance(x, Tensor) else torch.empty(0)).device
+    chunks = x.split(CHUNK) if isinstance(x, Tensor) else x.chunks(CHUNK, device)
     with torch.no_grad(), eval_mode(model):
         outputs = [function(prepare(rows.to(device))) for rows in chunks]
     return torch.cat(outputs)
+
+
+def map_rows(
+    function: Callable[[Tensor], Tensor],
+    model: nn.Module,
+    samples: LabeledSamples,
+    rows: Tensor | None,
+    prepare: Prepare,
+) -> Tensor:
+    """`map_batches` over some rows of samples; None: over all."""
+    return map_batches(function, model, samples if rows is None else SelectedSamples(samples, rows), prepare)
 
 
 def representations(model: nn.Module, x: Tensor | LabeledSamples, prepare: Prepare) -> Tensor:
@@ -171,12 +184,4 @@ def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, pre
     is_scores = asked.outputs == "scores"
     function: Callable[[Tensor], Tensor] = model if is_scores else model.represent  # type: ignore[assignment]
     convert = public.prepare if is_scores else prepare
-    if asked.rows is None:
-        return map_batches(function, model, public.samples, convert).cpu()
-    device = next(iter(model.parameters())).device
-    held = public.samples.at(device).x
-
-    def load(rows: Tensor) -> Tensor:
-        return convert(held[rows.to(held.device)].to(device))
-
-    return map_batches(function, model, asked.rows, load).cpu()
+    return map_rows(function, model, public.samples, asked.rows, convert).cpu()

@@ -113,16 +113,25 @@ def freeze(message: Message) -> Message:
     )
 
 
-def clone(message: Message, copied: Mapping[Hashable, Tensor] | None = None) -> State:
-    """The message in tensors of its own, on the CPU, in the plain order of their entries.
+def clone(message: Message, copied: Mapping[Hashable, Tensor] | None = None, device: torch.device = _CPU) -> State:
+    """The message in tensors of its own, in the plain order of their entries, where `places_of` has them.
 
     copied: what is copied already, by the `memory_key` of where it was.
     """
     tensors = tensors_of(message)
-    there = copied or {}
-    keys = [memory_key(tensor, _CPU) for tensor in tensors]
-    here = move_together(tensors, [_CPU] * len(tensors))
-    return with_tensors(message, [there[k] if k in there else _own(t) for k, t in zip(keys, here, strict=True)])
+    places = places_of(tensors, device)
+    known = copied or {}
+    keys = [memory_key(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
+    there = move_together(tensors, places)
+    return with_tensors(message, [known[k] if k in known else _own(t) for k, t in zip(keys, there, strict=True)])
+
+
+def places_of(tensors: Iterable[Tensor], device: torch.device) -> list[torch.device]:
+    """Where the tensors of a message or state lie if it lies on a device: all but numbers and whole numbers there.
+
+    Those (counts, labels) are looked at one by one, for which a GPU would be waited for; they are in main memory.
+    """
+    return [device if tensor.dim() and tensor.is_floating_point() else _CPU for tensor in tensors]
 
 
 def tensors_of(message: Message) -> list[Tensor]:
@@ -156,18 +165,19 @@ def numbers_of(values: Sequence[Tensor]) -> list[float]:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def contiguous(state: Message) -> State:
-    """The state in main memory, every tensor's entries in the plain order, as they are after a checkpoint was read.
+def contiguous(state: Message, device: torch.device = _CPU) -> State:
+    """The state, every tensor's entries in the plain order, as they are after a checkpoint was read; see `places_of`.
 
     Copies those that lie otherwise (a network's may lie channels last): sums over them would round otherwise.
     """
     tensors = tensors_of(state)
-    here = move_together(tensors, [_CPU] * len(tensors))
+    there = move_together(tensors, places_of(tensors, device))
     return with_tensors(
-        state, [t.contiguous() if t.is_cpu else _own(moved) for t, moved in zip(tensors, here, strict=True)]
+        state,
+        [t.contiguous() if t.device == moved.device else _own(moved) for t, moved in zip(tensors, there, strict=True)],
     )
 
 
@@ -206,10 +216,18 @@ def get_tensor(message: Message, name: str) -> Tensor:
     return value
 
 
-def first_nonfinite(message: Message) -> str | None:
-    """The name of the first tensor that holds NaN or infinity, or None."""
+def largest_entry(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest magnitude in tensors of one device, NaN where there is one: 0-d, there."""
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    largest: Tensor = torch.linalg.vector_norm(flat, math.inf)
+    return largest
+
+
+def first_nonfinite(message: Message, only_here: bool = False) -> str | None:
+    """The name of the first tensor that holds NaN or infinity, or None. only_here: of those in main memory."""
     with torch.no_grad():
         floats = {name: value for name, value in flatten(message).items() if value.is_floating_point()}
+        floats = {name: value for name, value in floats.items() if value.is_cpu or not only_here}
         sums = numbers_of([value.sum() for value in floats.values()])
         for (name, value), total in zip(floats.items(), sums, strict=True):
             if not math.isfinite(total) and not bool(torch.isfinite(value).all()):  # a sum may also have run over

@@ -111,6 +111,7 @@ class TrainingResult:
     loss: float = 0.0  # mean over samples
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     raw: Mapping[str, Tensor] = field(default_factory=dict)
+    is_finite: bool = False  # whether it is known that no weight is NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,26 @@ def loads_message(receive: Receive) -> Receive:
     """
     receive.loads_message = True  # type: ignore[attr-defined]
     return receive
+
+
+Aggregate = TypeVar("Aggregate", bound=Callable[..., Any])
+
+
+def follows_device(aggregate: Aggregate) -> Aggregate:
+    """Mark an `aggregate` that works where uploads and the server's state lie (`Server.device`), on a GPU, too.
+
+    Holds as long as no further class changes what the server does.
+    """
+    aggregate.follows_device = True  # type: ignore[attr-defined]
+    return aggregate
+
+
+def server_follows_device(method: Method) -> bool:
+    """Whether the server's half of a method works where uploads lie."""
+    kind = type(method)
+    hooks = ("init_server", "start_round", "broadcast", "aggregate")
+    owners = [next(base for base in kind.__mro__ if hook in vars(base)) for hook in hooks]
+    return hasattr(kind.aggregate, "follows_device") and all(issubclass(owners[-1], owner) for owner in owners)
 
 
 class Method:

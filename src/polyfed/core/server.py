@@ -63,6 +63,7 @@ class Server:
         cache: recomputable values by purpose and client; never saved.
         upload_weights: by client, see `upload_weight`.
         run_passes: computes passes over public inputs, in order; None: `core.inference` does so by itself.
+        device: where uploads and the state lie during a round (`core.message.places_of`): main memory, or a GPU.
 
     Networks are those of `Method.build`; what `Method.join_models` adds exists on clients only.
     """
@@ -95,6 +96,7 @@ class Server:
         self.cache: dict[tuple[str, int], Any] = {}
         self.upload_weights: Mapping[int, float] = {}
         self.run_passes: Callable[[Sequence[PublicPass]], list[Tensor]] | None = None
+        self.device = torch.device("cpu")
         self._members = dict(clients)
         self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
         self._model_factory = model_factory

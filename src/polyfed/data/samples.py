@@ -188,8 +188,8 @@ class SelectedSamples:
     def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
         """See `LabeledSamples.chunks`."""
         x = self.whole.at(device).x
-        for rows in self.rows.split(size):
-            yield x[rows.to(x.device)]
+        for rows in self.rows.to(x.device).split(size):
+            yield x[rows]
 
 
 def checksum_of(parts: Iterable[LabeledSamples], names: Any) -> str:

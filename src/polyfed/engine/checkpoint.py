@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.core.message import State, flatten, from_bytes, get_group, unflatten
+from polyfed.core.message import State, contiguous, flatten, from_bytes, get_group, unflatten
 from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.engine.run import best_round, early_stop_round
@@ -88,7 +88,7 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
     states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
-    parts = {_SERVER: flatten(snapshot.server), _CLIENTS: flatten(states)}
+    parts = {_SERVER: flatten(contiguous(snapshot.server)), _CLIENTS: flatten(states)}
     if snapshot.late:
         parts[_LATE] = flatten(pack_late(snapshot.late))
     if snapshot.work:

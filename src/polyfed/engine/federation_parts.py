@@ -11,7 +11,7 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Method
+from polyfed.core.method import Method, server_follows_device
 from polyfed.core.model_factory import Builder, ModelFactory
 from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
@@ -24,11 +24,11 @@ from polyfed.engine.compatibility import check_auxiliary_model, check_compatibil
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Evaluator, Measure, figures_of, held_out_of, select_missing
 from polyfed.engine.executors.choice import make_executor
-from polyfed.engine.executors.client_work import Executor, WorkerContext
+from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.process_pool import ProcessPool
-from polyfed.engine.executors.vectorized import clients_per_batch
+from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
 from polyfed.engine.model_export import ModelExport
-from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.plugin import Plugin, Setup, reads_uploads
 from polyfed.engine.round import RoundRunner, draw_cohort
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import summarize_run
@@ -223,7 +223,14 @@ class FederationParts:
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
         self.server.run_passes = executor.run_passes if isinstance(executor, ProcessPool) else None
+        if self._stays_on_device(executor):
+            self.server.device = self.model_factory.device
         return executor if asked.wrap is None else asked.wrap(executor)
+
+    def _stays_on_device(self, executor: Executor) -> bool:
+        """Whether uploads and the server's state stay on the GPU where clients' weights are kept."""
+        here = isinstance(executor, Serial | VectorizedExecutor) and self.store.on_device
+        return here and server_follows_device(self.method) and not any(map(reads_uploads, self.plugins))
 
     def _make_facts(self) -> dict[str, Any]:
         """What loggers, the result and tables know of the run."""

@@ -94,9 +94,11 @@ def train(
             if keeps:
                 client.state[kept] = optimizer.memory(names)
     client.phase = ""
-    values = numbers_of([loss for loss, _ in losses])  # now, as asking a GPU for a number stops it
-    total = sum(value * count for value, (_, count) in zip(values, losses, strict=True))
-    return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums)
+    weights = [t.detach().sum() for t in model.state_dict().values() if t.is_floating_point()]
+    values = numbers_of([*(loss for loss, _ in losses), *weights])  # now and at once, as asking a GPU stops it
+    total = sum(value * count for value, (_, count) in zip(values, losses, strict=False))
+    is_finite = all(map(math.isfinite, values[len(losses) :]))
+    return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums, is_finite)
 
 
 def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:

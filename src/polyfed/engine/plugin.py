@@ -29,6 +29,7 @@ from polyfed.engine.round_state import Records, Round
 from polyfed.engine.uploads import Rejected as Rejected
 from polyfed.engine.work_in_flight import LateUpload, WorkInFlight
 from polyfed.errors import ConfigError, RunError, described
+from polyfed.registry import PLUGINS
 
 
 @dataclass
@@ -193,6 +194,14 @@ class Plugin:
     def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
         """What reaches the server now of `uploads`, by number of client; and what was held back before."""
         return uploads
+
+
+def reads_uploads(plugin: Plugin) -> bool:
+    """Whether a plugin does anything with uploads; one of the library's, whether it is on."""
+    if plugin.name in PLUGINS:
+        return bool(plugin.facts())
+    hooks = ("encode", "decode", "receive", "after_jobs", "complete", "deliver", "before_aggregate")
+    return any(getattr(type(plugin), hook) is not getattr(Plugin, hook) for hook in hooks)
 
 
 def decoded(plugin: Plugin, job: TrainJob, outcome: JobResult, method: Method) -> JobResult:

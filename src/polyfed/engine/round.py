@@ -80,6 +80,7 @@ class RoundRunner:
             RunError: as for `run`.
         """
         selected = self._select(round)
+        self.server.state = contiguous(self.server.state, self.server.device)
         with server_stage("planning", round.number), section("aggregate"):
             self.method.start_round(self.server, selected)
         for place, exchange in enumerate(exchanges):
@@ -93,7 +94,7 @@ class RoundRunner:
                 written = {number: writes(message) for number, message in uploads.items()}
                 self.aggregate(round, uploads)
                 self.transaction.check_untouched(n for n, before in written.items() if writes(uploads[n]) != before)
-                self.server.state = contiguous(self.server.state)
+                self.server.state = contiguous(self.server.state, self.server.device)
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"
         return selected
@@ -135,6 +136,7 @@ class RoundRunner:
                     round.final,
                     place,
                     round.counts_operations,
+                    self.server.device,
                 )
                 for client_id in round.working(ids)
             ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from polyfed.core.message import contiguous
 from polyfed.core.method import Exchange
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.plugin import RoundRefused
@@ -42,6 +43,7 @@ class RunLoop:
                 self._run_rounds()
                 self._run_final()
                 result = federation.write_result()
+                federation.server.state = contiguous(federation.server.state)
             except KeyboardInterrupt:
                 done = len(federation.history)
                 if done:

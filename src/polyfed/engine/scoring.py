@@ -21,6 +21,7 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.data.samples import LabeledSamples, SelectedSamples, TargetScale
 from polyfed.functional import metrics
+from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import eval_mode, represented_once
 from polyfed.profiling import timed
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
@@ -114,9 +115,11 @@ def evaluate_model(
     Args:
         client: at work. method: whose `predict` gives the scores.
         parts: what to score on; of several clients where these hold the same model.
-        figures: those wanted beside the main score. outputs: those of `predictions`, where they are known.
+        figures: those wanted beside the main score. outputs: those of `predictions`, in main memory, where they are
+            known.
     """
-    outputs = predictions(client, method, parts, figures) if outputs is None else outputs
+    if outputs is None:
+        (outputs,) = in_main_memory([predictions(client, method, parts, figures)])
     if not client.classes:
         return [_regression_score(part, outputs) for part in parts]
     tests = _distinct(part.samples for part in parts if part.is_test)
@@ -147,6 +150,13 @@ def predictions(client: Client, method: Method, parts: Sequence[Part], figures: 
         ""
     ]
     return found
+
+
+def in_main_memory(found: Sequence[Outputs]) -> list[Outputs]:
+    """Several `predictions` in main memory, which all reach together, as each copy makes a GPU wait."""
+    tensors = [tensor for outputs in found for by_samples in outputs.values() for tensor in by_samples.values()]
+    here = iter(move_together(tensors, [torch.device("cpu")] * len(tensors)))
+    return [{name: {of: next(here) for of in by_samples} for name, by_samples in each.items()} for each in found]
 
 
 def _distinct(samples: Iterable[Samples]) -> dict[int, Samples]:
@@ -229,12 +239,12 @@ def _judged(
         return {}
     sizes = [len(one) for one in samples.values()]
     y = torch.cat([one.y for one in samples.values()])
-    predicted = torch.cat([predicted_of[place] for place in samples]).cpu()
+    predicted = torch.cat([predicted_of[place] for place in samples])
     counts = metrics.class_counts(y, predicted, client.classes, sizes)
     wanted = [name for name in FROM_COUNTS if name in figures or name == ACCURACY.name]
     columns = {name: FROM_COUNTS[name](counts).tolist() for name in wanted}
     for name in [name for name in FROM_SCORES if name in figures]:
-        columns[name] = [FROM_SCORES[name](scores_of[place].cpu(), one.y) for place, one in samples.items()]
+        columns[name] = [FROM_SCORES[name](scores_of[place], one.y) for place, one in samples.items()]
     rows = zip(*columns.values(), strict=True)
     scores = [Score(size, dict(zip(columns, row, strict=True))) for size, row in zip(sizes, rows, strict=True)]
     if COUNTS in figures:
@@ -248,7 +258,7 @@ def _judged(
 def _on_own_classes(y: Tensor, predicted: Tensor, missing: Tensor) -> Score:
     """The main score on the samples of classes that the client has; `missing` has labels of all others."""
     mine = ~torch.isin(y, missing.unique())
-    right = int((y == predicted.cpu())[mine].sum())
+    right = int((y == predicted)[mine].sum())
     total = int(mine.sum())
     return Score(total, {ACCURACY.name: right / total if total else math.nan})
 
@@ -259,7 +269,7 @@ def _regression_score(part: Part, outputs: Outputs) -> Score:
     found = {}
     names = list(outputs) if part.is_test else [""]
     for name in names:
-        predicted = part.scale.restored(outputs[name][id(part.samples)].cpu())
+        predicted = part.scale.restored(outputs[name][id(part.samples)])
         found[name] = Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
     return replace(found.pop(""), others=found)
 

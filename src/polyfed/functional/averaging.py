@@ -10,7 +10,7 @@ never share memory with what is given.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
             raise ValueError(f"expected the same tensors in every model, but only one of models 0 and {i} has '{name}'")
         for name, tensor in model.items():
             _same_shape(name, first[name], tensor, f"model {i}", "model 0")
-    return {name: _mean([m[name] for m in models], shares, like) for name, like in first.items()}
+    return _means({name: ([m[name] for m in models], shares) for name in first}, first)
 
 
 def layer_wise_mean(
@@ -92,12 +92,11 @@ def layer_wise_mean(
 
     Source: FedIN, eq. 19 (groups ordered by size are the special case of nested names).
     """
-    mean = {}
-    for name, held in _parts(models, weights, base).items():
-        tensors = [models[i][name] for i, _ in held]
-        like = base[name]
-        mean[name] = _mean(tensors, [share for _, share in held], like) if held else like.detach().clone()
-    return mean
+    parts = {
+        name: ([models[i][name] for i, _ in held], [share for _, share in held])
+        for name, held in _parts(models, weights, base).items()
+    }
+    return _means(parts, base)
 
 
 def normalized_mean(
@@ -174,6 +173,32 @@ def _same_shape(name: str, expected: Tensor, tensor: Tensor, who: str, owner: st
         )
 
 
+def _means(parts: Mapping[str, tuple[list[Tensor], list[float]]], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The mean of the tensors of each name by their shares, or a copy of the one in ``base`` where there are none.
+
+    On a device those of the same shares are taken as one: launching each would take longer than the sums.
+    """
+    found = {}
+    together: dict[Hashable, list[str]] = {}
+    for name, (tensors, shares) in parts.items():
+        like = base[name]
+        if not tensors:
+            found[name] = like.detach().clone()
+        elif like.is_cpu or not like.is_floating_point():
+            found[name] = _mean(tensors, shares, like)
+        else:
+            together.setdefault((like.device, like.dtype, tensors[0].dtype, *shares), []).append(name)
+    for names in together.values():
+        shares = parts[names[0]][1]
+        flat = torch.cat([parts[name][0][k].detach().reshape(-1) for k in range(len(shares)) for name in names])
+        mean = _mean(
+            list(flat.view(len(shares), -1)), shares, flat[: len(flat) // len(shares)].to(base[names[0]].dtype)
+        )
+        sizes = [base[name].numel() for name in names]
+        found |= {name: part.view(base[name].shape) for name, part in zip(names, mean.split(sizes), strict=True)}
+    return {name: found[name] for name in parts}
+
+
 def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> Tensor:
     counted = [(t.detach(), s) for t, s in zip(tensors, shares, strict=True) if s > 0]
     if not like.is_floating_point():
@@ -185,7 +210,7 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
     order = sorted(range(mean.ndim), key=mean.stride, reverse=True)  # of its dimensions in memory
     parts = [(tensor.permute(order).reshape(-1), share) for tensor, share in counted]
     flat = mean.permute(order).view(-1)
-    size = ENTRIES_AT_ONCE if mean.device.type == "cpu" else max(mean.numel(), 1)
+    size = ENTRIES_AT_ONCE if mean.is_cpu else max(mean.numel(), 1)
     for begin in range(0, mean.numel(), size):
         there = flat[begin : begin + size]
         total = torch.zeros_like(there, dtype=torch.float64)

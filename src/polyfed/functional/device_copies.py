@@ -60,15 +60,13 @@ def move_group(tensors: Mapping[str, Tensor], device: torch.device | str) -> dic
 
 
 def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of the tensors, detached, each where it lies; of what is there several times, one copy."""
-    keys = [memory_key(tensor, tensor.device) for tensor in tensors]
-    distinct = dict(zip(keys, tensors, strict=True))
+    """Copies of the tensors, detached, each where it lies."""
     with torch.no_grad():
-        copies = {key: torch.empty_like(tensor) for key, tensor in distinct.items()}
+        copies = [torch.empty_like(tensor) for tensor in tensors]
         for device in {tensor.device for tensor in tensors}:  # of one device only they are one kernel
-            some = [key for key, tensor in distinct.items() if tensor.device == device]
-            torch._foreach_copy_([copies[key] for key in some], [distinct[key] for key in some])
-    return [copies[key] for key in keys]
+            some = [place for place, tensor in enumerate(tensors) if tensor.device == device]
+            torch._foreach_copy_([copies[place] for place in some], [tensors[place] for place in some])
+    return copies
 
 
 def memory_key(tensor: Tensor, device: torch.device) -> Hashable:

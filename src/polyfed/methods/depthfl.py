@@ -35,6 +35,7 @@ from polyfed.core.method import (
     MethodCard,
     Requirements,
     TrainingResult,
+    follows_device,
     hyperparameters,
     loads_message,
 )
@@ -102,6 +103,7 @@ class DepthFL(Method):
         held = float_state(server.model(architecture, {}, self.variant(server, client_id)))
         return {"model": {name: t for name, t in get_group(server.state, "model").items() if name in held}}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if uploads:
             models = [get_group(message, "model") for message in uploads.values()]

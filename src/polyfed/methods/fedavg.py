@@ -23,6 +23,7 @@ from polyfed.core.method import (
     MethodCard,
     Requirements,
     TrainingResult,
+    follows_device,
     hyperparameters,
     loads_message,
 )
@@ -75,6 +76,7 @@ class FedAvg(Method):
         """Send the shared weights of the client's architecture."""
         return weight_averaging.broadcast(server, self.aggregation, client_id)
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Average the received weights."""
         models = weight_averaging.client_weights(uploads)

@@ -29,7 +29,16 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Phase, Requirements, StepResult, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Phase,
+    Requirements,
+    StepResult,
+    TrainingResult,
+    follows_device,
+    hyperparameters,
+)
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -64,6 +73,7 @@ class FedDPA(FedAvg):
     evaluation_stage = "personal"
 
     # server ------------------------------------------------------------------------------------------------
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = {i: server.share(i, self.weighting) for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)

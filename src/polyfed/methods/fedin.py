@@ -47,6 +47,7 @@ from polyfed.core.method import (
     Requirements,
     StepResult,
     TrainingResult,
+    follows_device,
     hyperparameters,
 )
 from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
@@ -216,6 +217,7 @@ class FedIN(Method):
         pairs = feature_pairs.draw_pairs(feature_pairs.load(server), client_id, count, draws)
         return {**message, "features": pairs} if pairs else message
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weighting = self.weighting
         if weighting == "paper":

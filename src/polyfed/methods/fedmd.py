@@ -40,11 +40,13 @@ from polyfed.core.method import (
     Phase,
     Requirements,
     TrainingResult,
+    follows_device,
     hyperparameters,
 )
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.device_copies import move_together
 from polyfed.functional.losses import l1_loss, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 
@@ -114,6 +116,7 @@ class FedMD(Method):
             names = []
         return {name: get_tensor(server.state, name) for name in names if name in server.state}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         scores = {i: get_tensor(message, "scores") for i, message in uploads.items() if "scores" in message}
         if scores:
@@ -140,16 +143,19 @@ class FedMD(Method):
             return {**context, **self._pseudo_labels(client)}
         if "consensus" not in message:  # nobody has sent scores
             return {**context, "rows": rows[:0]}
-        targets = torch.zeros(held, client.classes)
-        targets[rows] = get_tensor(message, "consensus")
-        return {**context, "targets": targets.to(next(client.model.parameters()).device)}
+        device = next(client.model.parameters()).device
+        (targets,) = move_together([get_tensor(message, "consensus")], [device])
+        if self.public_rows is not None:
+            targets = targets.new_zeros(held, client.classes).index_copy(0, rows.to(device), targets)
+        return {**context, "targets": targets}
 
     def _pseudo_labels(self, client: Client) -> Context:
         """Context with "rows", those of d of whose class the client is sure, and "targets", their classes."""
         assert client.public is not None  # see `requirements`
         held = len(client.public)
         d = torch.randperm(held, generator=client.generator("rows"))[: self.public_rows]
-        scores = inference.map_batches(client.model, client.model, client.public.samples.x[d], client.public.prepare)
+        public = client.public
+        scores = inference.map_rows(client.model, client.model, public.samples, d, public.prepare)
         sure, classes = scores[:, : client.classes].softmax(1).max(1)
         is_sure = (sure > _SURE).cpu()
         targets = torch.zeros(held, dtype=torch.int64)
@@ -188,8 +194,8 @@ class FedMD(Method):
             return {}
         if not is_ready or client.public is None:
             return {}
-        x = client.public.samples.x[client.context["rows"]]
-        scores = inference.map_batches(client.model, client.model, x, client.public.prepare)
+        rows = None if self.public_rows is None else client.context["rows"]
+        scores = inference.map_rows(client.model, client.model, client.public.samples, rows, client.public.prepare)
         return {"scores": scores[:, : client.classes]}
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_tensor
-from polyfed.core.method import TrainingResult, hyperparameters
+from polyfed.core.method import TrainingResult, follows_device, hyperparameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.functional.averaging import layer_wise_mean, normalized_mean, normalizer
@@ -73,6 +73,7 @@ class FedNova(FedProx):
             )
         super().init_server(server)
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         shares = weight_averaging.client_shares(server, uploads, self.weighting)
         models = weight_averaging.client_weights(uploads)

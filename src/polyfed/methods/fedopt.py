@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import hyperparameters
+from polyfed.core.method import follows_device, hyperparameters
 from polyfed.core.server import Server
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
@@ -53,6 +53,7 @@ class FedOpt(FedAvg):
     tau: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.001  # added to the root of v; larger is less adaptive
 
     # server ------------------------------------------------------------------------------------------------
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Step from the shared weights towards the mean of those received."""
         models = weight_averaging.client_weights(uploads)

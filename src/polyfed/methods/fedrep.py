@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Exchange, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Exchange, Phase, Requirements, TrainingResult, follows_device, hyperparameters
 from polyfed.core.modules import BODY, HEAD, float_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -76,6 +76,7 @@ class FedRep(FedAvg):
     def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation, parts=BODY)
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "train":  # in the final round nothing comes up
             super().aggregate(server, uploads)

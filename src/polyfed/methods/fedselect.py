@@ -30,7 +30,16 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, get_group, get_tensor
-from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Method,
+    MethodCard,
+    Phase,
+    Requirements,
+    TrainingResult,
+    follows_device,
+    hyperparameters,
+)
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -81,6 +90,7 @@ class FedSelect(Method):
         model = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
         return {"model": masks.select_shared(model, _masks(server.state, f"mask {client_id}"))}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models: dict[int, Group] = {}
         for i, message in uploads.items():

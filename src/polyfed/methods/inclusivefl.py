@@ -35,6 +35,7 @@ from polyfed.core.method import (
     MethodCard,
     Requirements,
     TrainingResult,
+    follows_device,
     hyperparameters,
     loads_message,
 )
@@ -86,6 +87,7 @@ class InclusiveFL(Method):
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {"model": self._model(server, server.clients[client_id].architecture)}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(server, uploads, "samples")

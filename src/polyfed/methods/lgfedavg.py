@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    follows_device,
+    hyperparameters,
+)
 from polyfed.core.modules import BODY, HEAD, float_state, head_names, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
@@ -85,6 +93,7 @@ class LGFedAvg(Method):
         shared = get_group(server.state, "shared")
         return {"shared": {name: shared[name] for name in names}}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = {i: get_group(message, "shared") for i, message in uploads.items() if "shared" in message}
         if sent:

@@ -28,7 +28,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
-from polyfed.core.method import Batch, Context, StepResult, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, StepResult, TrainingResult, follows_device, hyperparameters
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
@@ -81,6 +81,7 @@ class SCAFFOLD(FedAvg):
         heard = server.state.get(f"heard {client_id}", torch.tensor(0))
         return {**super().broadcast(server, client_id), "control": control, "heard": heard}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(server, uploads, self.weighting)
@@ -93,10 +94,10 @@ class SCAFFOLD(FedAvg):
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
         received = {name: w.clone() for name, w in float_state(client.model, buffers=False).items()}
-        c = get_group(message, "control")
-        own = _own_control(client, message)
-        device = next(iter(received.values())).device
-        correction = move_group({name: c[name] - own[name] for name in received}, device)
+        device = next(client.model.parameters()).device
+        c = move_group(get_group(message, "control"), device)
+        own = move_group(_own_control(client, message), device)
+        correction = {name: c[name] - own[name] for name in received}
         return {"received": received, "correction": correction, "own": own}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
@@ -109,9 +110,8 @@ class SCAFFOLD(FedAvg):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own: Group = client.context["own"]
         new = self._new_control(client, trained)
-        before = move_group(own, next(client.model.parameters()).device)
         client.state |= {"before": dict(own), "control": new, "sent in": torch.tensor(client.round)}
-        return {**super().upload(client, trained), "control": {name: new[name] - before[name] for name in new}}
+        return {**super().upload(client, trained), "control": {name: new[name] - own[name] for name in new}}
 
     def _task(self, model: Any, batch: Batch) -> Tensor:
         outcome = self.loss(model, batch, {})
@@ -139,4 +139,4 @@ def _own_control(client: Client, message: Message) -> Group:
     name = "control" if was_heard else "before"
     if name in state:
         return get_group(state, name)
-    return {name: torch.zeros_like(w, device="cpu") for name, w in float_state(client.model, buffers=False).items()}
+    return {name: torch.zeros_like(w) for name, w in float_state(client.model, buffers=False).items()}

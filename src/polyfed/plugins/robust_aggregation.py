@@ -21,6 +21,7 @@ taken all places, it does not matter how much each of them counts.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.message import Group, Message
+from polyfed.core.message import Group, Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST
-from polyfed.engine.executors.jobs import TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, has_upload, iter_tensors
@@ -80,6 +81,18 @@ class RobustAggregator(Plugin):
                 "to one another where no client has others beside it"
             )
         check_rule(setup.method, self.settings.aggregator)
+
+    def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
+        """As they are, or refused. What lies on a GPU is not looked at where it is known to be small enough."""
+        bound = self.settings.max_magnitude or math.inf
+        asked = [
+            dataclasses.replace(one, message={name: t for name, t in flatten(one.message).items() if t.is_cpu})
+            if 0 < one.largest <= bound
+            else one
+            for one in outcomes
+        ]
+        read = super().receive(round, jobs, asked)
+        return [one if new.refused is None else new for one, new in zip(outcomes, read, strict=True)]
 
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload itself."""

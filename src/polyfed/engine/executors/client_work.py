@@ -27,6 +27,8 @@ from polyfed.core.message import (
     first_nonfinite,
     flatten,
     freeze,
+    largest_entry,
+    places_of,
     shallow_copy,
     tensors_of,
     with_tensors,
@@ -110,6 +112,9 @@ class ClientWork:
         self._score: Score | None = None
         self._operations = 0
         self._unchanged: Tensor | None = None  # without training, whether the weights are those from before
+        self._largest: list[Tensor] = []  # magnitude of what stays on the device of the upload, if anything does
+        self._row: WeightRow | None = None  # with its new weights, where they are in one already
+        self._kept: list[Tensor] = []  # of the upload, which no other client's network will write into
 
     def seed_layers(self) -> None:
         """Make global random generators the client's own from now on, for what its layers draw in this job."""
@@ -154,6 +159,8 @@ class ClientWork:
             with self.stage("uploading"), self._counting() as done:
                 self.message = self.method.upload(client, self.trained)
             self._operations += 0 if done is None else done.count
+            staying = [tensor for tensor in self._staying() if tensor.numel()]
+            self._largest = [largest_entry(staying)] if staying else []
         if not job.exchange.trains:  # asked later, so that nobody waits for a device now
             there = move_together([self._before[name] for name in self.after], [t.device for t in self.after.values()])
             same = [(one == other).all() for one, other in zip(there, self.after.values(), strict=True)]
@@ -166,14 +173,18 @@ class ClientWork:
         message = freeze({})
         refused = self.refused
         weights = job.client.weights
+        largest = 0.0
         with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
             with self.stage("uploading"):
                 fetch(self.leaving())
             unchanged = self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
-            row = None if refused is not None or not job.uploads or unchanged else fresh().write(self.after)
+            row = self._row
+            if row is None and refused is None and job.uploads and not unchanged:
+                row = fresh().write(self.after)
             with self.stage("uploading"):
                 if self.message is not None:
-                    message, refused = self._encoded(clone(self.message, self._held(row)))
+                    largest = sum(map(float, move_together(self._largest, [_CPU] * len(self._largest))))
+                    message, refused = self._encoded(clone(self.message, self._held(row), job.device), largest)
                 if row is not None and not row.is_intact:
                     raise RunError("a plugin wrote into the upload that it was given; it must make another one")
             if row is not None and refused is None:
@@ -191,6 +202,7 @@ class ClientWork:
             sums,
             None if refused else self._score,
             refused,
+            largest=largest,
             operations=self._operations,
         )
 
@@ -202,18 +214,35 @@ class ClientWork:
         except Exception as error:
             raise placed(error, self.client, stage, self.job.round) from error
 
-    def keep_copies(self) -> None:
-        """Hold what was made in tensors of its own, as the network is about to be another client's."""
+    def keep_copies(self, fresh: Callable[[], WeightRow] | None) -> None:
+        """Hold what was made in tensors of its own, as the network is about to be another client's.
+
+        fresh: see `run_job`, where rows lie with the network; None: its weights are to leave the device.
+        """
         tensors = tensors_of(self.message or {})
-        copies = copy_in_place([*tensors, *self.after.values()])
-        self.after = dict(zip(self.after, copies[len(tensors) :], strict=True))
-        self.message = None if self.message is None else with_tensors(self.message, copies)
+        copied: dict[Hashable, Tensor] = {}
+        if fresh is not None and self.refused is None and self.job.uploads and self.job.exchange.trains:
+            self._row = fresh().write(self.after)
+            copied = {memory_key(t, t.device): self._row.views[name] for name, t in self.after.items()}
+        rest = {memory_key(t, t.device): t for t in (*tensors, *self.after.values())}
+        rest = {key: tensor for key, tensor in rest.items() if key not in copied}
+        copied |= zip(rest, copy_in_place(list(rest.values())), strict=True)
+        self._kept = [copied[memory_key(t, t.device)] for t in tensors]
+        self.after = {name: copied[memory_key(t, t.device)] for name, t in self.after.items()}
+        self.message = None if self.message is None else with_tensors(self.message, self._kept)
 
     def leaving(self) -> list[Tensor]:
         """What goes to main memory beside the weights: message, state, and what the record needs."""
         unchanged = [] if self._unchanged is None else [self._unchanged]
         sums = _scalar_sums(self.trained.sums).values()
-        return [*tensors_of(self.message or {}), *tensors_of(self.client.state), *sums, *unchanged]
+        staying = set(map(id, self._staying()))
+        message = [tensor for tensor in tensors_of(self.message or {}) if id(tensor) not in staying]
+        return [*message, *tensors_of(self.client.state), *sums, *self._largest, *unchanged]
+
+    def _staying(self) -> list[Tensor]:
+        """The tensors of the upload that do not leave the device."""
+        tensors = tensors_of(self.message or {})
+        return [t for t, place in zip(tensors, places_of(tensors, self.job.device), strict=True) if place.type != "cpu"]
 
     def _fault(self, nonfinite: Callable[[], str | None] | None) -> str | None:
         """Why the client's work counts for nothing, if it does."""
@@ -221,13 +250,18 @@ class ClientWork:
             return "no training step: too few samples for a batch of this model"
         if not math.isfinite(self.trained.loss):
             return f"the training loss is {self.trained.loss}"
+        if self.trained.is_finite:
+            return None
         name = first_nonfinite({"model": self.after}) if nonfinite is None else nonfinite()
         return None if name is None else f"the model is not finite ('{name}')"
 
-    def _encoded(self, made: Message) -> tuple[Message, str | None]:
-        """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
+    def _encoded(self, made: Message, largest: float) -> tuple[Message, str | None]:
+        """What leaves the client in place of what its method made; and why nothing of it counts, if it does not.
+
+        largest: magnitude of what is not in main memory.
+        """
         upload = freeze(made)
-        name = first_nonfinite(upload)
+        name = first_nonfinite(upload, only_here=math.isfinite(largest))
         if name is not None:
             return upload, f"the upload is not finite ('{name}')"
         try:
@@ -240,11 +274,15 @@ class ClientWork:
         return upload, None
 
     def _held(self, row: WeightRow | None) -> dict[Hashable, Tensor]:
-        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
-        if row is None or not row.bytes.is_cpu:
-            return {}
-        pairs = [(memory_key(tensor, _CPU), row.views[name]) for name, tensor in self.after.items()]
-        return {key: view for key, view in pairs if view.is_contiguous()}
+        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it.
+
+        And what is in tensors of its own already.
+        """
+        device = self.job.device
+        pairs = [(memory_key(tensor, device), tensor) for tensor in self._kept if tensor.device == device]
+        if row is not None and row.bytes.device == device:
+            pairs += [(memory_key(tensor, device), row.views[name]) for name, tensor in self.after.items()]
+        return {key: tensor for key, tensor in pairs if tensor.is_contiguous()}
 
     def _counting(self) -> AbstractContextManager[OperationCounter | None]:
         return OperationCounter() if self.job.counted else contextlib.nullcontext()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
@@ -13,6 +14,8 @@ from polyfed.core.method import Exchange, TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.engine.scoring import Score
 from polyfed.errors import PolyfedError, RunError
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class TrainJob:
     is_final: bool = False  # the exchange is one of the final round's
     exchange_index: int = 0  # where among the round's exchanges it stands
     counted: bool = False  # tell how many operations it takes
+    device: torch.device = _CPU  # where its upload is wanted (`core.message.places_of`)
     uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is
 
 
@@ -116,6 +120,7 @@ class JobResult:
     score: Score | None = None
     refused: str | None = None
     dropped: bool = False
+    largest: float = 0.0  # of what lies on a device of the message, the largest magnitude
     operations: int = 0  # of receiving, training, uploading, where they are counted
 
     @property

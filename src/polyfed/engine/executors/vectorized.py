@@ -7,12 +7,10 @@ same clients train in the same stacks. What cannot be stacked is done as `Serial
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
@@ -42,9 +40,10 @@ from polyfed.engine.executors.stack_parts import (
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_loss import Tensors
 from polyfed.engine.local_training import phase_data
-from polyfed.engine.scoring import evaluate_model, predictions
+from polyfed.engine.plugin import Plugin, reads_uploads
+from polyfed.engine.scoring import Outputs, evaluate_model, in_main_memory, predictions
 from polyfed.errors import RunError
-from polyfed.functional.device_copies import copy_once, move_together
+from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import dropout_layers
 from polyfed.profiling import timed
 
@@ -120,7 +119,7 @@ class VectorizedExecutor:
         before = [client_weights(each.client, each.variant, model_factory) for each in asked]
         clients: list[Client] = []
         parts = [[part_of(each.client, part) for part in each.parts] for each in asked]
-        outputs: dict[tuple[int, str, int], Tensor] = {}  # by place, predictor and samples
+        found: list[Outputs] = []
         with copy_once():  # of what all are sent
             loaded = weights_on(before, model_factory.device)
             for place, each in enumerate(asked):
@@ -130,17 +129,12 @@ class VectorizedExecutor:
                 try:
                     if each.message is not None:
                         method.receive(client, freeze(each.message))
-                    found = predictions(client, method, parts[place], figures)
+                    found.append(predictions(client, method, parts[place], figures))
                 except Exception as error:
                     raise placed(error, client, "scoring", each.round) from error
-                outputs |= {(place, name, of): output for name, each in found.items() for of, output in each.items()}
-        here = move_together(list(outputs.values()), [torch.device("cpu")] * len(outputs))
-        known: list[dict[str, dict[int, Tensor]]] = [defaultdict(dict) for _ in asked]
-        for (place, name, of), output in zip(outputs, here, strict=True):
-            known[place][name][of] = output
         return [
             dict(zip(each.parts, evaluate_model(client, method, own, figures, outputs=of_client), strict=True))
-            for each, client, own, of_client in zip(asked, clients, parts, known, strict=True)
+            for each, client, own, of_client in zip(asked, clients, parts, in_main_memory(found), strict=True)
         ]
 
     def say_once(self, text: str) -> None:
@@ -249,24 +243,27 @@ class Stacks:
                 members[0].executor.say_once(f"{network}: {what}")
         else:
             _, nonfinite = numbers_and_nonfinite([], stacked)
+        stores = [member.context.store for member in members]
+        fresh = [functools.partial(store.allocate, network, variant) for store in stores]
         for place, work in enumerate(works):
             own = {name: tensor[place] for name, tensor in stacked.items()}
             work.client.bound = work.model_factory.load(network, variant, own).train()
             work.seed_layers()
             work.make_upload(functools.partial(nonfinite.__getitem__, place))
             with work.stage("uploading"):
-                work.keep_copies()
+                work.keep_copies(fresh[place] if stores[place].on_device else None)
         outcomes = []
+        plugins = {id(one): one for work in works for one in work.client.plugins}
+        watched = any(not isinstance(one, Plugin) or reads_uploads(one) for one in plugins.values())
         with copy_once():
-            stores = [member.context.store for member in members]
             leaving = [work.leaving() for work in works]
             leaving += [list(w.after.values()) for w, store in zip(works, stores, strict=True) if not store.on_device]
             fetch(tensor for tensors in leaving for tensor in tensors)
-            for work, store in zip(works, stores, strict=True):
-                if work.client.plugins:  # which see the client at work
+            for work, make in zip(works, fresh, strict=True):
+                if watched:  # by plugins, which see the client at work
                     work.model_factory.load(network, variant, work.after)
                 work.seed_layers()
-                outcomes.append(work.finish(functools.partial(store.allocate, network, variant)))
+                outcomes.append(work.finish(make))
         return outcomes
 
     def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import (
+    Context,
+    Method,
+    MethodCard,
+    Requirements,
+    TrainingResult,
+    follows_device,
+    hyperparameters,
+)
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
@@ -79,6 +87,7 @@ class AuxiliaryModelMethod(Method):
         """The auxiliary model's weights and float buffers."""
         return {"model": get_group(server.state, "auxiliary_model")}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Average the auxiliary models received."""
         if uploads:

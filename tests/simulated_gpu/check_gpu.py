@@ -33,7 +33,7 @@ from polyfed.errors import RunError, RunInterrupted
 from polyfed.experiments import planned_runs
 from polyfed.experiments.build import build_federation
 from polyfed.functional import stacked_convolutions
-from polyfed.methods import FedAvg, FedHeNN
+from polyfed.methods import FedAvg
 from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
@@ -148,10 +148,12 @@ def test_processes_of_ray_train_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")], ids="-".join)
-def test_a_run_goes_on_elsewhere(devices: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")], ids="-".join)
+@pytest.mark.parametrize("name", ["fedhenn", "fedopt"])
+def test_a_run_goes_on_elsewhere(name: str, devices: tuple[str, str], tmp_path: Path) -> None:
     def federation(device: str, **options: Any) -> Federation:
-        return ConformanceKit(method=FedHeNN(), device=device).world().federation(FedHeNN(), TRAINING, **options)
+        method = gentle(name)
+        return ConformanceKit(method=method, device=device).world(one=True).federation(method, TRAINING, **options)
 
     whole = federation("cpu")
     whole.run()

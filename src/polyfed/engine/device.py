@@ -16,8 +16,8 @@ def parse_device(name: str) -> torch.device:
         ConfigError: no such device, or it is not here; says which are, and what to do.
     """
     try:
-        there = torch.zeros(1, device=torch.device(name))
-        there.cpu()
+        found = torch.device(name)
+        torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         here = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(1, count))]
@@ -25,7 +25,7 @@ def parse_device(name: str) -> torch.device:
             here.append("mps")
         listed = ", ".join(f"'{one}'" for one in here)
         raise ConfigError(f"expected a device that is here ({listed}), got '{name}'; {_hint(name, error)}") from None
-    return there.device  # with its number: "cuda" is no tensor's
+    return found
 
 
 def device_name(device: torch.device) -> str:

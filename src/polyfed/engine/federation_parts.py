@@ -37,6 +37,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
+from polyfed.functional.device_copies import with_number
 from polyfed.loggers.base import notify
 from polyfed.places import without_places
 from polyfed.registry import is_own, own_code
@@ -224,13 +225,14 @@ class FederationParts:
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
         self.server.run_passes = executor.run_passes if isinstance(executor, ProcessPool) else None
         if self._stays_on_device(executor):
-            self.server.device = self.model_factory.device
+            self.server.device = with_number(self.model_factory.device)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     def _stays_on_device(self, executor: Executor) -> bool:
         """Whether uploads and the server's state stay on the GPU where clients' weights are kept."""
-        here = isinstance(executor, Serial | VectorizedExecutor) and self.store.on_device
-        return here and server_follows_device(self.method) and not any(map(reads_uploads, self.plugins))
+        if not isinstance(executor, Serial | VectorizedExecutor) or self.execution.wrap is not None:
+            return False
+        return self.store.on_device and server_follows_device(self.method) and not any(map(reads_uploads, self.plugins))
 
     def _make_facts(self) -> dict[str, Any]:
         """What loggers, the result and tables know of the run."""

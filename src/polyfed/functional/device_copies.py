@@ -34,8 +34,10 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
     """
     found = [tensor.detach() for tensor in tensors]
     known = _known.get()
+    numbered = {device: with_number(device) for device in set(devices)}
     ways: dict[tuple[torch.device, torch.device, torch.dtype], list[int]] = {}
     for place, (tensor, device) in enumerate(zip(found, devices, strict=True)):
+        device = numbered[device]
         if tensor.device == device:
             continue
         if known is not None and memory_key(tensor, device) in known:
@@ -67,6 +69,12 @@ def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
             some = [place for place, tensor in enumerate(tensors) if tensor.device == device]
             torch._foreach_copy_([copies[place] for place in some], [tensors[place] for place in some])
     return copies
+
+
+def with_number(device: torch.device) -> torch.device:
+    """The device as tensors name theirs: "cuda" is the present one of several."""
+    is_any = device.type == "cuda" and device.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if is_any else device
 
 
 def memory_key(tensor: Tensor, device: torch.device) -> Hashable:

@@ -76,7 +76,7 @@ def test_links_lead_to_files_and_headings() -> None:
             target = (ROOT / page).parent / link if link else ROOT / page
             assert target.exists(), f"{page}: nothing at '{link}'"
             made = SITE.generated().get(target.resolve())
-            text = made.text if made else SITE.text_of(target) if anchor else ""
+            text = made.text if made else SITE.expanded(SITE.text_of(target), target) if anchor else ""
             heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
             assert not anchor or anchor[1:] in map(named, heads), f"{page}: no heading '{anchor}' in '{link or page}'"
 

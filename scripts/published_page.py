@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -15,7 +14,6 @@ PLACE = "results/published.md"
 SOURCES = (SOURCE / "published.csv", SOURCE / "published-footnotes.csv")  # that the page is made of
 PAPERS = {"fedhenn": "FedHeNN", "fedgh": "FedGH", "fedin": "FedIN", "fedtgp": "FedTGP", "fedkwaz": "FedKWAZ"}
 PAPERS |= {"fedfree": "FedFree", "fedre": "FedRE"}
-_BESIDE = re.compile(r"Beside the paper: ([^,:]+)(?:, ([^:]+))?: (.+):")
 
 ABOUT = """\
 # Published figures
@@ -38,7 +36,7 @@ last of 200. FedRE's figures are those of a summary."""
 def page() -> str:
     """The whole text."""
     notes = {name: number for number, name in enumerate(read_footnotes(SOURCE), start=1)}
-    parts = [ABOUT, markdown_table(_beside()), PRINTED]
+    parts = [ABOUT, *_beside(), PRINTED]
     for paper, name in PAPERS.items():
         parts.append(f"### {name}")
         found = [entry for entry in entries() if entry.paper == paper]
@@ -52,29 +50,29 @@ def _place(entry: PaperNumber) -> tuple[str, str, str, str]:
     return entry.table, entry.dataset, entry.quantity, entry.unit
 
 
-def _beside() -> list[Column]:
-    rows = list(_rows_beside())
-    headings = ("paper's table", "setting", "data", "quantity", "method", "ours", "printed", "mark", "measured in")
-    return [
-        Column(heading, list(cells), words=heading not in ("ours", "printed"))
-        for heading, cells in zip(headings, zip(*rows, strict=True), strict=True)
-    ]
-
-
-def _rows_beside() -> Iterator[tuple[str, ...]]:
-    """The rows of stored tables "Beside the paper: PLACE, SETTING: QUANTITY [UNIT]:" that have figures of ours."""
-    for one in measurements().values():
+def _beside() -> Iterator[str]:
+    """The stored tables "Beside the paper: PLACE, SETTING: QUANTITY [UNIT]:", those of one caption and data in one."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for name, one in measurements().items():
+        folder, _, data = one.title.partition(": ")
         for table in one.tables:
-            if title := _BESIDE.fullmatch(table.caption):
-                folder, _, data = one.title.partition(": ")
-                place = (title[1], title[2] or "", data.partition(",")[0], title[3])
-                yield from (place + cells + (folder,) for cells in _cells(table) if cells[1] != "-")
+            about = table.caption.removeprefix("Beside the paper: ").removesuffix(":")
+            if about != table.caption.removesuffix(":"):
+                rows = [(*cells, f"[{folder}](tables/{name}.md)") for cells in _measured(table)]
+                found.setdefault(f"{about}, {data.partition(',')[0]}", []).extend(rows)
+    for caption, rows in sorted(found.items()):
+        lines = [("method", "ours", "printed", "mark", "measured in"), (":--", "--:", "--:", ":--", ":--"), *rows]
+        yield f"{caption}:"
+        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(table: Table) -> Iterator[tuple[str, ...]]:
+def _measured(table: Table) -> Iterator[tuple[str, ...]]:
+    """The rows that have a figure of ours."""
     for row in table.rows[1:]:
         cells = dict(zip(table.rows[0], row, strict=True))
-        yield row[0], cells["ours"], cells["paper"].partition(" [")[0], cells["mark"]  # notes have other numbers there
+        if cells["ours"] != "-":
+            printed = cells["paper"].partition(" [")[0]  # notes have other numbers there
+            yield row[0], cells["ours"], printed, cells["mark"]
 
 
 def _pivot(found: Sequence[PaperNumber], notes: Mapping[str, int]) -> Iterator[Column]:

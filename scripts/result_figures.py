@@ -7,16 +7,15 @@ Writes sizes.png, others-rows.png and unlike-own-data.png into docs/results.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from polyfed.report.benchmark_results import SettingResult, read_results
+from results_pages import RESULTS, measurements, settings
+
+from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.benchmark_worth import gain_between
 from polyfed.report.plot_style import HEIGHT, SHEET, bar_style, canvas, empty_figure, legend, line_style, style_axes
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 UNLIKE_OWN = {  # stored table -> its column, and what it shows
     "fedin-table1-fashion-small": ("accuracy", "Fashion-MNIST, one test set for all"),
     "naturals-watch-newcomers": ("held out, received", "the watch, newcomers"),
@@ -34,7 +33,7 @@ def unlike_own_data() -> None:
     about = "Mean over seeds in %; whiskers: standard deviation over seeds, where the table has it. Dotted: Local."
     figure, (panels,) = canvas("Inputs unlike a client's own data", about, HEIGHT, columns=2)
     for axes, (stem, (column, title)) in zip(panels, UNLIKE_OWN.items(), strict=True):
-        rows = json.loads((RESULTS / "tables" / f"{stem}.json").read_text(encoding="utf-8"))["tables"][0]["rows"]
+        rows = measurements()[stem].tables[0].rows
         scores = {row[0]: row[rows[0].index(column)].strip("*").split(" ± ") for row in rows[1:]}
         means = {name: float(score[0]) for name, score in scores.items()}
         spreads = [float(score[1]) if len(score) > 1 else 0.0 for score in scores.values()]
@@ -49,7 +48,7 @@ def unlike_own_data() -> None:
 
 def sizes() -> None:
     """Every row's gain over Local against the training rows that a client has."""
-    by_size = {one.recipe["data"]["max_train_per_client"]: one for one in _settings("sizes")}
+    by_size = {one.recipe["data"]["max_train_per_client"]: one for one in settings("sizes").values()}
     about = "Mean over seeds; whiskers: 95 % intervals, from three seeds on."
     figure, axes = empty_figure("When does federation pay? CIFAR-10, ten clients", about)
     rows = sorted(by_size)
@@ -68,23 +67,18 @@ def sizes() -> None:
 
 def others_rows() -> None:
     """Gains over Local in every setting: of a method, of linear models, and of networks trained on the rows of all."""
-    settings = _settings("small")
+    found = list(settings("small").values())
     figure, axes = empty_figure(
         "What are the others' rows worth?", "Gain over Local, mean over seeds; whiskers: 95 % intervals."
     )
     handles = []
     for at, name in enumerate(BY_OTHERS):
-        x = [place + 0.1 * (at - len(BY_OTHERS) // 2) for place in range(len(settings))]
-        handles.append(_gains(axes, settings, name, x, at, linestyle="none"))
+        x = [place + 0.1 * (at - len(BY_OTHERS) // 2) for place in range(len(found))]
+        handles.append(_gains(axes, found, name, x, at, linestyle="none"))
     axes.set(ylabel="over Local [percentage points]")
-    axes.set_xticks(range(len(settings)), [one.setting.replace("cifar10-", "cifar10\n") for one in settings])
+    axes.set_xticks(range(len(found)), [one.setting.replace("cifar10-", "cifar10\n") for one in found])
     legend(axes, handles, BY_OTHERS)
     figure.savefig(RESULTS / "others-rows.png", **SHEET)
-
-
-def _settings(suite: str) -> list[SettingResult]:
-    folder = RESULTS / f"benchmark-{suite}"
-    return read_results(folder, sorted(path.stem for path in folder.glob("*.json") if path.stem != "processor-seconds"))
 
 
 def _gains(

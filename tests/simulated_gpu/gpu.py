@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import graphs
 import torch
 
 DEVICES = 2
@@ -79,13 +80,21 @@ def enable() -> None:
 def counting() -> Iterator[dict[str, int]]:
     """What is done on the devices within the block is in the dictionary after it.
 
-    Kernels launched, waits of the host for the device, copies to ("h2d") and from ("d2h") the device.
+    Kernels launched, waits of the host for the device, copies to ("h2d") and from ("d2h") the device, captures and
+    replays of graphs. A replay is one launch.
     """
-    before = ops.counts()
+    before = _counts()
     found: dict[str, int] = {}
     yield found
+    found |= {name: after - before[name] for name, after in _counts().items()}
+
+
+def _counts() -> dict[str, int]:
     names = ("kernels", "syncs", "h2d", "h2d_bytes", "d2h", "d2h_bytes")
-    found |= {name: after - begun for name, after, begun in zip(names, ops.counts(), before, strict=True)}
+    launched = (count - other for count, other in zip(ops.counts(), graphs.uncounted, strict=True))
+    found = dict(zip(names, launched, strict=True)) | graphs.done
+    found["kernels"] += graphs.done["replays"]
+    return found
 
 
 def _number(device: Any = None) -> int:
@@ -137,6 +146,7 @@ def _replace_functions() -> None:
         "manual_seed": lambda seed: ops.seed_default(_number(), int(seed)),
         "manual_seed_all": manual_seed_all,
         "default_generators": (),
+        **graphs.FUNCTIONS,
     }
     for name, value in simulated.items():
         setattr(cuda, name, value)

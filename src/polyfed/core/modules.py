@@ -213,6 +213,11 @@ class FrozenModel(nn.Module):
         """What it holds in the model's place."""
         return self._weights
 
+    @property
+    def network(self) -> nn.Module:
+        """The template that it computes with."""
+        return self._call.model
+
     def holding(self, weights: Mapping[str, Tensor]) -> FrozenModel:
         """The same network with other values of `weights`."""
         other = copy.copy(self)

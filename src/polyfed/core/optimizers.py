@@ -25,13 +25,13 @@ class Optimizer:
 
     Args:
         parameters: what moves, in place. training: which optimizer, momentum, weight decay.
-        rate: the learning rate of the next step.
+        rate: the learning rate of the next step; a 0-d tensor on a GPU, where a recorded step is to look it up.
 
     Attributes:
         shares: (K,), of the rate, which the K rows of each parameter take; None: all of it.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float | Tensor) -> None:
         self._parameters = [parameter.detach() for parameter in parameters]  # the same memory
         self._training, self.rate = training, rate
         self.shares: Tensor | None = None
@@ -69,6 +69,27 @@ class Optimizer:
                     copied = tensor.to(parameter.device, copy=True)
                     kept[what] = _laid_like(parameter, copied) if copied.dim() else copied
 
+    def clear(self) -> None:
+        """Remember zeros, always in the same memory, which gives the numbers of an empty memory."""
+        for parameter, kept in zip(self._parameters, self._kept, strict=True):
+            if self._training.optimizer != "sgd" and not kept:
+                kept |= _zeros(parameter)
+            elif self._training.momentum and not kept:
+                kept["momentum"] = torch.zeros_like(parameter)
+        if memory := self.tensors():
+            torch._foreach_zero_(memory)
+
+    def tensors(self) -> list[Tensor]:
+        """All that is remembered; not copies."""
+        return [t for kept in self._kept for t in kept.values()]
+
+    def first(self, count: int) -> Optimizer:
+        """The same for the first rows of all parameters, in the same memory."""
+        part = Optimizer([parameter[:count] for parameter in self._parameters], self._training, self.rate)
+        part.shares = None if self.shares is None else self.shares[:count]
+        part._kept = [{name: t[:count] if t.dim() else t for name, t in kept.items()} for kept in self._kept]
+        return part
+
     def copy_state_from(self, other: Optimizer, index: Tensor) -> None:
         """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""
         self._kept = [
@@ -87,7 +108,7 @@ class Optimizer:
                 fused=True,
                 weight_decay=self._training.weight_decay,
                 momentum=momentum,
-                lr=self.rate,
+                lr=self.rate,  # type: ignore[arg-type]
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
@@ -100,9 +121,7 @@ class Optimizer:
         parameters = [self._parameters[place] for place in places]
         for place, parameter in zip(places, parameters, strict=True):
             if not self._kept[place]:
-                mean = torch.zeros_like(parameter)
-                square = torch.zeros_like(parameter)
-                self._kept[place] = {"mean": mean, "square": square, "steps": torch.zeros((), device=parameter.device)}
+                self._kept[place] = _zeros(parameter)
         means, squares, steps = ([self._kept[p][name] for p in places] for name in ("mean", "square", "steps"))
         with torch.no_grad():
             adam(
@@ -122,6 +141,12 @@ class Optimizer:
                 eps=_EPSILON,
                 maximize=False,
             )
+
+
+def _zeros(parameter: Tensor) -> dict[str, Tensor]:
+    """What Adam remembers of a parameter before the first step."""
+    moments = {name: torch.zeros_like(parameter) for name in ("mean", "square")}
+    return {**moments, "steps": torch.zeros((), device=parameter.device)}
 
 
 def _laid_like(parameter: Tensor, grad: Tensor | None) -> Tensor:

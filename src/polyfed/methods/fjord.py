@@ -93,7 +93,7 @@ class _Widths(NamedTuple):
     """A network's plan, and which channels each of its widths has, the narrowest first."""
 
     plan: ChannelPlan
-    kept: Sequence[Kept]
+    kept: list[Kept]
 
 
 def make_slimmable(model: nn.Module, rates: Sequence[float]) -> nn.Module:
@@ -106,7 +106,7 @@ def make_slimmable(model: nn.Module, rates: Sequence[float]) -> nn.Module:
         ConfigError: the network cannot be cut.
     """
     plan = channel_plan(model)
-    kept = [plan.kept(partial(first_channels, rate=rate)) for rate in rates]
+    kept: list[Kept] = [plan.kept(partial(first_channels, rate=rate)) for rate in rates]
     cut(model, rates[-1])
     model.widths = _Widths(channel_plan(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
     return model
@@ -126,7 +126,10 @@ def forward_at_width(model: nn.Module, place: int, x: Tensor) -> Tensor:
         whole: Tensor = model(x)
         return whole
     widths = _widths(model)
-    weights = slice_channels(widths.plan, dict(model.named_parameters()), widths.kept[place])
+    kept = widths.kept[place]
+    if any(channels.device != x.device for channels in kept.values()):  # brought there once
+        kept = widths.kept[place] = {group: channels.to(x.device) for group, channels in kept.items()}
+    weights = slice_channels(widths.plan, dict(model.named_parameters()), kept)
     outcome: Tensor = call_with(model, weights, (x,))
     return outcome
 

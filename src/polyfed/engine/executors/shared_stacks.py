@@ -141,7 +141,7 @@ class SharedStacks(Stacks):
         """The results of jobs of several runs as one; None where each run's are to be done by themselves."""
         first = members[0]
         kind = self.kind(first)
-        if len(members) < self.least or kind in self._apart or first.job.client.training.keep_optimizer_state:
+        if len(members) < self.least(first) or kind in self._apart or first.job.client.training.keep_optimizer_state:
             return None
         try:
             return self.stacked(members)

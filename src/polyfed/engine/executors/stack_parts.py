@@ -9,7 +9,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from polyfed.core.client import Client
 from polyfed.core.message import first_nonfinite, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.optimizers import Optimizer
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Augmentation, augmentation
+from polyfed.engine.executors.recorded_step import FixedTensors, Rates, RecordedStack, Recordings
 from polyfed.engine.executors.stacked_loss import StackedContext, Tensors
 from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
 from polyfed.functional.device_copies import move_together
@@ -45,10 +47,12 @@ class SignatureCache:
     Attributes:
         kinds: what is known of a kind of steps, or why it cannot be stacked.
         inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
+        recordings: what is recorded of steps on a GPU.
     """
 
     kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
     inputs: dict[Hashable, str] = field(default_factory=dict)
+    recordings: Recordings = field(default_factory=Recordings)
 
 
 def only_of(context: Context, names: frozenset[str]) -> Context:
@@ -87,14 +91,14 @@ class NextStep:
     """The next step of some clients of a part.
 
     rows: where they stand in it. counts: how many rows of its data each means. inputs: what the method draws for each;
-    empty where it draws nothing. number: of the phase's batches, which one; None for a trial, of which `chosen` has the
-    rows of data: as many as are meant, or more, which then count nothing.
+    empty where it draws nothing. number: of the phase's batches, which one, in a recorded step a tensor (1,); None for
+    a trial, of which `chosen` has the rows of data: as many as are meant, or more, which then count nothing.
     """
 
     rows: tuple[int, ...]
     counts: tuple[int, ...]
     inputs: Sequence[Context]
-    number: int | None = None
+    number: int | Tensor | None = None
     chosen: Sequence[Tensor] = ()
 
     def drawn(self, place: int) -> Context:
@@ -110,10 +114,14 @@ class NextStep:
 
 
 class ClientProgress:
-    """A client on its way through its local training, with the streams that it would have alone."""
+    """A client on its way through its local training, with the streams that it would have alone.
+
+    place: among the stack's clients. row: among them in the order of the phase.
+    """
 
     def __init__(self, client: Client, place: int) -> None:
         self.client, self.place = client, place
+        self.row = place
         self.draws, self.noise, self._order = (client.generator(name) for name in ("inputs", "augment", "batches"))
         self.steps = self.samples = 0
         self.summed: set[str] = set()
@@ -150,7 +158,8 @@ class ActiveGroup:
 
     tensors: (K, ...) by name; those of `names` are what moves. linear: names of linear layers' weights, which are laid
     as their gradients come out of the vectorized product, so that these need not be copied. number: of the next batch.
-    groups: who is taken together in steps for which nothing is drawn, by how many rows each means.
+    groups: who is taken together in steps for which nothing is drawn, by how many rows each means. fixed: where
+    tensors, masks and the optimizer's memory are views of. contexts: those of a step that is recorded.
     """
 
     walks: Sequence[ClientProgress]
@@ -162,18 +171,22 @@ class ActiveGroup:
     linear: Collection[str] = ()
     number: int = 0
     groups: dict[tuple[int, ...], Sequence[tuple[StepSignature, Sequence[int]]]] = field(default_factory=dict)
+    fixed: RecordedStack | None = None
+    contexts: tuple[StackedContext, StackedContext] | None = None
     optimizer: Optimizer = field(init=False)
     _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tensors |= {name: self.tensors[name].detach().mT.contiguous().mT for name in self.linear}
+        if self.fixed is not None:
+            self.optimizer = self.fixed.optimizer.first(len(self.walks))
+        else:
+            self.tensors = laid_out(self.tensors, self.linear)
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
-        clients = [walk.client for walk in self.walks]  # all have the same settings, but for their learning rates
-        rates = [client.training.lr_at(client.round, self.phase.lr) for client in clients]
-        self.optimizer = Optimizer([self.tensors[name] for name in self.names], clients[0].training, max(rates))
-        if len({*rates}) > 1:
-            shares = torch.tensor([rate / max(rates) for rate in rates])
-            self.optimizer.shares = shares.to(next(iter(self.tensors.values())).device)
+        if self.fixed is None:
+            moving = [self.tensors[name] for name in self.names]
+            rate, shares = rates_of(self.walks, self.phase, moving[0].device)
+            self.optimizer = Optimizer(moving, self.walks[0].client.training, rate)
+            self.optimizer.shares = shares
 
     def next_step(self, method: Method) -> NextStep:
         """The next step of everybody who has one."""
@@ -207,6 +220,14 @@ class ActiveGroup:
             self._contexts[key] = StackedContext([only_of(walk.client.context, names) for walk in walks])
         return self._contexts[key]
 
+    def steps_alike(self, number: int, fills: bool) -> int:
+        """How many steps, from that one on, everybody takes with as many rows; `fills`: with any number of rows."""
+        end = min(len(walk.sizes) for walk in self.walks)
+        last = number + 1
+        while last < end and (fills or all(walk.sizes[last] == walk.sizes[number] for walk in self.walks)):
+            last += 1
+        return last - number
+
     def move(self, grads: Tensors) -> None:
         """One step of the optimizer; entries whose mask is 0 stay bit for bit."""
         before = {name: self.tensors[name].detach().clone() for name in self.masks}
@@ -215,8 +236,17 @@ class ActiveGroup:
             for name, old in before.items():
                 self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
 
+    def first(self, walks: Sequence[ClientProgress]) -> ActiveGroup:
+        """These, the first of the phase's clients, on the fixed tensors."""
+        assert self.fixed is not None
+        tensors = {name: t[: len(walks)] for name, t in self.fixed.tensors.items()}
+        masks = {name: t[: len(walks)] for name, t in self.fixed.masks.items()}
+        return replace(self, walks=walks, tensors=tensors, masks=masks, groups={}, _contexts={})
+
     def take(self, rows: Sequence[int]) -> ActiveGroup:
         """Some of the clients, with what the optimizer remembers of them."""
+        if self.fixed is not None and rows == tuple(range(len(rows))):
+            return self.first(self.walks[: len(rows)])
         index = self.indices.at(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
         walks = [self.walks[row] for row in rows]
@@ -232,6 +262,18 @@ class ActiveGroup:
             rows[name][index] = t.detach()
 
 
+def rates_of(walks: Sequence[ClientProgress], phase: Phase, device: torch.device) -> Rates:
+    """The learning rates of clients whose settings are the same but for these, and the round."""
+    rates = [walk.client.training.lr_at(walk.client.round, phase.lr) for walk in walks]
+    most = max(rates)
+    return most, torch.tensor([rate / most for rate in rates]).to(device) if len({*rates}) > 1 else None
+
+
+def laid_out(tensors: Tensors, linear: Collection[str]) -> Tensors:
+    """The tensors, with those of linear layers as their gradients will lie."""
+    return tensors | {name: tensors[name].detach().mT.contiguous().mT for name in linear}
+
+
 def linear_weights(network: nn.Module) -> set[str]:
     """The names of linear layers' weights."""
     return {f"{name}.weight" for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
@@ -240,12 +282,24 @@ def linear_weights(network: nn.Module) -> set[str]:
 class PhaseData:
     """The data of a phase, of all its clients in one tensor on the device.
 
+    Args:
+        data, fixed: where samples and plan are to stay, for recorded steps; None: anywhere.
+
     Attributes:
         counts: how many samples each client has for the phase.
     """
 
-    def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device, indices: RowIndices) -> None:
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        phase: Phase,
+        device: torch.device,
+        indices: RowIndices,
+        data: FixedTensors | None = None,
+        fixed: RecordedStack | None = None,
+    ) -> None:
         self._indices = indices
+        self._fixed = fixed
         pairs = [phase_data(client, phase) for client in clients]
         self.counts = [len(samples) for samples, _ in pairs]
         self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
@@ -258,10 +312,21 @@ class PhaseData:
         first_rows = dict(zip(distinct, begins([len(samples) for samples in distinct.values()]), strict=True))
         self._begins = [first_rows.get(id(samples), 0) for samples, _ in pairs]
         if distinct:
-            there = [samples.at(device) for samples in distinct.values()]
-            self._x = torch.cat([samples.x.to(device) for samples in there])
-            self._y = torch.cat([samples.y.to(device) for samples in there])
-        self._plan = self._weights = self._labels = self._drawn = torch.empty(0)
+            self._x, self._y = _together(list(distinct.values()), device, data)
+        self._rows = self._weights = self._labels = torch.empty(0)
+        self._drawn: Tensor | None = None
+        self.looked_into = (data, self._prepare, self._augment)  # beside what is fixed
+
+    def kind(self) -> Hashable:
+        """What recorded steps on this data have in common."""
+        shapes = (self._rows.shape, self._x.data_ptr(), self._x.shape)
+        prepare = self._prepare if isinstance(self._prepare, Hashable) else id(self._prepare)
+        return (prepare, self._augment is None, self._by_class is None, *shapes)
+
+    @property
+    def width(self) -> int:
+        """Rows in the widest batch."""
+        return self._rows.shape[-1]
 
     def plan(self, walks: Sequence[ClientProgress]) -> None:
         """Bring all batches of all clients to the device, in one copy: a step then waits for none."""
@@ -273,16 +338,26 @@ class PhaseData:
         # a batch is filled up with its last row; where there is none stands row 0
         places = torch.where(counts > 0, 1 + before + torch.arange(width).minimum(counts - 1), 0)
         rows = torch.cat([torch.tensor([0]), *(batch for walk in walks for batch in walk.batches)])[places]
-        self._plan, self._weights = self._uploaded(rows, self._begins, counts)
+        self._rows, self._weights = self._uploaded(rows, self._begins, counts)
         if width:
-            self._labels = self._y[self._plan[1]]
+            self._labels = self._y[self._rows[..., 1, :]]
         if self._augment is not None:
             self._drawn = self._draw(walks, self._augment, width).to(self._device)
+        if self._fixed is not None:
+            self._stay(self._fixed)
+
+    def _stay(self, fixed: RecordedStack) -> None:
+        """Put what is planned where it was planned before."""
+        self._rows, self._weights, self._labels = fixed.hold("plan", [self._rows, self._weights, self._labels])
+        if self._drawn is not None:
+            (self._drawn,) = fixed.hold("drawn", [self._drawn])
+        if self._by_class is not None:
+            (self._by_class,) = fixed.hold("by class", [self._by_class])
 
     def _draw(self, walks: Sequence[ClientProgress], augment: Augmentation, width: int) -> Tensor:
         """What augmentation draws for all batches, (steps, K, B, ...); zeros where batches are filled up."""
         drawn = augment.draw(0, torch.Generator())
-        whole = drawn.new_zeros(len(self._plan[0]), len(walks), width, *drawn.shape[1:])
+        whole = drawn.new_zeros(len(self._rows), len(walks), width, *drawn.shape[1:])
         for place, walk in enumerate(walks):
             for step, count in enumerate(walk.sizes):
                 whole[step, place, :count] = augment.draw(count, walk.noise)
@@ -290,8 +365,8 @@ class PhaseData:
 
     def unlike(self, walk: ClientProgress, chosen: Tensor) -> Tensor:
         """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
-        begin = self._begins[walk.place]
-        count = self.counts[walk.place]
+        begin = self._begins[walk.row]
+        count = self.counts[walk.row]
         own = self._x[begin : begin + count].reshape(count, -1)
         differs = (own != own[int(chosen[-1])]).any(dim=1).cpu()
         differs[chosen] = False
@@ -305,43 +380,58 @@ class PhaseData:
         Rows that are no batch of the phase's, those of a trial, are not augmented.
         """
         number = step.number
-        places = [walk.place for walk in walks]
+        places = [walk.row for walk in walks]
         width = max(step.counts)
-        (rows, where), weights = self._chosen(places, step) if number is None else self._planned(places, number, width)
+        if number is None:
+            rows, weights = self._chosen(places, step)
+        else:
+            rows, weights = (self._of(places, _at(t, number)[..., :width]) for t in (self._rows, self._weights))
+        own, where = rows.unbind(1)
         x = self._x[where].flatten(0, 1)
-        if self._augment is not None and number is not None:
-            x = self._augment.apply(x, self._of(places, self._drawn[number, :, :width]).flatten(0, 1))
-        x = self._prepare(x).unflatten(0, rows.shape)
-        y = self._y[where] if number is None else self._of(places, self._labels[number, :, :width])
+        if self._drawn is not None and self._augment is not None and number is not None:
+            x = self._augment.apply(x, self._of(places, _at(self._drawn, number)[:, :width]).flatten(0, 1))
+        x = self._prepare(x).unflatten(0, own.shape)
+        y = self._y[where] if number is None else self._of(places, _at(self._labels, number)[:, :width])
         if self._by_class is not None:
             w = weights[:, 0] * self._of(places, self._by_class).gather(1, y)
             weights = _with_shares(w, dim=1)
-        return Batch(x, y, weights[:, 0], rows), weights[:, 1:]
-
-    def _planned(self, places: Sequence[int], number: int, width: int) -> tuple[Tensor, Tensor]:
-        """Rows of the clients' data and of all, (2, K, B), and weights and shares (K, 3, B), of a batch as planned."""
-        rows = self._plan[:, number, :, :width].transpose(0, 1)
-        return self._of(places, rows).transpose(0, 1), self._of(places, self._weights[number, ..., :width])
+        return Batch(x, y, weights[:, 0], own), weights[:, 1:]
 
     def _of(self, places: Sequence[int], planned: Tensor) -> Tensor:
         """(K, ...): what is planned for these of all clients."""
-        return planned if places == list(range(len(planned))) else planned[self._indices.at(places)]
+        is_first = places == list(range(len(places)))
+        return planned[: len(places)] if is_first else planned[self._indices.at(places)]
 
     def _chosen(self, places: Sequence[int], step: NextStep) -> tuple[Tensor, Tensor]:
-        """The same of rows that a trial chooses."""
+        """Rows (K, 2, B) and what they count (K, 3, B), as in the plan, of rows that a trial chooses."""
         width = max(map(len, step.chosen))
         rows = torch.stack([_filled(chosen, width) for chosen in step.chosen])
         counts = torch.tensor(step.counts).unsqueeze(1)
         return self._uploaded(rows, [self._begins[place] for place in places], counts)
 
     def _uploaded(self, rows: Tensor, begins: Sequence[int], counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of each client's data (..., K, B), and of all clients' data, on the device, and what each counts.
+        """Rows of each client's data and of all clients' data, (..., K, 2, B), on the device, and what each counts.
 
         That is (..., K, 3, B): weights, 1 for `counts`, their shares in the sum over a batch, and minus these.
         """
         counted = torch.arange(rows.shape[-1]) < counts
-        whole = torch.stack([rows, rows + torch.tensor(begins).unsqueeze(1), counted.long()]).to(self._device)
-        return whole[:2], _with_shares(whole[2].float(), dim=-2)
+        whole = torch.stack([rows, rows + torch.tensor(begins).unsqueeze(1), counted.long()], dim=-2).to(self._device)
+        return whole[..., :2, :], _with_shares(whole[..., 2, :].float(), dim=-2)
+
+
+def _together(samples: Sequence[LabeledSamples], device: torch.device, data: FixedTensors | None) -> Sequence[Tensor]:
+    """Inputs and labels of all samples, on the device."""
+    found = None if data is None else data.made_of("samples", samples)
+    if found is not None:
+        return found
+    there = [each.at(device) for each in samples]
+    pair = torch.cat([each.x.to(device) for each in there]), torch.cat([each.y.to(device) for each in there])
+    return pair if data is None else data.hold("samples", pair, samples)
+
+
+def _at(planned: Tensor, number: int | Tensor) -> Tensor:
+    """What is planned for a step; that a tensor says which, a recorded step finds out each time."""
+    return planned[number] if isinstance(number, int) else planned.index_select(0, number).squeeze(0)
 
 
 def _with_shares(weights: Tensor, dim: int) -> Tensor:

@@ -5,6 +5,8 @@ backward pass (no client's loss depends on another's weights), and the optimizer
 the stack. Every client draws from its own streams what it draws in `train`. A batch with fewer rows than others is
 filled up with rows of weight 0; where that would change the result (BatchNorm, a loss that does not weigh its rows),
 and where contexts differ in more than values, a step is taken in groups that agree. Who has no batch left leaves.
+On a GPU the steps of a whole group are recorded and replayed, see `recorded_step`; there the clients with most steps
+stand first, so that those who are left are the first rows, and others may be computed with them for nothing.
 
 Whether all this gives what `train` gives is tried on one batch of two clients whenever a step of a new kind comes up.
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -37,6 +39,8 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import load_state, trainable_parameters
 from polyfed.core.randomness import drawn_of_others, seeded_global_rng
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.recorded_step import RecordedStack, Recording
 from polyfed.engine.executors.stack_parts import (
     ActiveGroup,
     ClientProgress,
@@ -47,11 +51,13 @@ from polyfed.engine.executors.stack_parts import (
     StepSignature,
     are_near,
     floats_of,
+    laid_out,
     linear_weights,
     numbers_and_nonfinite,
     only_of,
     own_tensors,
     parted,
+    rates_of,
     summed,
 )
 from polyfed.engine.executors.stacked_loss import (
@@ -62,7 +68,7 @@ from polyfed.engine.executors.stacked_loss import (
     Tensors,
     structure,
 )
-from polyfed.engine.local_training import train_only
+from polyfed.engine.local_training import phase_data, train_only
 from polyfed.errors import kind_and_line
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
 from polyfed.profiling import timed
@@ -76,7 +82,7 @@ class StackedClients:
     """Clients of one network at work.
 
     Args:
-        clients: K >= 2, each with its `context`. rows: their networks' tensors, (K, ...) by name, trained in place.
+        clients: K, each with its `context`. rows: their networks' tensors, (K, ...) by name, trained in place.
         method: whose loss. template: the network; what it holds means nothing.
         known: what was tried before; grows. label: what that may depend on: the network, the exchange.
         step: gives a block for the passes of each step, see `training.train`.
@@ -102,7 +108,8 @@ class StackedClients:
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
         self._indices = RowIndices(self._device)
-        self._losses: list[tuple[Sequence[ClientProgress], Sequence[int], Tensor]] = []  # of all steps
+        # of all steps: who took them, how many rows each of them had in each, and the losses, (steps, K)
+        self._losses: list[tuple[Sequence[ClientProgress], Sequence[Sequence[int]], Tensor]] = []
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
@@ -110,12 +117,17 @@ class StackedClients:
         self._drops = bool(dropout_layers(template))
         self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
         self._kinds: dict[Hashable, StepSignature] = {}
+        self._riding: dict[Hashable, tuple[ActiveGroup, StackedContext]] = {}  # of a phase's recorded steps
         for walk in self._walks:
             walk.outline = self._number(structure(walk.client.context))
 
-    @timed("train")
-    def train(self, phases: Sequence[Phase]) -> tuple[list[TrainingResult], list[str | None]]:
-        """Go through the phases; what it left behind and the first tensor that is not finite, client by client."""
+    @property
+    def records(self) -> bool:
+        """Whether steps are to be recorded."""
+        return self._known.recordings.worthwhile(self._label, self._template)
+
+    def train(self, phases: Sequence[Phase]) -> Iterator[None]:
+        """Go through the phases, step by step."""
         self._template.train()
         for place, phase in enumerate(phases):
             for walk in self._walks:
@@ -123,9 +135,13 @@ class StackedClients:
             with train_only(self._template, phase):
                 names, _ = trainable_parameters(self._template)
                 if names:
-                    self._pass(place, phase, names)
+                    yield from self._pass(place, phase, names)
         for walk in self._walks:
             walk.client.phase = ""
+
+    @timed("train")
+    def outcome(self) -> tuple[list[TrainingResult], list[str | None]]:
+        """What the training left behind and the first tensor that is not finite, client by client."""
         totals, nonfinite = self._judged()
         trained = [
             TrainingResult(
@@ -141,49 +157,62 @@ class StackedClients:
     def _judged(self) -> tuple[list[float], list[str | None]]:
         """The losses of all steps, times their samples, and the first tensor that is not finite, client by client."""
         rows = {name: self.rows[name] for name in self._template.state_dict() if name in self.rows}
-        values, nonfinite = numbers_and_nonfinite([loss for _, _, loss in self._losses], rows)
+        values, nonfinite = numbers_and_nonfinite([loss.flatten() for _, _, loss in self._losses], rows)
         losses = iter(values)
         totals = [0.0] * len(self._walks)
-        for walks, counts, _ in self._losses:
-            for walk, count in zip(walks, counts, strict=True):
-                totals[walk.place] += next(losses) * count
+        for walks, steps, _ in self._losses:
+            for counts in steps:
+                for walk, count in zip(walks, counts, strict=True):
+                    totals[walk.place] += next(losses) * count
         return totals, nonfinite
 
     # a phase --------------------------------------------------------------------------------------------------
 
-    def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> None:
-        held = PhaseData([walk.client for walk in self._walks], phase, self._device, self._indices)
-        for walk in self._walks:
-            walk.start(phase, held.counts[walk.place])
-        held.plan(self._walks)
+    def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> Iterator[None]:
+        pairs = [phase_data(walk.client, phase) for walk in self._walks]
+        for walk, (samples, _) in zip(self._walks, pairs, strict=True):
+            walk.start(phase, len(samples))
         label = (self._label, place)
-        if label not in self._known.inputs:
-            try:
-                self._try_inputs()
-                self._known.inputs[label] = ""
-            except NotVectorizable as reason:
-                self._known.inputs[label] = str(reason)
-        if self._known.inputs[label]:
-            raise NotVectorizable(self._known.inputs[label])
-        masks = self._masks(phase.mask, names)
-        tensors = {name: t.clone() for name, t in self.rows.items()}
-        together = [ActiveGroup(self._walks, tensors, names, phase, masks, self._indices, self._linear)]
+        fixed = self._fixed((label, tuple(names))) if self.records and self._lie_there(pairs) else None
+        walks = self._walks if fixed is None else sorted(self._walks, key=lambda walk: -len(walk.sizes))
+        for row, walk in enumerate(walks):
+            walk.row = row
+        samples_kind = (pairs[0][0].x.shape[1:], pairs[0][0].x.dtype, pairs[0][0].y.dtype)
+        data = None if fixed is None else self._known.recordings.data((self._label, samples_kind))
+        held = PhaseData([walk.client for walk in walks], phase, self._device, self._indices, data, fixed)
+        held.plan(walks)
+        self._look_at_inputs(label)
+        masks = self._masks(walks, phase.mask, names)
+        if fixed is None:
+            tensors = {name: t.clone() for name, t in self.rows.items()}
+        else:
+            tensors, masks = self._begun(fixed, walks, masks, names, phase)
+        self._riding = {}
+        together = [ActiveGroup(walks, tensors, names, phase, masks, self._indices, self._linear, fixed=fixed)]
         while together:
             part = together.pop()
             step = part.next_step(self._method)
             if len(step.rows) < len(part.walks):
+                self._sum_up(part)
                 part.write_back(self.rows)
                 if not step.rows:
                     continue
                 part = part.take(step.rows)
                 step = replace(step, rows=tuple(range(len(part.walks))))
-            together += self._step(part, step, held, label)
+            groups = self._groups(part, step, held, label)
+            recording = self._recording(part, step, held, groups, walks)
+            if recording is None:
+                together += self._step(part, groups, held)
+                yield
+            else:
+                yield from self._replay(part, step, recording, groups[0][0].fills)
+                together.append(part)
 
-    def _masks(self, group_name: str | None, names: Sequence[str]) -> Tensors:
+    def _masks(self, walks: Sequence[ClientProgress], group_name: str | None, names: Sequence[str]) -> Tensors:
         """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
         if group_name is None:
             return {}
-        each = [get_group(walk.client.context, group_name) for walk in self._walks]
+        each = [get_group(walk.client.context, group_name) for walk in walks]
         masked = [name for name in names if any(name in masks for masks in each)]
         whole = torch.tensor(True)
         found = {}
@@ -193,9 +222,10 @@ class StackedClients:
             found[name] = torch.stack(rows)
         return found
 
-    def _step(self, part: ActiveGroup, step: NextStep, held: PhaseData, label: Hashable) -> list[ActiveGroup]:
+    def _step(
+        self, part: ActiveGroup, groups: Sequence[tuple[StepSignature, NextStep]], held: PhaseData
+    ) -> list[ActiveGroup]:
         """One step of everybody. Parts that differ in which parameters have a gradient go on apart from each other."""
-        groups = self._groups(part, step, held, label)
         found = [self.gradients(part, members, held, kind) for kind, members in groups]
         for (_, members), (_, loss, sums) in zip(groups, found, strict=True):
             self._account([part.walks[row] for row in members.rows], members.counts, loss, sums)
@@ -208,6 +238,7 @@ class StackedClients:
             order = self._indices.at(sorted(range(len(placed)), key=placed.__getitem__))
             part.move({n: torch.cat([grads[n] for grads, _, _ in found])[order] for n in found[0][0]})
             return [part]
+        self._sum_up(part)
         parts = [part.take(some) for some in rows]
         for one, (grads, _, _) in zip(parts, found, strict=True):
             one.move(grads)
@@ -241,7 +272,7 @@ class StackedClients:
             if full not in self._known.kinds:
                 others = [other for other, _ in enumerate(step.rows) if self._alike(part, step, other) == alike[1:]]
                 others.remove(place)
-                sizes = [held.counts[part.walks[row].place] for row in step.rows]
+                sizes = [held.counts[part.walks[row].row] for row in step.rows]
                 other = max(others, key=sizes.__getitem__, default=place)
                 self._known.kinds[full] = self._tried(part, step.some([place, other]), held)
             known = self._known.kinds[full]
@@ -261,17 +292,133 @@ class StackedClients:
         return self._numbers.setdefault(found, len(self._numbers))
 
     def _account(self, walks: Sequence[ClientProgress], counts: Sequence[int], loss: Tensor, sums: Tensors) -> None:
-        self._losses.append((walks, counts, loss))
+        self._losses.append((walks, [counts], loss))
+        self._add(walks, sums)
+        for walk, count in zip(walks, counts, strict=True):
+            walk.steps += 1
+            walk.samples += count
+            walk.summed.update(sums)
+
+    def _add(self, walks: Sequence[ClientProgress], sums: Tensors) -> None:
         if sums:
             rows = self._indices.at([walk.place for walk in walks])
         for name, value in sums.items():
             if name not in self._sums:
                 self._sums[name] = value.new_zeros(len(self._walks), *value.shape[1:])
             self._sums[name].index_add_(0, rows, value)
-        for walk, count in zip(walks, counts, strict=True):
-            walk.steps += 1
-            walk.samples += count
-            walk.summed.update(sums)
+
+    # recorded steps -------------------------------------------------------------------------------------------
+
+    def _lie_there(self, pairs: Sequence[tuple[LabeledSamples, Any]]) -> bool:
+        """Whether all samples of a phase stay on the device."""
+        return all(samples.at(self._device).x.device == self._device for samples, _ in pairs)
+
+    def _fixed(self, kind: Hashable) -> RecordedStack:
+        shapes = tuple((name, t.shape, t.dtype) for name, t in self.rows.items())
+        return self._known.recordings.stack(self._label, (kind, shapes), self._device)
+
+    def _begun(
+        self,
+        fixed: RecordedStack,
+        walks: Sequence[ClientProgress],
+        masks: Tensors,
+        names: Sequence[str],
+        phase: Phase,
+    ) -> tuple[Tensors, Tensors]:
+        """Everybody's tensors and masks where recorded steps look for them."""
+        order = [walk.place for walk in walks]
+        rows = self.rows
+        if order != sorted(order):
+            index = self._indices.at(order)
+            rows = {name: t[index] for name, t in rows.items()}
+        rates = rates_of(walks, phase, self._device)
+        training = walks[0].client.training
+        fixed.begin(laid_out(rows, self._linear), masks, names, training, rates, len(walks[0].sizes))
+        return fixed.tensors, fixed.masks
+
+    def _recording(
+        self,
+        part: ActiveGroup,
+        step: NextStep,
+        held: PhaseData,
+        groups: Sequence[tuple[StepSignature, NextStep]],
+        walks: Sequence[ClientProgress],
+    ) -> Recording | None:
+        """The step as a graph; None where it is to be launched. walks: of the whole phase, in its order.
+
+        Where some are through, it is the graph of as many clients as there were, or of half as many.
+        """
+        fixed = part.fixed
+        if fixed is None or len(groups) > 1 or not self.records:
+            return None
+        assert isinstance(step.number, int)
+        kind = groups[0][0]
+        riding, contexts = self._riders(part, step, kind, walks)
+        width = held.width if kind.fills else max(step.counts)
+        count = len(riding.walks)
+        planned = NextStep(tuple(range(count)), (width,) * count, (), fixed.number)
+
+        def taken() -> frozenset[str]:
+            grads, losses, sums = self.gradients(riding, planned, held, kind)
+            riding.move(grads)
+            return fixed.take_in(losses, sums)
+
+        key = (count, kind, width, contexts, tuple(riding.masks), held.kind())
+        try:
+            return fixed.recording(key, step.number, taken, (riding.contexts, held.looked_into))
+        except Exception as error:
+            self._known.recordings.refused[self._label] = kind_and_line(error)
+            return None
+
+    def _riders(
+        self, part: ActiveGroup, step: NextStep, kind: StepSignature, walks: Sequence[ClientProgress]
+    ) -> tuple[ActiveGroup, Hashable]:
+        """Those for whom a step is recorded, with their contexts where it finds them, and what is constant in these.
+
+        Who is through may ride along, as what comes of that is not looked at.
+        """
+        assert part.fixed is not None
+        count = len(walks)
+        while count >= 2 * len(part.walks):
+            count //= 2
+        if any(walk.exact.get(kind) != walks[0].exact[kind] for walk in walks[:count]):
+            count = len(part.walks)
+        drawn = [only_of(inputs, kind.read) for inputs in step.inputs] or [{}]
+        names = kind.read.difference(drawn[0])
+        place = (count, kind, names)
+        if place not in self._riding:
+            riding = part.first(walks[:count])
+            static = riding.packed(riding.walks, names)
+            static.tensors = part.fixed.hold(("context", *place, static.shapes), static.tensors)
+            self._riding[place] = riding, static
+        riding, static = self._riding[place]
+        moving = StackedContext([*drawn, *[drawn[-1]] * (count - len(drawn))])
+        moving.tensors = part.fixed.hold(("inputs", *place, moving.shapes), moving.tensors)
+        riding.contexts = static, moving
+        parts = (only_of(walks[0].client.context, names), drawn[0])
+        networks = tuple(map(id, static.networks + moving.networks))
+        return riding, (static.shapes, moving.shapes, networks, *(structure(one, exact=True) for one in parts))
+
+    def _replay(self, part: ActiveGroup, step: NextStep, recording: Recording, fills: bool) -> Iterator[None]:
+        """Take this step, and the next ones as far as they differ in nothing but the batch."""
+        assert part.fixed is not None
+        assert isinstance(step.number, int)
+        first, walks = step.number, part.walks
+        count = 1 if step.inputs else part.steps_alike(first, fills)
+        yield from part.fixed.replay(recording, first, count, beside=not step.inputs)
+        part.number = first + count
+        steps = [[walk.sizes[number] for walk in walks] for number in range(first, part.number)]
+        self._losses.append((walks, steps, part.fixed.losses[first : part.number, : len(walks)]))
+        for walk in walks:
+            walk.steps += count
+            walk.samples += sum(walk.sizes[first : part.number])
+            walk.summed.update(recording.sums)
+
+    def _sum_up(self, part: ActiveGroup) -> None:
+        """What recorded steps have summed counts for those who took them."""
+        if part.fixed is not None and part.fixed.sums:
+            self._add(part.walks, {name: t[: len(part.walks)] for name, t in part.fixed.sums.items()})
+            part.fixed.clear_sums()
 
     # a step -----------------------------------------------------------------------------------------------------
 
@@ -291,9 +438,11 @@ class StackedClients:
         tensors = part.tensors if whole else part.some(rows)
         batch, shares = held.batch(walks, step)
         drawn = step.drawn(0)
-        names = {**walks[0].client.context, **drawn}
-        static = part.packed(walks, kind.read.difference(drawn))
-        moving = StackedContext([only_of(inputs, kind.read) for inputs in step.inputs] or [{}])
+        static, moving = part.contexts or (
+            part.packed(walks, kind.read.difference(drawn)),
+            StackedContext([only_of(inputs, kind.read) for inputs in step.inputs] or [{}]),
+        )
+        names = {**walks[0].client.context, **drawn, **moving.form}
         function = StackedLoss(self._loss, static, moving, names, self._drops)
         losses, sums = function(tensors, batch, shares)
         leaves = {name: tensors[name] for name in part.names}
@@ -327,9 +476,9 @@ class StackedClients:
         walks = [part.walks[row] for row in step.rows]
         count = min(step.counts)
         if not self._normed:  # few enough for other rows to be added with weight 0
-            most = max(held.counts[walk.place] for walk in walks)
+            most = max(held.counts[walk.row] for walk in walks)
             count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
-        assert step.number is not None
+        assert isinstance(step.number, int)
         chosen = [walk.batches[step.number][:count] for walk in walks]
         pair = ActiveGroup(walks, part.some(step.rows), part.names, part.phase, {}, self._indices)
         step = NextStep((0, 1), (count, count), step.inputs, chosen=chosen)
@@ -448,6 +597,17 @@ class StackedClients:
             if not all(are_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
                 return False
         return True
+
+    def _look_at_inputs(self, label: Hashable) -> None:
+        """Raise where a phase's `inputs` have been seen to look at the weights, or are now."""
+        if label not in self._known.inputs:
+            try:
+                self._try_inputs()
+                self._known.inputs[label] = ""
+            except NotVectorizable as reason:
+                self._known.inputs[label] = str(reason)
+        if self._known.inputs[label]:
+            raise NotVectorizable(self._known.inputs[label])
 
     def _try_inputs(self) -> None:
         """Whether `inputs` leaves the network's weights alone, which it is not given here."""

@@ -86,7 +86,8 @@ class StackedContext:
 
     Attributes:
         tensors: those that differ stacked, (K, ...); those that are the same object for all as they are. axes: 0 or
-        None for each, as `torch.vmap` wants it. form: where they belong, for `unpacked`; holds none of them.
+        None for each, as `torch.vmap` wants it. networks: that some of them are the weights of. form: where they
+        belong, for `unpacked`; holds none of them.
 
     Raises:
         NotVectorizable: an entry is neither a tensor nor the same for all.
@@ -95,7 +96,13 @@ class StackedContext:
     def __init__(self, contexts: Sequence[Context]) -> None:
         self.tensors: list[Tensor] = []
         self.axes: list[int | None] = []
+        self.networks: list[nn.Module] = []
         self.form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
+
+    @property
+    def shapes(self) -> Hashable:
+        """What two of them must have in common for their tensors to lie in the same places."""
+        return tuple((t.dtype, t.shape, axis) for t, axis in zip(self.tensors, self.axes, strict=True))
 
     def _pack(self, name: str, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -105,6 +112,7 @@ class StackedContext:
             self.axes.append(None if shared else 0)
             return _Slot(len(self.tensors) - 1)
         if isinstance(first, FrozenModel):
+            self.networks.append(first.network)
             return _Reference(first, self._pack(name, [value.weights for value in values]))
         if isinstance(first, Mapping):
             return {key: self._pack(name, [value[key] for value in values]) for key in first}

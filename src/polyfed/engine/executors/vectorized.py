@@ -48,7 +48,7 @@ from polyfed.functional.modes import dropout_layers
 from polyfed.profiling import timed
 
 SIZE = 32  # clients in a stack by default; their weights, gradients and activations are in memory at the same time
-WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
+WORTH = 4  # clients in a stack on a GPU, at least, where its step is launched: longer than that of a single client
 
 
 def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
@@ -63,8 +63,8 @@ class VectorizedExecutor:
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
     Args:
-        context: what is worked on. size: of a stack, at most; one of fewer than 4 is not worth it on a GPU, unless
-            the size is smaller. say: is given what is not stacked, and why.
+        context: what is worked on. size: of a stack, at most; one of fewer than 4 is not worth it on a GPU where its
+            steps cannot be recorded, unless the size is smaller. say: is given what is not stacked, and why.
     """
 
     workers = 1
@@ -172,7 +172,7 @@ class Stacks:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
-        self.least = 2 if device.type == "cpu" else min(WORTH, size)
+        self._on_gpu = device.type != "cpu"
         self._known = SignatureCache()
 
     def alike(self, members: Sequence[Member]) -> Iterator[list[int]]:
@@ -194,13 +194,20 @@ class Stacks:
         """What is the same for those who may train together, and on which it depends whether they can."""
         return member.job.client.architecture, member.job.variant, member.job.exchange.name
 
+    def least(self, member: Member) -> int:
+        """How many clients of this kind are worth a stack, at least."""
+        if not self._on_gpu:
+            return 2
+        network = member.context.model_factory.module(member.job.client.architecture, member.job.variant)
+        return 1 if self._known.recordings.worthwhile(self.kind(member), network) else min(WORTH, self._size)
+
     def outcomes(self, members: Sequence[Member]) -> Iterator[JobResult]:
         """The results of jobs that are alike, of one run."""
         first = members[0].job
         say = members[0].executor.say_once
         if first.client.training.keep_optimizer_state:
             say("clients train one after the other: each has an optimizer of its own to go on with")
-        elif len(members) >= self.least:
+        elif len(members) >= self.least(members[0]):
             try:
                 yield from self.stacked(members)
                 return
@@ -238,6 +245,8 @@ class Stacks:
                 put_row(stacked, place, len(members), own_tensors(model_factory.module(network, variant)))
         if trains:
             nonfinite = self._train(works, stacked, self.kind(members[0]))
+            if reason := self._known.recordings.refused.get(self.kind(members[0])):
+                members[0].executor.say_once(f"{network}: steps are launched one by one, not recorded ({reason})")
             if dropout_layers(factories[0].module(network, variant)):
                 what = "dropout draws other masks for clients trained as one than for each alone"
                 members[0].executor.say_once(f"{network}: {what}")
@@ -281,7 +290,9 @@ class Stacks:
             stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
             seed_global_rng(seed)
             with attributes_kept(template):
-                trained, nonfinite = stack.train(phases)
+                for _ in stack.train(phases):
+                    pass
+                trained, nonfinite = stack.outcome()
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:

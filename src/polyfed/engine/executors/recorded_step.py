@@ -1,0 +1,245 @@
+"""Steps of a stack that a GPU replays: what they read and write stays where it is, and a graph repeats the rest.
+
+A step of small networks is some hundred kernels of a few microseconds each, which take longer to be launched than to
+run. A CUDA graph launches them as one. It knows addresses and no values: whatever changes from step to step, or from
+round to round, must lie in tensors that it was captured with.
+
+Shapes: K clients, S steps of a phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.optimizers import Optimizer
+from polyfed.core.settings import Training
+from polyfed.engine.executors.stacked_loss import Tensors
+from polyfed.functional.modes import dropout_layers
+
+Rates = tuple[float, Tensor | None]  # the highest learning rate, and everybody's share of it where they differ, (K,)
+
+RECORDS = True  # benchmarks switch it off, to tell what recorded steps are worth
+_WARM_UPS = 3  # eager steps before a capture, in which libraries choose kernels and allocate, as PyTorch asks for
+_MOST_GRAPHS = 24  # of a stack: kinds of steps, widths of batches, numbers of clients
+_MOST_STACKS = 32  # that are remembered, each with its clients' weights
+
+
+class FixedTensors:
+    """Tensors that stay where they are, whatever values come.
+
+    Attributes:
+        version: another one whenever some had to move, as what came had another shape.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._held: dict[Hashable, list[Tensor]] = {}
+        self._sources: dict[Hashable, Sequence[object]] = {}
+
+    def hold(self, name: Hashable, tensors: Sequence[Tensor], sources: Sequence[object] = ()) -> list[Tensor]:
+        """These values where those of the last time lie; fewer rows go to the beginning. sources: see `made_of`."""
+        held = self._held.get(name, [])
+        if len(held) == len(tensors) and all(map(_fits, tensors, held)):
+            places = [place[: len(t)] if t.dim() else place for place, t in zip(held, tensors, strict=True)]
+            _copy(places, tensors)
+        else:
+            self.version += name in self._held
+            held = self._held[name] = [tensor.detach().clone() for tensor in tensors]
+        self._sources[name] = list(sources)
+        return held
+
+    def made_of(self, name: Hashable, sources: Sequence[object]) -> list[Tensor] | None:
+        """What lies there, if it was made of the very same objects."""
+        known = self._sources.get(name, ())
+        same = len(known) == len(sources) and all(map(lambda one, other: one is other, known, sources))
+        return self._held[name] if known and same else None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step as a graph. sums: the names of what it sums. keeps: what must live as long, as the step looks into it."""
+
+    graph: Any
+    sums: frozenset[str]
+    keeps: object
+
+
+class Lane:
+    """Where the graphs of one network run, one after the other: beside those of others, in memory of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+
+class RecordedStack(FixedTensors):
+    """What K clients of one kind have on the GPU for a phase, round after round, and their steps as graphs.
+
+    Attributes:
+        tensors, masks: the networks', (K, ...) by name. optimizer: of those that move.
+        number: of the next step that is replayed, (1,). losses: of the steps so far, (S, K).
+        sums: over the steps since they were last zeroed, (K, ...) by name.
+    """
+
+    tensors: Tensors
+    masks: Tensors
+    optimizer: Optimizer
+    losses: Tensor
+
+    def __init__(self, lane: Lane, device: torch.device) -> None:
+        super().__init__()
+        self.sums: Tensors = {}
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._rate = torch.zeros((), device=device)
+        self._lane = lane
+        self._moving: list[Tensor] = []  # of which the optimizer is
+        self._at: int | None = None  # what `number` is, where that is known
+        self._recordings: dict[Hashable, Recording | None] = {}
+
+    def begin(
+        self, tensors: Tensors, masks: Tensors, names: Sequence[str], training: Training, rates: Rates, steps: int
+    ) -> None:
+        """A phase of so many steps: weights come in, the optimizer forgets. names: of what moves."""
+        held = self.hold("tensors", list(tensors.values()))
+        self.tensors = dict(zip(tensors, held, strict=True))
+        if held is not self._moving:
+            self._moving = held
+            self.optimizer = Optimizer([self.tensors[name] for name in names], training, self._rate)
+        self.masks = dict(zip(masks, self.hold(("masks", *masks), list(masks.values())), strict=True))
+        count = len(next(iter(tensors.values())))
+        (self.losses,) = self.hold("losses", [self._rate.new_empty(steps, count)])
+        rate, shares = rates
+        self._rate.fill_(rate)
+        self.optimizer.shares = None if shares is None else self.hold("shares", [shares])[0]
+        self.optimizer.clear()
+        self.clear_sums()
+        self._at = None
+
+    def clear_sums(self) -> None:
+        if self.sums:
+            torch._foreach_zero_(list(self.sums.values()))
+
+    def take_in(self, losses: Tensor, sums: Tensors) -> frozenset[str]:
+        """Losses and sums of the first clients in a step that is being recorded; the names of the sums."""
+        with torch.no_grad():
+            count = len(losses)
+            self.losses[:, :count].index_copy_(0, self.number, losses.to(self.losses.dtype).unsqueeze(0))
+            for name, value in sums.items():
+                if name not in self.sums or self.sums[name].shape[1:] != value.shape[1:]:
+                    zeros = value.new_zeros(self.losses.shape[1], *value.shape[1:])
+                    (self.sums[name],) = self.hold(("sums", name), [zeros])
+                self.sums[name][:count].add_(value)
+            self.number.add_(1)
+        return frozenset(sums)
+
+    def recording(
+        self, key: Hashable, number: int, step: Callable[[], frozenset[str]], keeps: object
+    ) -> Recording | None:
+        """The step of this kind as a graph, once it comes up for the second time; None: it is to be launched.
+
+        Args:
+            key: equal for steps that differ in nothing but what lies in the tensors here. number: of the step.
+            step: takes it, and returns the names of what it sums. keeps: what it looks into beside tensors here.
+        """
+        key = (key, self.version, self.optimizer.shares is None)
+        if key not in self._recordings:
+            if len(self._recordings) >= _MOST_GRAPHS:
+                del self._recordings[next(iter(self._recordings))]
+            self._recordings[key] = None
+            return None
+        known = self._recordings.pop(key)
+        if known is None:
+            self._come_to(number)
+            known = self._captured(step, keeps)
+        self._recordings[key] = known  # as the one used last
+        return known
+
+    def _captured(self, step: Callable[[], frozenset[str]], keeps: object) -> Recording:
+        written = [*self.tensors.values(), *self.optimizer.tensors(), *self.sums.values(), self.losses, self.number]
+        before = [tensor.detach().clone() for tensor in written]
+        summed = set(self.sums)
+        stream = self._lane.stream
+        current = torch.cuda.current_stream(self.number.device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    step()
+                    _copy(written, before)
+        finally:
+            current.wait_stream(stream)
+            _copy(written, before)
+            for name in self.sums.keys() - summed:
+                self.sums[name].zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._lane.pool, stream=stream):  # nothing is computed
+            sums = step()
+        return Recording(graph, sums, keeps)
+
+    def _come_to(self, number: int) -> None:
+        if self._at != number:
+            self.number.fill_(number)
+            self._at = number
+
+    def replay(self, recording: Recording, first: int, count: int, beside: bool) -> Iterator[None]:
+        """So many steps, of which `first` is the number of the first, one at a time.
+
+        beside: other work may be asked for in between, which does not wait for these steps, nor they for it.
+        """
+        self._come_to(first)
+        current = torch.cuda.current_stream(self.number.device)
+        stream = self._lane.stream if beside else current
+        stream.wait_stream(current)
+        for _ in range(count):
+            with torch.cuda.stream(stream):
+                recording.graph.replay()
+            yield
+        current.wait_stream(stream)
+        self._at = first + count
+
+
+class Recordings:
+    """What is remembered for all stacks of a run, the least recently used of too many apart."""
+
+    def __init__(self) -> None:
+        self.refused: dict[Hashable, str] = {}  # by network and exchange: why its steps are launched
+        self._lanes: dict[Hashable, Lane] = {}
+        self._data: dict[Hashable, FixedTensors] = {}
+        self._stacks: dict[Hashable, RecordedStack] = {}
+
+    def worthwhile(self, label: Hashable, network: nn.Module) -> bool:
+        """Whether steps are recorded; those of dropout layers are not, as a graph has the states of no generator."""
+        device = next(iter(network.parameters())).device
+        return RECORDS and device.type == "cuda" and label not in self.refused and not dropout_layers(network)
+
+    def data(self, kind: Hashable) -> FixedTensors:
+        """Where the samples of this kind lie."""
+        return self._data.setdefault(kind, FixedTensors())
+
+    def stack(self, label: Hashable, kind: Hashable, device: torch.device) -> RecordedStack:
+        """That of the label's clients in a phase of this kind."""
+        key = (label, kind)
+        if key not in self._stacks:
+            if len(self._stacks) >= _MOST_STACKS:
+                del self._stacks[next(iter(self._stacks))]
+            if label not in self._lanes:
+                self._lanes[label] = Lane(device)
+            self._stacks[key] = RecordedStack(self._lanes[label], device)
+        self._stacks[key] = self._stacks.pop(key)  # as the one used last
+        return self._stacks[key]
+
+
+def _fits(tensor: Tensor, place: Tensor) -> bool:
+    """Whether its rows have room there; of tensors without rows, whether they are alike."""
+    same = tensor.dtype == place.dtype and tensor.shape[1:] == place.shape[1:] and tensor.dim() == place.dim()
+    return same and (not tensor.dim() or len(tensor) <= len(place))
+
+
+def _copy(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    if places:
+        torch._foreach_copy_([place.detach() for place in places], [tensor.detach() for tensor in tensors])

@@ -1,0 +1,278 @@
+"""Steps of stacks that are recorded and replayed, on a simulated GPU: the results, what falls back, what a step costs.
+
+The stand-in for CUDA graphs does the recorded operations again on changed memory: a value of Python's that a step read
+while it was recorded is the old one then, and the comparison fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import gpu
+import graphs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method
+from polyfed.core.settings import Training
+from polyfed.engine.executors import recorded_step
+from polyfed.engine.federation import Federation
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods import FD, SCAFFOLD, FedAvg, FedDPA, FedHeNN, FedMD, FedProx, FedRep, FedSelect, FjORD, Local
+from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
+from tests.helpers.told import Told
+
+CLOSE = 1e-5  # of the largest entry
+NETWORK = functools.partial(tiny_model, 1, 4, 6)
+NORMED = functools.partial(tiny_model, 1, 4, 6, norm=True)
+RAGGED = (12, 30, 7, 16, 21)
+TRAINING = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _simulated() -> None:
+    gpu.enable()
+
+
+def run(
+    method: Method,
+    device: str = "cuda",
+    *,
+    networks: Sequence[Callable[[], nn.Module]] = (NETWORK,),
+    sizes: Sequence[int] = RAGGED,
+    training: Training = TRAINING,
+    **options: Any,
+) -> tuple[Federation, dict[str, int]]:
+    """A run on the device, with stacks there, and what was done on it."""
+    labels = (tuple(range(CLASSES)),) * len(sizes)
+    among = world(networks, public=24, sizes=sizes, labels=labels, device=device)
+    executor = "serial" if device == "cpu" else "vectorized"
+    with gpu.counting() as done:
+        found = among.run(method, training, executor=executor, **options)
+    return found, done
+
+
+def replayed(method: Method, **options: Any) -> dict[str, int]:
+    """Replays come to where the clients come alone on a CPU; what was done."""
+    found, done = run(method, **options)
+    expected, _ = run(method, "cpu", **options)
+    assert difference(all_state(expected), all_state(found), CLOSE) is None
+    assert all(stream.idle for stream in graphs.Stream.every)
+    return done
+
+
+# the same result ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"momentum": 0.0, "weight_decay": 0.0},
+        {"optimizer": "adam", "momentum": 0.0, "lr": 0.01},
+        {"lr_schedule": "cosine", "rounds": 4},
+        {"class_weights": "balanced"},
+        {"augmentation": "crop-flip"},
+    ],
+    ids=str,
+)
+def test_ragged_sizes_and_every_way_to_move(changes: dict[str, Any]) -> None:
+    assert replayed(Local(), training=TRAINING.model_copy(update=changes))["replays"] > 10
+
+
+ALIGNED = FedHeNN(alignment_data={"size": 8, "batch": 4})
+METHODS = [FedProx(), SCAFFOLD(), FedSelect(grow_interval=1), ALIGNED, FD(), FedDPA(), FedMD(), FedRep()]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_gradients_of_its_own_masks_inputs_and_phases(method: Method) -> None:
+    same_shape = {"aggregation": "same-shape"} if hasattr(method, "aggregation") else {}
+    assert replayed(dataclasses.replace(method, **same_shape))["replays"] > 3
+
+
+@pytest.mark.parametrize("sizes", [(16, 12, 30, 28), (20, 20, 20)], ids=str)
+def test_batchnorm_has_a_graph_for_each_width_that_all_have(sizes: Sequence[int]) -> None:
+    """4 rows of 20 are one; where some have 4 rows and others 8, steps are launched."""
+    assert replayed(FedAvg(), networks=[NORMED], sizes=sizes)["captures"] == 2  # or 8 rows of four clients, and of two
+
+
+def test_single_clients_of_different_networks() -> None:
+    networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
+    done = replayed(Local(), networks=networks, sizes=(20, 12, 30))
+    assert done["captures"] == 3
+
+
+def test_widths_that_a_client_draws_have_a_graph_each() -> None:
+    assert replayed(FjORD(), sizes=(64,) * 3)["captures"] > 3
+
+
+# what is kept --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"lr_schedule": "cosine"}, {"client_fraction": 0.6}], ids=str)
+def test_later_rounds_replay_what_the_first_ones_have_recorded(changes: dict[str, Any]) -> None:
+    few, many = (
+        replayed(Local(), sizes=(16,) * 5, training=TRAINING.model_copy(update={"rounds": rounds, **changes}))
+        for rounds in (2, 6)
+    )
+    assert few["captures"] == many["captures"] == 1
+    assert many["replays"] == few["replays"] + 4 * 2 * 2
+
+
+def test_a_step_of_a_stack_is_one_launch() -> None:
+    short, long = (run(Local(), sizes=(8 * steps,) * 4)[1] for steps in (2, 12))
+    assert long["kernels"] - short["kernels"] == long["replays"] - short["replays"] == 3 * 2 * 10
+    assert (long["syncs"], long["h2d"], long["captures"]) == (short["syncs"], short["h2d"], 1)
+
+
+def test_who_is_through_rides_along_until_half_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 1 to 8 batches: one graph for 8 to 5 of them, one for 4 and 3, one for 2, one for the last."""
+    assert replayed(Local(), sizes=[8 * (1 + place) for place in range(8)])["captures"] == 4
+    monkeypatch.setattr(recorded_step, "_MOST_GRAPHS", 1)
+    monkeypatch.setattr(recorded_step, "_MOST_STACKS", 1)
+    replayed(FedRep(aggregation="same-shape"))
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_step, "RECORDS", False)
+    done = replayed(Local())
+    assert done["captures"] == done["replays"] == 0
+
+
+# what is not recorded ----------------------------------------------------------------------------------------------
+
+
+class Looking(Local):
+    """A loss that looks at a number of Python's, another one in every round."""
+
+    scale: ClassVar[list[float]] = [1.0]
+
+    def receive(self, client: Client, message: Message) -> Context:
+        self.scale[0] = 1.0 + client.round
+        return super().receive(client, message)
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w) * self.scale[0]
+
+
+class Given(Looking):
+    """The same number in the context, as a number and as a tensor."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        like = next(client.model.parameters())
+        return {"scale": 1.0 + client.round, "tensor": like.new_full((), 1.0 + client.round)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        loss = cross_entropy(model(batch.x), batch.y, batch.w)
+        return 0.5 * loss * context["scale"] + 0.5 * loss * context["tensor"]
+
+
+def test_a_number_that_was_frozen_in_is_found_out() -> None:
+    with pytest.raises(AssertionError):
+        replayed(Looking())
+
+
+def test_numbers_of_the_context_are_not_frozen_in() -> None:
+    assert replayed(Given())["captures"] > 3  # for each round and number of clients
+
+
+class Making(Local):
+    """A loss that brings numbers from the host, which a capture refuses."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        weights = torch.arange(1.0, 1.0 + CLASSES).to(batch.x.device)
+        return cross_entropy(model(batch.x), batch.y, batch.w * weights[batch.y])
+
+
+def test_what_a_capture_refuses_is_launched_and_said() -> None:
+    told = Told()
+    done = replayed(Making(), sizes=(16,) * 4, loggers=[told])
+    assert (done["captures"], done["replays"]) == (1, 0)  # tried once
+    (line,) = told.messages
+    assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: CUDA error")
+
+
+def test_dropout_is_not_recorded() -> None:
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, CLASSES))
+
+    found, done = run(FedAvg(aggregation="same-shape"), networks=[dropping])
+    assert done["captures"] == 0
+    again, _ = run(FedAvg(aggregation="same-shape"), networks=[dropping])
+    assert difference(all_state(found), all_state(again)) is None
+
+
+# the stand-in ------------------------------------------------------------------------------------------------------
+
+
+def captured(step: Callable[[], None]) -> graphs.CUDAGraph:
+    made = graphs.CUDAGraph()
+    with graphs.graph(made):
+        step()
+    return made
+
+
+def test_a_capture_computes_nothing_and_a_replay_looks_again() -> None:
+    x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    weight = torch.full((3,), 2.0, device="cuda").requires_grad_()
+    factor = [1.0]
+
+    def step() -> None:
+        (grad,) = torch.autograd.grad((weight * x).square().sum() * factor[0], [weight])
+        total.add_(grad)
+
+    graph = captured(step)
+    assert total.tolist() == [0.0] * 3
+    graph.replay()
+    assert total.tolist() == [4.0] * 3
+    x.mul_(2)
+    factor[0] = 7.0  # comes too late
+    graph.replay()
+    assert total.tolist() == [20.0] * 3
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: x.add_(torch.ones(2).to("cuda")),
+        lambda x: x[x > 0],
+        lambda x: x[torch.tensor([0])],
+    ],
+)
+def test_a_capture_refuses_what_a_gpu_refuses(step: Callable[[Tensor], Any]) -> None:
+    x = torch.ones(2, device="cuda")
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        captured(lambda: step(x))
+
+
+def test_a_replay_reads_no_memory_that_was_given_up() -> None:
+    total = torch.zeros(2, device="cuda")
+
+    def of_what_goes() -> graphs.CUDAGraph:
+        ones = torch.ones(2, device="cuda")
+        return captured(lambda: total.add_(ones))
+
+    graph = of_what_goes()
+    with pytest.raises(AssertionError, match="given up"):
+        graph.replay()
+
+
+def test_a_stream_waits_for_who_fills_its_tensors() -> None:
+    total, stream = torch.zeros(2, device="cuda"), graphs.Stream()
+    graph = captured(lambda: total.add_(1))
+    with graphs.in_stream(stream), pytest.raises(AssertionError, match="without waiting"):
+        graph.replay()
+    stream.wait_stream(graphs.default)
+    with graphs.in_stream(stream):
+        graph.replay()
+    assert not stream.idle
+    graphs.default.wait_stream(stream)
+    assert stream.idle

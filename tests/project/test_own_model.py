@@ -74,11 +74,3 @@ def test_a_personal_model_as_a_program_of_its_own(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "polyfed", None)
     program = torch.export.load("client-0.pt2").module()
     assert torch.equal(program(names["x"][:7]), names["network"](names["x"][:7]))
-
-
-def test_a_personal_model_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-    torch.manual_seed(0)
-    monkeypatch.chdir(tmp_path)
-    executed("onnxruntime.InferenceSession")

@@ -139,7 +139,3 @@ def test_the_command(recipe, capsys):
     (row,) = json.loads(capsys.readouterr().out)
     assert row["why"] is None
     assert row["down"] == {"digits-cnn1": [2600, 2600], "digits-cnn2": [2600, 2600]}
-    assert status(["methods", "--markdown"]) == 0
-    assert capsys.readouterr().out == method_table.to_markdown(catalog.methods())
-    assert status(["methods", "--markdown", "--json"]) == 2
-    assert "--markdown alone" in capsys.readouterr().err

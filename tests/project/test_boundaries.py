@@ -236,7 +236,7 @@ def test_a_method_leaves_the_loop_to_the_engine() -> None:
 
 HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
 LISTS = [
-    "methods", "methods fedgh", "methods --json", "methods --markdown", "models", "models vit-xs", "datasets",
+    "methods", "methods fedgh", "methods --json", "models", "models vit-xs", "datasets",
     "datasets watch", "recipe", "recipe training.lr", "recipe method.fedhenn",
 ]  # fmt: skip
 LISTED = f"from polyfed.cli.app import status; assert not any(status(words.split()) for words in {LISTS})"

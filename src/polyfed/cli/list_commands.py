@@ -55,7 +55,6 @@ def methods(
         ),
     ] = None,
     json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
 ) -> None:
     """List the methods; or one of them, with its hyperparameters.
 
@@ -64,14 +63,7 @@ def methods(
     \b
     polyfed methods fedgh
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    if markdown and (json or name is not None):
-        raise ConfigError("expected --markdown alone, got it together with --json or the name of a method")
     from polyfed.cli import catalog
-    from polyfed.experiments import method_table
-
-    if markdown:
-        print_text(method_table.to_markdown(catalog.methods()).rstrip("\n"))
-        return
     from polyfed.cli.listing import of_method, of_methods
 
     if name is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -377,6 +378,32 @@ def kernels_side_by_side(runs: int, steps: int) -> int:
 def test_a_step_of_several_runs_costs_that_of_one() -> None:
     one, three = (kernels_side_by_side(runs, 12) - kernels_side_by_side(runs, 2) for runs in (1, 3))
     assert one == three > 0
+
+
+def test_rates_that_differ_are_those_of_runs_alone() -> None:
+    def run(lr: float) -> Federation:
+        training = Training(rounds=2, batch_size=8, lr=lr, momentum=0.5)
+        return (
+            ConformanceKit(method=FedAvg(), device="cuda")
+            .world(one=True)
+            .federation(FedAvg(), training, executor="vectorized")
+        )
+
+    rates = (0.1, 0.01, 0.3)
+    expected, found = ([run(lr) for lr in rates] for _ in range(2))
+    for federation in expected:
+        federation.run()
+    run_together([federation.run for federation in found], 64, torch.device("cuda"))
+    for one, other in zip(expected, found, strict=True):
+        assert difference(all_state(one), all_state(other), CLOSE) is None
+
+
+@pytest.mark.parametrize(("workers", "networks", "count"), [(None, 1, 32), (8, 1, 2), (6, 2, 3), (2, 1, 1)])
+def test_so_many_runs_fill_a_stack_of_each_network(workers: int | None, networks: int, count: int) -> None:
+    run = {"device": "cuda", "executor": "vectorized"} | ({} if workers is None else {"workers": workers})
+    models = {"architectures": ["digits-cnn1", "digits-cnn2"][:networks]}
+    recipe = tomllib.loads(small_recipe(data={"num_clients": 4}, models=models, run=run))
+    assert planned_runs.runs_in_a_stack(Recipe.from_dict(recipe), DATA) == count
 
 
 def test_a_comparison_trains_its_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from polyfed.engine.executors.shared_stacks import run_together, settings_of_ste
 from polyfed.engine.executors.vectorized import SIZE, clients_per_batch
 from polyfed.engine.method_wrappers import step_of
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_loop import single_threaded
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -186,7 +187,8 @@ def _run_group(
         own = [one.beside(member.title) if isinstance(one, Console) else one for one in watchers]
         runs.append(functools.partial(_run_one, member, overwrite, data, own, failures))
     try:
-        run_together(runs, first.recipe.run.workers or _SHARED_SIZE, parse_device(first.recipe.run.device))
+        with single_threaded():
+            run_together(runs, first.recipe.run.workers or _SHARED_SIZE, parse_device(first.recipe.run.device))
     except KeyboardInterrupt:
         raise RunInterrupted(
             f"interrupted in {len(group)} runs side by side; whole rounds are kept; the same command goes on"

@@ -29,10 +29,14 @@ from polyfed.engine.method_wrappers import alone, step_of
 from polyfed.errors import PolyfedError, RunError, RunInterrupted
 from polyfed.methods import MOON, FedAvg, FedGH, FedHeNN, FedProto, FedProx, Local
 from polyfed.methods.fedhenn import AlignmentData, HomogeneousFedHeNN
+from polyfed.registry import METHODS
 from polyfed.signals import raise_on_termination
+from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, tiny_model, world
 from tests.engine.executors.test_agreement import CLOSE, near
+from tests.helpers.gentle import gentle
 from tests.helpers.interrupt import Interrupt
+from tests.helpers.quick import others_slow
 from tests.helpers.told import Told
 
 TRAINING = Training(rounds=3, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
@@ -126,6 +130,30 @@ def test_runs_side_by_side_are_those_alone_in_the_steps_of_one(asked: Sequence[A
     before, together = check(asked, stacks)
     assert together * len(asked) == before
     assert stacks[-1] == len(asked) * 2  # who has three batches
+
+
+@pytest.mark.parametrize("name", others_slow(METHODS, quick=["fedgen", "fedrolex", "fedrep"]))
+def test_every_method(name: str) -> None:
+    """With another seed, and another half of the server, beside it.
+
+    FedMD's clients alone learn towards their own scores: the sign of what is nothing but rounding.
+    """
+    third = gentle(name) if name == "fedmd" else alone(gentle(name))
+
+    def runs() -> list[Federation]:
+        among = ConformanceKit(method=gentle(name))
+        asked = [(gentle(name), 0), (gentle(name), 1), (third, 2)]
+        given = {"executor": "vectorized", "evaluation": EACH_ROUND}
+        return [among.world(one=True).federation(method, TRAINING, seed=seed, **given) for method, seed in asked]
+
+    expected = runs()
+    for federation in expected:
+        federation.run()
+    found = runs()
+    assert side_by_side(found) == [None] * 3
+    for one, other in zip(expected, found, strict=True):
+        assert difference(all_state(one), all_state(other), CLOSE) is None
+        assert all(map(near, other.history, one.history))
 
 
 def test_rates_that_differ_move_an_optimizers_rows_as_far_as_their_own(stacks: list[int]) -> None:

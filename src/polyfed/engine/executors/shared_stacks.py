@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -55,8 +55,8 @@ class SharedStacks(Stacks):
     def __init__(self, size: int, device: torch.device) -> None:
         super().__init__(size, device)
         self._kinds: list[object] = []
-        self._places: dict[Hashable, int] = {}  # in this list, of the exchanges that are asked for now
-        self._networks: list[nn.Module] = []
+        self._forms: list[object] = []
+        self._places: dict[Hashable, int] = {}  # in the first list, of the exchanges that are asked for now
         self._places_of: weakref.WeakKeyDictionary[VectorizedExecutor, dict[Hashable, int]]  # of each run's networks
         self._places_of = weakref.WeakKeyDictionary()
         self._apart: set[Hashable] = set()  # kinds of which each run has stacks of its own
@@ -64,23 +64,23 @@ class SharedStacks(Stacks):
     def answers(self, asked: Sequence[Sequence[Member]]) -> list[Answer]:
         """Carry out what several runs ask for, each the jobs of an exchange; time is shared by jobs."""
         members = [member for own in asked for member in own]
-        outcomes: dict[Member, JobResult] = {}
-        errors: dict[VectorizedExecutor, Exception] = {}
+        outcomes: dict[Member, JobResult | Exception] = {}
         spent: dict[Member, tuple[float, float]] = {}
         with keep_global_rng():
             for places in self.alike(members):
-                some = [members[place] for place in places if members[place].executor not in errors]
+                some = [members[place] for place in places]
                 began = time.perf_counter()
                 used = time.process_time()
-                for member, outcome in zip(some, self._carried_out(some), strict=True):
-                    if isinstance(outcome, Exception):
-                        errors[member.executor] = outcome
-                    else:
-                        outcomes[member] = outcome
-                share = ((time.perf_counter() - began) / len(places), (time.process_time() - used) / len(places))
+                outcomes |= zip(some, self._carried_out(some), strict=True)
+                share = ((time.perf_counter() - began) / len(some), (time.process_time() - used) / len(some))
                 spent |= dict.fromkeys(some, share)
         self._places.clear()  # which names runs that may be over by the next time
-        return [_answer(own, outcomes, errors, spent) for own in asked]
+        answers = []
+        for own in asked:
+            found = [outcomes[member] for member in own]
+            error = next((outcome for outcome in found if isinstance(outcome, Exception)), None)
+            answers.append(Answer(error or found, *(sum(spent[member][kind] for member in own) for kind in (0, 1))))
+        return answers
 
     def kind(self, member: Member) -> tuple[Hashable, ...]:
         """See `Stacks`; with what else must be equal where two come from different runs."""
@@ -95,9 +95,9 @@ class SharedStacks(Stacks):
         context = member.context
         training = job.client.training
         phases = context.method.phases(training) if job.exchange.phases is None else job.exchange.phases
-        network = self._network(member)
+        network = context.model_factory.module(job.client.architecture, job.variant)
         # masks of dropout would be others than those of the run alone, and others again where it goes on
-        has_masks = bool(dropout_layers(self._networks[network]))
+        apart = weakref.ref(member.executor) if dropout_layers(network) else None
         return (
             step_of(context.method),
             list(phases) if job.exchange.trains else None,
@@ -105,21 +105,16 @@ class SharedStacks(Stacks):
             bool(job.client.privacy.max_grad_norm),
             context.model_factory.precision,
             context.model_factory.device,
-            network,
-            weakref.ref(member.executor) if has_masks else None,
+            self._place_of(network, member),
+            apart,
         )
 
-    def _network(self, member: Member) -> int:
-        """The place of the client's network among those that differ."""
-        job = member.job
+    def _place_of(self, network: nn.Module, member: Member) -> int:
+        """Where the form of a client's network stands in the list."""
         known = self._places_of.setdefault(member.executor, {})
-        key = (job.client.architecture, job.variant)
+        key = (member.job.client.architecture, member.job.variant)
         if key not in known:
-            network = member.context.model_factory.module(*key)
-            same = [place for place, other in enumerate(self._networks) if _is_same_network(network, other)]
-            if not same:
-                self._networks.append(network)
-            known[key] = same[0] if same else len(self._networks) - 1
+            known[key] = _place_in(self._forms, _form_of(network))
         return known[key]
 
     def _carried_out(self, members: Sequence[Member]) -> list[JobResult | Exception]:
@@ -158,18 +153,6 @@ class SharedStacks(Stacks):
         return None
 
 
-def _answer(
-    own: Sequence[Member],
-    outcomes: Mapping[Member, JobResult],
-    errors: Mapping[VectorizedExecutor, Exception],
-    spent: Mapping[Member, tuple[float, float]],
-) -> Answer:
-    error = next((errors[member.executor] for member in own if member.executor in errors), None)
-    shares = [spent[member] for member in own if member in spent]
-    outcome = [outcomes[member] for member in own] if error is None else error
-    return Answer(outcome, sum(seconds for seconds, _ in shares), sum(used for _, used in shares))
-
-
 def _place_in(known: list[Any], value: object) -> int:
     """Where a value stands in a list, at the end of which it is put if it is new."""
     if value not in known:
@@ -177,27 +160,22 @@ def _place_in(known: list[Any], value: object) -> int:
     return known.index(value)
 
 
-def _is_same_network(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two networks that were made by the same function compute the same from the same weights."""
-    layers = list(one.modules())
-    others = list(other.modules())
-    return len(layers) == len(others) and str(one) == str(other) and all(map(_is_same_layer, layers, others))
+def _form_of(network: nn.Module) -> tuple[object, ...]:
+    """What is equal for networks that were made by the same function and compute the same from the same weights."""
+    weights = network.state_dict().keys()
+    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    tensors = [(name, t.shape, t.dtype, t.requires_grad) for name, t in named.items()]
+    fixed = {name: t.tolist() for name, t in named.items() if name not in weights}
+    layers = [
+        (type(each), {name: _plain(value) for name, value in attributes(each).items()}) for each in network.modules()
+    ]
+    return str(network), tensors, fixed, layers
 
 
-def _is_same_layer(one: nn.Module, other: nn.Module) -> bool:
-    kept = one.state_dict().keys()
-    named = [{**dict(layer.named_parameters()), **dict(layer.named_buffers())} for layer in (one, other)]
-    pairs = [(attributes(one), attributes(other)), (named[0], named[1])]
-    if type(one) is not type(other) or any(mine.keys() != theirs.keys() for mine, theirs in pairs):
-        return False
-    return all(_is_equal(value, theirs[name], name in kept) for mine, theirs in pairs for name, value in mine.items())
-
-
-def _is_equal(one: object, other: object, is_weight: bool) -> bool:
-    """Whether two of a layer's values are; of weights only the form counts, of what is no plain value the type."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        form = (one.shape, one.dtype, one.requires_grad) == (other.shape, other.dtype, other.requires_grad)
-        return form and (is_weight or torch.equal(one, other))
-    if isinstance(one, bool | int | float | str | tuple | None):
-        return one == other
-    return type(one) is type(other)
+def _plain(value: object) -> object:
+    """A value that can be compared, else its type."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | None) else type(value)

@@ -398,9 +398,18 @@ def test_rates_that_differ_are_those_of_runs_alone() -> None:
         assert difference(all_state(one), all_state(other), CLOSE) is None
 
 
-@pytest.mark.parametrize(("workers", "networks", "count"), [(None, 1, 32), (8, 1, 2), (6, 2, 3), (2, 1, 1)])
-def test_so_many_runs_fill_a_stack_of_each_network(workers: int | None, networks: int, count: int) -> None:
-    run = {"device": "cuda", "executor": "vectorized"} | ({} if workers is None else {"workers": workers})
+@pytest.mark.parametrize(
+    ("given", "networks", "count"),
+    [
+        ({}, 1, 32),
+        ({"workers": 8}, 1, 2),
+        ({"workers": 6}, 2, 3),
+        ({"workers": 2}, 1, 1),
+        ({"executor": "serial"}, 1, 1),
+    ],
+)
+def test_so_many_runs_fill_a_stack_of_each_network(given: dict[str, Any], networks: int, count: int) -> None:
+    run = {"device": "cuda", "executor": "vectorized", **given}
     models = {"architectures": ["digits-cnn1", "digits-cnn2"][:networks]}
     recipe = tomllib.loads(small_recipe(data={"num_clients": 4}, models=models, run=run))
     assert planned_runs.runs_in_a_stack(Recipe.from_dict(recipe), DATA) == count

@@ -12,7 +12,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.engine.checkpoint import check_made_of, made_of
 from polyfed.engine.device import parse_device
 from polyfed.engine.executors.shared_stacks import run_together, settings_of_steps
-from polyfed.engine.executors.vectorized import SIZE, clients_per_batch
+from polyfed.engine.executors.vectorized import SIZE
 from polyfed.engine.method_wrappers import step_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
@@ -154,7 +154,7 @@ def _side_by_side(first: PlannedRun, others: Sequence[PlannedRun], data: DataCac
 def runs_in_a_stack(recipe: Recipe, data: DataCache) -> int:
     """How many runs like this one fill a stack of each network; 1 where runs share none."""
     run = recipe.run
-    if clients_per_batch(run.executor, run.device, run.workers) == 1 or parse_device(run.device).type == "cpu":
+    if run.executor not in ("auto", "vectorized") or parse_device(run.device).type == "cpu":
         return 1
     clients = recipe.data.client_count or len(data.federated(recipe).clients)
     networks = len({*recipe.models.architectures})

@@ -24,10 +24,7 @@ def walked(w, data, lr, steps, rho, mu):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
-@pytest.mark.parametrize(
-    ("rho", "mu"),
-    [(0.0, 0.0), (0.9, 0.0), (0.0, 0.8), (0.6, 0.8)],
-)
+@pytest.mark.parametrize(("rho", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.8), (0.6, 0.8)])
 def test_rounds_by_hand(weighting, aggregation, rho, mu):
     """Clients of one row repeated, so that batches of 1 make tau_k = n_k and the order does not matter."""
     rows = [(2.0, 0, 1), (-3.0, 0, 4), (0.8, 1, 3)]
@@ -58,18 +55,10 @@ def test_equal_steps_are_fedavg():
         assert moved(*(shared(run[-1].after) for run in runs)) < 2e-6
 
 
-@pytest.mark.parametrize(
-    ("training", "a"),
-    [
-        ({}, 3.0),
-        ({"momentum": 0.9}, 1 + 1.9 + 2.71),
-        ({"optimizer": "adam"}, 3.0),
-        ({"optimizer": "adamw"}, 3.0),
-    ],
-)
-def test_the_normalizer_of_each_optimizer(training, a):
-    (round,) = rounds(FedNova(), clients(["deep"]), rounds=1, **training)
-    assert float(round.up[0]["a"]) == pytest.approx(a, rel=1e-6)
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_the_normalizer_of_adam_is_its_number_of_steps(optimizer):
+    (round,) = rounds(FedNova(), clients(["deep"]), rounds=1, optimizer=optimizer)
+    assert float(round.up[0]["a"]) == 3.0
 
 
 def test_who_can_take_no_step_has_no_say():

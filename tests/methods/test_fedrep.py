@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -154,13 +153,6 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
     assert same(extractor(plain[-1]), extractor(last))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: FedRep(head_epochs=0, extractor_epochs=0), "expected head_epochs or extractor_epochs above 0"),
-        (lambda: FedRep(head_epochs=-1), "expected at least 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_no_epochs_at_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected head_epochs or extractor_epochs above 0"):
+        FedRep(head_epochs=0, extractor_epochs=0)

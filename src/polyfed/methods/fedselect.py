@@ -3,9 +3,9 @@
 m_k is 1 for the personal entries of client k. a_k is w_k at the last growth of the mask,
 initially the received weights.
 client k:  every q rounds, in each weight tensor of which less than `max_personal_fraction` is
-           personal: the share p of the entries with m_k = 0 for which |w_k - a_k| is largest
-           get m_k = 1;   a_k <- w_k
-           w_k <- w, where m_k = 0
+           personal, choose the share p of the entries with m_k = 0 for which |w_k - a_k| is
+           largest;  a_k <- w_k
+           w_k <- w, where m_k = 0;  then m_k <- 1 for the chosen entries
            E epochs of SGD that move entries with m_k = 1 only, then E epochs of the others only
 server:    per entry:  w <- mean of w_k over responding clients with m_k = 0;  others are unchanged
 Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the

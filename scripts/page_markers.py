@@ -70,10 +70,10 @@ def expanded(text: str, page: Path) -> str:
 def hyperparameters(method: str) -> str:
     """The table of a method's hyperparameters."""
     known = catalog.method(method)
-    lines = ["| hyperparameter | default | description |", "| --- | --- | --- |"]
+    lines = ["| hyperparameter | values | default | description |", "| --- | --- | --- | --- |"]
     for name, default in known["hyperparameters"].items():
         shown = "-" if default is None else f"`{format_value(default)}`"
-        lines.append(f"| `{name}` | {shown} | {markdown_text(known['about'][name])} |")
+        lines.append(f"| `{name}` | {known['kinds'][name]} | {shown} | {markdown_text(known['about'][name])} |")
     return "\n".join(lines) if known["hyperparameters"] else "None."
 
 

@@ -55,7 +55,7 @@ def test_a_table_has_all_rows() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_its_table_and_its_line(method: str) -> None:
     table = shown("{{ hyperparameters }}", f"methods/{method}")
-    assert table == "None." or table.startswith("| hyperparameter | default | description |\n")
+    assert table == "None." or table.startswith("| hyperparameter | values | default | description |\n")
     line = shown("{{ results }}", f"methods/{method}")
     assert line.endswith(".")
     assert "\n" not in line

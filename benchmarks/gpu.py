@@ -1,18 +1,32 @@
-"""Is a GPU right, and what is it worth? Three minutes on a machine that has one; the answer is a file of JSON.
+"""Is a GPU right, and what is it worth? One sitting of some minutes; the answer is a file of JSON.
 
-    python benchmarks/gpu.py --out gpu.json
+    python benchmarks/gpu.py --minutes 9 --out gpu.json
+    python benchmarks/gpu.py --minutes 9 --out gpu.json --parts table3
 
-First every method runs on the conformance kit's small clients, by `serial` and by `vectorized`, on the GPU and on the
-CPU: `difference` is the largest one between the weights and states that come of it, as a share of the largest entry
-(`agrees`: at most 0.001, with TF32 off). Then clients with random 3 x 32 x 32 images train without a word to anybody
-(method local) by either executor: seconds per round (medians; the first round does not count), steps per second of all
-clients together, the device's memory at its fullest, and `speedup`, serial over vectorized.
+Parts, in this order; what is in the file already is not measured again, so that a second sitting goes on:
+
+    methods     every method on the conformance kit's small clients, by `serial` and by `vectorized`, on the GPU and on
+                the CPU: `difference` is the largest one between the weights and states that come of it, as a share of
+                the largest entry (`agrees`: at most 0.001, with TF32 off)
+    steps       clients with random 3 x 32 x 32 images train alone (method local): seconds per round (medians; the first
+                round does not count) and client steps per second, for each of LEVERS
+    precision   the same in bfloat16
+    runs        runs of several seeds in one stack, and one after the other
+    table3      FedGH's Table 3 at its full size on CIFAR-10: Local and FedGH together and alone, as many of its 3,000
+                epochs as fit; it goes on from the run folders beside the file
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,43 +37,107 @@ from torch import nn
 from polyfed.core.client import Client
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors import recorded_step
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
-from polyfed.errors import PolyfedError
+from polyfed.errors import PolyfedError, RunInterrupted
+from polyfed.experiments.compare import compare
+from polyfed.functional import stacked_convolutions
 from polyfed.methods import Local
 from polyfed.models import build
 from polyfed.registry import METHODS
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import Flat, state
 from polyfed.version import __version__
 
+ROOT = Path(__file__).resolve().parents[1]
 SHAPE, CLASSES = (3, 32, 32), 10
 EXECUTORS = ("serial", "vectorized")
 CLOSE = 1e-3  # of the largest entry
+PARTS = ("methods", "steps", "precision", "runs", "table3")
+LEVERS = {  # what is timed: steps launched one by one, then recorded and replayed, then in the fastest convolutions
+    "one by one": {"executor": "serial", "records": False, "form": "grouped"},
+    "stacked": {"executor": "vectorized", "records": False, "form": "grouped"},
+    "recorded": {"executor": "vectorized", "records": True, "form": "grouped"},
+    "unfolded": {"executor": "vectorized", "records": True, "form": "unfolded"},
+    "in turn": {"executor": "vectorized", "records": True, "form": "in_turn"},
+    "fastest": {"executor": "vectorized", "records": True, "form": None},
+}
+MOST_ALONE = 20  # clients who train one after the other; more take as long for each
+TABLE3 = ["fedgh-cnn1", "fedgh-cnn2", "fedgh-cnn3", "fedgh-cnn4", "fedgh-cnn5"]
 
 
-def lenet() -> nn.Module:
-    """Two convolutions of 6 and 16 channels, layers of 120 and 84: 62 006 parameters."""
-    body = [nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    head = [nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)]
-    return nn.Sequential(*body, *head)
+class OutOfTime(Exception):
+    """What is left of the sitting does not suffice for the next measurement."""
 
 
-def compared(name: str, device: str) -> list[dict[str, Any]]:
-    """How far a method's results on the device are from those on the CPU, by executor."""
-    rows = []
-    for executor in EXECUTORS:
-        row: dict[str, Any] = {"method": name, "executor": executor}
-        try:
-            found = [kit_run(name, place, executor) for place in ("cpu", device)]
-            row["difference"] = difference(*found)
-            row["agrees"] = row["difference"] <= CLOSE
-        except (PolyfedError, RuntimeError) as error:
-            row["error"] = str(error)
-            row["agrees"] = False
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    return rows
+class Sitting:
+    """The time there is, and the file that grows with every measurement."""
+
+    def __init__(self, minutes: float, out: Path | None, about: dict[str, Any]) -> None:
+        self._ends = time.monotonic() + 60 * minutes
+        self._out = out
+        self.found: dict[str, Any] = {**about, **{part: [] for part in PARTS}}
+        if out is not None and out.exists():
+            kept = json.loads(out.read_text(encoding="utf-8"))
+            if {name: kept.get(name) for name in about} == about:
+                self.found |= {part: kept.get(part, []) for part in PARTS}
+
+    def left(self) -> float:
+        """Seconds."""
+        return self._ends - time.monotonic()
+
+    def take(self, part: str, key: dict[str, Any], measure: Callable[[], dict[str, Any]], needs: float) -> None:
+        """Measure what the file does not have yet.
+
+        Raises:
+            OutOfTime: fewer than `needs` seconds are left.
+        """
+        if any(row.items() >= key.items() for row in self.found[part]):
+            return
+        if self.left() < needs:
+            raise OutOfTime(f"{part} {key}")
+        began = time.monotonic()
+        row = {**key, **measure(), "took": time.monotonic() - began}
+        self.found[part].append(row)
+        print(json.dumps({"part": part, **row}), flush=True)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file."""
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+
+
+# methods --------------------------------------------------------------------------------------------------------------
+
+
+def compare_methods(sitting: Sitting, asked: argparse.Namespace) -> None:
+    """How far methods' results on the device are from those on the CPU, by executor."""
+    for name, executor in itertools.product(asked.methods.split(","), EXECUTORS):
+
+        def measure(name: str = name, executor: str = executor) -> dict[str, Any]:
+            try:
+                found = [kit_run(name, place, executor) for place in ("cpu", asked.device)]
+            except (PolyfedError, RuntimeError) as error:
+                return {"error": str(error), "agrees": False}
+            gap = difference(*found)
+            return {"difference": gap, "agrees": gap <= CLOSE}
+
+        with tf32_off():
+            sitting.take("methods", {"method": name, "executor": executor}, measure, needs=10)
+
+
+@contextlib.contextmanager
+def tf32_off() -> Iterator[None]:
+    """Convolutions in float32 within the block."""
+    as_set = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = as_set
 
 
 def kit_run(name: str, device: str, executor: str) -> Flat:
@@ -79,29 +157,83 @@ def difference(one: Flat, other: Flat) -> float:
     return max(shares)
 
 
-def timed(model: str, count: int, asked: argparse.Namespace) -> dict[str, Any]:
-    """Seconds, steps and memory of rounds by either executor."""
-    row: dict[str, Any] = {"model": model, "clients": count, "batch_size": asked.batch_size}
-    steps = count * -(-asked.samples // asked.batch_size)
-    on_cuda = torch.device(asked.device).type == "cuda"
-    for executor in EXECUTORS:
+# steps ----------------------------------------------------------------------------------------------------------------
+
+
+def lenet() -> nn.Module:
+    """Two convolutions of 6 and 16 channels, layers of 120 and 84: 62 006 parameters."""
+    body = [nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    head = [nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)]
+    return nn.Sequential(*body, *head)
+
+
+def network(name: str) -> nn.Module:
+    """LeNet, or one of polyfed's."""
+    return lenet() if name == "lenet" else build(name, SHAPE, CLASSES)
+
+
+def time_steps(sitting: Sitting, asked: argparse.Namespace) -> None:
+    """Rounds of clients of one network, and of two clients of each network of Table 3."""
+    for names, count, batch in [*asked.jobs, (TABLE3, 2 * len(TABLE3), 64)]:
+        for lever in LEVERS:
+            if lever == "one by one" and count > MOST_ALONE:
+                continue
+            key = {"models": names, "clients": count, "batch_size": batch, "lever": lever}
+            sitting.take("steps", key, timing(asked, names, count, batch, lever), needs=20)
+
+
+def time_precision(sitting: Sitting, asked: argparse.Namespace) -> None:
+    """The same stacks with all levers, in bfloat16."""
+    for names, count, batch in asked.jobs:
+        key = {"models": names, "clients": count, "batch_size": batch, "lever": "fastest"}
+        sitting.take("precision", key, timing(asked, names, count, batch, "fastest", "bf16"), needs=20)
+
+
+def timing(
+    asked: argparse.Namespace, names: Sequence[str], count: int, batch: int, lever: str, precision: str = "float32"
+) -> Callable[[], dict[str, Any]]:
+    """What measures seconds, steps and memory of rounds."""
+
+    def measure() -> dict[str, Any]:
+        on_cuda = torch.device(asked.device).type == "cuda" and torch.backends.cuda.is_built()
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(asked.device)
+        executor = str(LEVERS[lever]["executor"])
+        workers = count if executor == "vectorized" else None
         federation = Federation(
-            [Client("network", images(asked.samples, number)) for number in range(count)],
+            [Client(names[k % len(names)], images(asked.samples, k)) for k in range(count)],
             Local(),
-            Training(rounds=asked.rounds, batch_size=asked.batch_size),
+            Training(rounds=asked.rounds, batch_size=batch),
             task=Task(classes=CLASSES),
-            executor=Execution(executor, device=asked.device, workers=count if executor == "vectorized" else None),
-            builders={"network": lenet if model == "lenet" else lambda: build(model, SHAPE, CLASSES)},
+            executor=Execution(executor, device=asked.device, workers=workers, precision=precision),
+            builders={name: lambda name=name: network(name) for name in names},
         )
-        federation.run()
+        with switched(lever):
+            began = time.monotonic()
+            federation.run()
+            whole = time.monotonic() - began
         seconds = median(record["seconds"] for record in federation.history[1:])
+        steps = count * -(-asked.samples // batch)
         peak = torch.cuda.max_memory_allocated(asked.device) if on_cuda else None
-        row[executor] = {"seconds": seconds, "steps_per_second": steps / seconds, "peak_bytes": peak}
-    row["speedup"] = row["serial"]["seconds"] / row["vectorized"]["seconds"]
-    print(json.dumps(row), flush=True)
-    return row
+        return {
+            "seconds": seconds,
+            "steps_per_second": steps / seconds,
+            "first_round": whole - sum(record["seconds"] for record in federation.history[1:]),
+            "peak_bytes": peak,
+        }
+
+    return measure
+
+
+@contextlib.contextmanager
+def switched(lever: str) -> Iterator[None]:
+    """Within the block steps are recorded or not, and convolutions are taken in this form."""
+    before = recorded_step.RECORDS, stacked_convolutions.FORM
+    recorded_step.RECORDS, stacked_convolutions.FORM = LEVERS[lever]["records"], LEVERS[lever]["form"]
+    try:
+        yield
+    finally:
+        recorded_step.RECORDS, stacked_convolutions.FORM = before
 
 
 def images(count: int, seed: int) -> LabeledSamples:
@@ -111,42 +243,124 @@ def images(count: int, seed: int) -> LabeledSamples:
     return LabeledSamples(x, torch.randint(0, CLASSES, (count,), generator=draws))
 
 
-def main() -> None:
-    """Compare all methods with the CPU, then take the time."""
+# runs -----------------------------------------------------------------------------------------------------------------
+
+
+def time_runs(sitting: Sitting, asked: argparse.Namespace) -> None:
+    """Four seeds of the quickstart side by side, and each by itself: the seconds of all their rounds."""
+    recipe = ROOT / "recipes" / "quickstart.toml"
+    for way, groups in (("side by side", [[0, 1, 2, 3]]), ("one after the other", [[0], [1], [2], [3]])):
+
+        def measure(way: str = way, groups: Sequence[Sequence[int]] = groups) -> dict[str, Any]:
+            folder = asked.work / way
+            for seeds in groups:
+                fewer = [f"training.rounds={asked.rounds}"]
+                compare(recipe, ["local"], seeds, folder, overrides=fewer, overwrite=True, device=asked.device)
+            rounds = [record.seconds or 0.0 for run in load_runs(folder) for record in run.rounds]
+            return {"seconds": sum(rounds)}
+
+        sitting.take("runs", {"recipe": recipe.stem, "seeds": 4, "way": way}, measure, needs=40)
+
+
+# table 3 --------------------------------------------------------------------------------------------------------------
+
+
+def run_table3(sitting: Sitting, asked: argparse.Namespace) -> None:
+    """As many rounds, of 30 epochs each, as fit into what is left, of three runs side by side."""
+    files = ("test.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
+    absent = [name for name in files if not (asked.data / "cifar10" / name).exists()]
+    if absent:
+        print(f"table3 needs {', '.join(absent)} in {asked.data / 'cifar10'}")
+        return
+    if sitting.left() < 60:
+        raise OutOfTime("table3")
+    folder = asked.work / "table3"
+    settings = ["methods.fedgh-alone.name=fedgh", "methods.fedgh-alone.alone=true", "run.checkpoint_every=1"]
+    settings += [f'data.root="{asked.data}"', *asked.set]
+    stop = threading.Timer(max(sitting.left() - 30, 1), os.kill, (os.getpid(), signal.SIGINT))  # as Ctrl-C
+    began = time.monotonic()
+    stop.start()
+    try:
+        methods = ["local", "fedgh", "fedgh-alone"]
+        compare(
+            ROOT / "recipes" / "fedgh" / "table3.toml", methods, out=folder, overrides=settings, device=asked.device
+        )
+    except RunInterrupted as end:
+        print(end)
+    finally:
+        stop.cancel()
+    took = time.monotonic() - began
+    sitting.found["table3"] = [{**described(run), "sitting_seconds": took} for run in load_runs(folder)]
+    sitting.save()
+    for row in sitting.found["table3"]:
+        print(json.dumps({"part": "table3", **row}))
+
+
+def described(run: RunRecord) -> dict[str, Any]:
+    """What a run of the table has come to."""
+    rounds = [record for record in run.rounds if record.round]
+    return {
+        "run": run.path.parent.name,
+        "rounds": len(rounds),
+        "seconds_per_round": median(record.seconds or 0.0 for record in rounds) if rounds else None,
+        "accuracy": [record.mean("personal") for record in rounds],
+    }
+
+
+# main -----------------------------------------------------------------------------------------------------------------
+
+MEASURES: dict[str, Callable[[Sitting, argparse.Namespace], None]] = {
+    "methods": compare_methods,
+    "steps": time_steps,
+    "precision": time_precision,
+    "runs": time_runs,
+    "table3": run_table3,
+}
+
+
+def read_options() -> argparse.Namespace:
+    """The words of the command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="[cuda]")
+    parser.add_argument("--minutes", type=float, default=9.0, metavar="M", help="of the sitting [9]")
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B,...", help="[%(default)s]")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the answer as JSON; it is gone on with")
+    parser.add_argument("--work", type=Path, default=Path("runs/gpu"), metavar="DIR", help="run folders [%(default)s]")
+    parser.add_argument("--data", type=Path, default=None, metavar="DIR", help="has cifar10/ [POLYFED_DATA]")
     parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B,...", help="compared with the CPU [all]")
-    parser.add_argument("--models", default="lenet,fedgh-cnn1", metavar="A,B,...", help="timed [%(default)s]")
-    parser.add_argument("--clients", default="20,100", metavar="K,L,...", help="timed [%(default)s]")
+    jobs = "lenet:2,lenet:20,lenet:100,fedgh-cnn1:20,fedgh-cnn1:100,fedhenn-h5:20,resnet10-gn:20"
+    parser.add_argument("--jobs", default=jobs, metavar="MODEL:CLIENTS,...", help="timed [%(default)s]")
     parser.add_argument("--samples", type=int, default=500, metavar="N", help="of a client [500]")
     parser.add_argument("--batch-size", type=int, default=10, metavar="B", help="[10]")
     parser.add_argument("--rounds", type=int, default=3, metavar="T", help="timed [3]")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the answer as JSON")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of Table 3")
     asked = parser.parse_args()
-    counts = asked.clients.split(",")
+    asked.parts = asked.parts.split(",")
+    pairs = [job.partition(":") for job in asked.jobs.split(",")]
+    asked.data = (asked.data or Path(os.environ.get("POLYFED_DATA", "runs/data"))).resolve()
+    counts = [count for _, _, count in pairs]
     if not all(count.isdecimal() and int(count) > 1 for count in counts) or asked.rounds < 2 or asked.samples < 1:
         parser.error("expected numbers of clients from 2 on, samples from 1 on, and 2 rounds or more")
+    asked.jobs = [([model], int(count), asked.batch_size) for model, _, count in pairs]
     if unknown := set(asked.methods.split(",")) - set(METHODS):
         parser.error(f"expected methods among {', '.join(METHODS)}, got {min(unknown)}")
-    is_cuda = torch.device(asked.device).type == "cuda"
-    answer: dict[str, Any] = {
-        "polyfed": __version__,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(asked.device) if is_cuda and torch.cuda.is_available() else asked.device,
-    }
-    as_set = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    if unknown := set(asked.parts) - set(PARTS):
+        parser.error(f"expected parts among {', '.join(PARTS)}, got {min(unknown)}")
+    return asked
+
+
+def main() -> None:
+    """Measure what is asked for and not in the file yet, until the time is over."""
+    asked = read_options()
+    is_cuda = torch.device(asked.device).type == "cuda" and torch.cuda.is_available()
+    card = torch.cuda.get_device_name(asked.device) if is_cuda else asked.device
+    sitting = Sitting(asked.minutes, asked.out, {"polyfed": __version__, "torch": torch.__version__, "device": card})
     try:
-        answer["compared"] = [row for name in asked.methods.split(",") for row in compared(name, asked.device)]
-    finally:
-        torch.backends.cudnn.allow_tf32 = as_set
-    try:
-        answer["timed"] = [timed(model, int(count), asked) for model in asked.models.split(",") for count in counts]
-    except (PolyfedError, ValueError) as error:
-        parser.exit(2, f"{error}\n")
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-    wrong = [f"{row['method']} ({row['executor']})" for row in answer["compared"] if not row["agrees"]]
+        for part in asked.parts:
+            MEASURES[part](sitting, asked)
+    except OutOfTime as end:
+        print(f"out of time before {end}; the same command goes on")
+    wrong = [f"{row['method']} ({row['executor']})" for row in sitting.found["methods"] if not row["agrees"]]
     print(f"other than on the CPU: {', '.join(wrong) or 'none'}")
 
 

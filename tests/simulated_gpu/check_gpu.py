@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
+import os
+import runpy
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -438,3 +442,26 @@ def test_a_comparison_trains_its_runs_as_one(tmp_path: Path, monkeypatch: pytest
         assert {path.name for path in (plain / folder).iterdir()} == {
             path.name for path in (together / folder).iterdir()
         }
+
+
+# the benchmark ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    words = ["--methods", "fedavg", "--jobs", "lenet:2", "--samples", "12", "--rounds", "2", "--minutes", "10"]
+    fewer = ("training.rounds=2", "training.local_epochs=1", "data.max_train_per_client=4")
+    words += [word for setting in fewer for word in ("--set", setting)]
+    words += ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "gpu.json")]
+    monkeypatch.setattr(sys, "argv", [str(program), *words])
+    runpy.run_path(str(program), run_name="__main__")
+    measured = [json.loads(line)["part"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    parts = {"methods", "steps", "precision", "runs"}
+    has_data = Path(os.environ.get("POLYFED_DATA", "runs/data"), "cifar10", "test.parquet").exists()
+    assert set(measured) == (parts | {"table3"} if has_data else parts)
+    runpy.run_path(str(program), run_name="__main__")
+    again = [json.loads(line)["part"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert set(again) <= {"table3"}, "what is in the file is not measured again"

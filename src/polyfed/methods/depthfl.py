@@ -69,7 +69,7 @@ class DepthFL(Method):
     depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, from 1 down, assigned to clients in turn
     distillation: Annotated[float, Field(ge=0)] = 1.0  # full weight of the mutual distillation; 0: off
     ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
-    weighting: Literal["uniform", "samples"] = "uniform"  # equal weights; "samples": by training samples
+    weighting: Literal["uniform", "samples"] = "uniform"  # clients count equally; "samples": by their samples
 
     requirements = Requirements(
         same_architecture=True, classes="its exits teach each other by probabilities of classes"

@@ -53,7 +53,7 @@ class FedAvg(Method):
     # averages each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
     # networks with only the head in common
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "samples"  # by training samples; "uniform": equal weights
+    weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
 
     @property
     def requirements(self) -> Requirements:

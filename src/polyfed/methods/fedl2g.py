@@ -73,7 +73,7 @@ class FedL2G(Method):
         },
     )
 
-    guide: Literal["logits", "representation"] = "logits"  # guided: the logits, or the representation, of one width
+    guide: Literal["logits", "representation"] = "logits"  # what is guided; representations must have one width
     # weight of the mean squared distance to g; 0: Local, without held-back samples and uploads
     guide_weight: Annotated[float, Field(ge=0)] = 1.0
     # first rounds, which train g and no networks; 0: none; the paper: 50

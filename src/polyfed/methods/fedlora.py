@@ -258,8 +258,9 @@ class FedLoRA(Method):
     ranks: Ranks = "2 4 8"  # ranks of the adapters, given to the clients in turn
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update is scaled by alpha / rank
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
-    aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"] = "stack"  # rule of the server
-    weighting: Literal["samples", "uniform"] = "samples"  # by training samples; "uniform": equal weights
+    # how the server joins adapters of unequal rank
+    aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"] = "stack"
+    weighting: Literal["samples", "uniform"] = "samples"  # clients count by their samples; "uniform": equally
 
     @model_validator(mode="after")
     def _equal_ranks(self) -> FedLoRA:

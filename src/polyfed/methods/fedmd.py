@@ -72,7 +72,7 @@ class FedMD(Method):
     private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows after that, once; 0: none
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
     public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round, the same for all; not set: all
-    weighting: weight_averaging.Weighting = "uniform"  # equal weights c_k; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # scores count equally; "samples": by their clients' samples
     # digested in place of the scores: the public rows' "labels", or the client's own confident "pseudo-labels"
     control: Literal["none", "labels", "pseudo-labels"] = "none"
 

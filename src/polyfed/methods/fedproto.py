@@ -44,7 +44,7 @@ class FedProto(prototypes.PrototypeMethod):
         states="client: last P received; server: P, clients' classes",
     )
 
-    weighting: Literal["count", "uniform"] = "count"  # by samples of the class; "uniform": equal, no counts
+    weighting: Literal["count", "uniform"] = "count"  # clients count by their samples of the class; "uniform": equally
     # class means of a pass after training, in eval mode; "during": of the training's own batches, without a pass
     collected: Literal["after", "during"] = "after"
 

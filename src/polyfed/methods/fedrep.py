@@ -49,7 +49,7 @@ class FedRep(FedAvg):
 
     # each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.OfOneFamily = "layer-wise"
-    weighting: weight_averaging.Weighting = "uniform"  # equal weights; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
     # epochs of the head per round, before the extractor; 0: it is never trained
     head_epochs: Annotated[int, Field(ge=0)] = 10
     # epochs of the extractor per round; not set: training.local_epochs; 0: only heads are trained

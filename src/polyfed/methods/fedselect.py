@@ -72,7 +72,7 @@ class FedSelect(Method):
     grow_interval: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
     # each entry over all clients that have it; "same-shape": within each architecture; "by-name": also a head alone
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "uniform"  # equal weights; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
 
     @property
     def requirements(self) -> Requirements:

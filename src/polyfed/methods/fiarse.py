@@ -66,7 +66,7 @@ class FIARSE(Method):
 
     shares: Shares = "1 0.25 0.0625 0.015625"  # shares of the weights, from 1 down, given to clients in turn
     threshold: Literal["global", "layer"] = "global"  # the largest of all weights are kept; "layer": of each layer
-    weighting: Literal["uniform", "samples"] = "uniform"  # equal weights; "samples": by training samples
+    weighting: Literal["uniform", "samples"] = "uniform"  # clients count equally; "samples": by their samples
 
     requirements = Requirements(same_architecture=True, shared_outputs="it averages heads")
 

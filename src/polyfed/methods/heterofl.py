@@ -217,7 +217,7 @@ class HeteroFL(SubModels):
     rates: Annotated[str, AfterValidator(_checked)] = "dynamic_a1-b1-c1-d1-e1"
     masked: bool = True  # leave out logits and head rows of classes that a client lacks
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off (authors: 1)
-    weighting: Weighting = "uniform"  # equal weights; "samples": by training samples
+    weighting: Weighting = "uniform"  # clients count equally; "samples": by their samples
 
     requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 

@@ -41,7 +41,7 @@ class InCoAvg(FedAvg):
 
     # correction of g_k: the authors' code, the paper's theorem, or "none" (FedAvg)
     theta_rule: Literal["code", "paper", "none"] = "code"
-    weighting: weight_averaging.Weighting = "uniform"  # equal weights; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         before = weight_averaging.all_weights(server)

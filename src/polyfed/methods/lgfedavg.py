@@ -57,7 +57,7 @@ class LGFedAvg(Method):
 
     # what is shared; "upper": all but the extractor; "all": FedAvg, "none": Local, both bit for bit
     shared_part: Literal["none", "head", "upper", "all"] = "head"
-    # by training samples; "uniform": equal weights
+    # clients count by their samples; "uniform": equally
     weighting: Annotated[weight_averaging.Weighting, ActsWith("shared_part", ("head", "upper", "all"))] = "samples"
 
     @property

@@ -40,7 +40,7 @@ class ProtoNorm(FedProto):
     )
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0
-    weighting: Literal["count", "uniform"] = "uniform"  # equal weights; "count": by samples of the class
+    weighting: Literal["count", "uniform"] = "uniform"  # clients count equally; "count": by their samples of the class
     spread_steps: Annotated[int, Field(ge=0)] = 500  # steps that push prototypes apart; 0: FedProto
     scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of the prototypes that are sent
 

@@ -59,8 +59,8 @@ class SCAFFOLD(FedAvg):
 
     # new c_k: mean gradient of the steps, or the paper's option "I" or "II"
     control: Literal["mean", "I", "II"] = "mean"
-    server_lr: Annotated[float, Field(gt=0)] = 1.0  # server's step size; 1: plain mean
-    weighting: weight_averaging.Weighting = "uniform"  # equal weights of w_k; "samples": by training samples
+    server_lr: Annotated[float, Field(gt=0)] = 1.0  # step size of the server; 1: plain mean
+    weighting: weight_averaging.Weighting = "uniform"  # clients count equally in w; "samples": by their samples
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

@@ -82,7 +82,7 @@ class ScaleFL(SubModels):
     # width@depth of each level, by increasing depth, the last of depth 1; "1@1": the whole network, one exit
     levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation from the last exit; 0: off
-    weighting: Weighting = "uniform"  # equal weights; "samples": by training samples
+    weighting: Weighting = "uniform"  # clients count equally; "samples": by their samples
 
     @property
     def planned(self) -> str:

@@ -59,7 +59,7 @@ class AuxiliaryModelMethod(Method):
 
     # the auxiliary model: "smallest", "largest", a model's name, or "package.module:function"
     shared: Annotated[str, Field(min_length=1)] = "smallest"
-    weighting: weight_averaging.Weighting = "samples"  # by training samples; "uniform": equal weights
+    weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
 
     requirements = Requirements(shared_outputs=SHARED_HEAD)
 

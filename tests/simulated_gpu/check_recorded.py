@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method
+from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import recorded_step
 from polyfed.engine.federation import Federation
+from polyfed.errors import RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import FD, SCAFFOLD, FedAvg, FedDPA, FedHeNN, FedMD, FedProx, FedRep, FedSelect, FjORD, Local
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
@@ -63,6 +64,7 @@ def replayed(method: Method, **options: Any) -> dict[str, int]:
     found, done = run(method, **options)
     expected, _ = run(method, "cpu", **options)
     assert difference(all_state(expected), all_state(found), CLOSE) is None
+    assert graphs.current is graphs.default
     assert all(stream.idle for stream in graphs.Stream.every)
     return done
 
@@ -106,6 +108,38 @@ def test_single_clients_of_different_networks() -> None:
     networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
     done = replayed(Local(), networks=networks, sizes=(20, 12, 30))
     assert done["captures"] == 3
+
+
+def test_networks_take_turns_each_in_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[graphs.Stream] = []
+    plain = graphs.CUDAGraph.replay
+
+    def replay(graph: graphs.CUDAGraph) -> None:
+        order.append(graphs.current)
+        plain(graph)
+
+    monkeypatch.setattr(graphs.CUDAGraph, "replay", replay)
+    networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
+    replayed(Local(), networks=networks, sizes=(40, 40, 16), training=TRAINING.model_copy(update={"rounds": 4}))
+    last = order[-(10 + 10 + 4) :]
+    one, other, third = dict.fromkeys(last)
+    assert last == [one, other, third] * 4 + [one, other] * 6
+    assert graphs.default not in last
+
+
+class OnlyIn(Local):
+    """Fails where one client uploads, in the second round."""
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        if client.round == 2 and client.id == 1:
+            raise ValueError("no")
+        return super().upload(client, trained)
+
+
+def test_who_fails_beside_others_is_named() -> None:
+    networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
+    with pytest.raises(RunError, match=r"client 1 \(net1\), round 2, uploading: ValueError: no"):
+        run(OnlyIn(), networks=networks, sizes=(20, 12, 30))
 
 
 def test_widths_that_a_client_draws_have_a_graph_each() -> None:
@@ -183,19 +217,23 @@ def test_numbers_of_the_context_are_not_frozen_in() -> None:
 
 
 class Making(Local):
-    """A loss that brings numbers from the host, which a capture refuses."""
+    """A loss that brings numbers from the host, which a capture refuses; or waits for them, which is seen before."""
+
+    waits: ClassVar[bool] = False
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        weights = torch.arange(1.0, 1.0 + CLASSES).to(batch.x.device)
+        weights = torch.arange(1.0, 1.0 + CLASSES).to(batch.x.device, non_blocking=not self.waits)
         return cross_entropy(model(batch.x), batch.y, batch.w * weights[batch.y])
 
 
-def test_what_a_capture_refuses_is_launched_and_said() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_capture_refuses_is_launched_and_said(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Making, "waits", waits)
     told = Told()
     done = replayed(Making(), sizes=(16,) * 4, loggers=[told])
-    assert (done["captures"], done["replays"]) == (1, 0)  # tried once
+    assert (done["captures"], done["replays"]) == (0 if waits else 1, 0)
     (line,) = told.messages
-    assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: CUDA error")
+    assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: ")
 
 
 def test_dropout_is_not_recorded() -> None:
@@ -213,8 +251,11 @@ def test_dropout_is_not_recorded() -> None:
 
 def captured(step: Callable[[], None]) -> graphs.CUDAGraph:
     made = graphs.CUDAGraph()
-    with graphs.graph(made):
-        step()
+    try:
+        with graphs.graph(made):
+            step()
+    finally:
+        graphs.set_stream(graphs.default)
     return made
 
 

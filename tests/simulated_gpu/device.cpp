@@ -44,6 +44,13 @@ struct Counts {
   std::atomic<int64_t> kernels{0}, syncs{0}, h2d{0}, h2d_bytes{0}, d2h{0}, d2h_bytes{0};
 };
 Counts counts;
+std::atomic<bool> waits_are_errors{false};
+
+void count_wait() {
+  TORCH_CHECK(!waits_are_errors, "called a synchronizing CUDA operation");
+  ++counts.syncs;
+}
+
 // memory ---------------------------------------------------------------------------------------------------------------
 
 thread_local c10::DeviceIndex current = 0;
@@ -265,7 +272,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   if (takes_host_indices(form.name))
     for (const auto& one : arguments)
       waits = waits || (one.name == "indices" && one.tensor.defined() && one.tensor.scalar_type() == at::kBool);
-  if (waits) ++counts.syncs;
+  if (waits) count_wait();
 
   // the same memory as the host sees it
   std::unordered_map<const c10::TensorImpl*, at::Tensor> originals;
@@ -401,12 +408,13 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const auto bytes = static_cast<int64_t>(self.nbytes());
   const bool up = source.device().is_cpu(), down = self.device().is_cpu();
   if (up) {
+    TORCH_CHECK(!waits_are_errors || non_blocking, "called a synchronizing CUDA operation");
     ++counts.h2d;
     counts.h2d_bytes += bytes;
   } else if (down) {
     ++counts.d2h;
     counts.d2h_bytes += bytes;
-    if (!non_blocking) ++counts.syncs;
+    if (!non_blocking) count_wait();
   } else {
     ++counts.kernels;
   }
@@ -432,7 +440,7 @@ void foreach_copy_(at::TensorList self, at::TensorList source, bool non_blocking
 }
 
 at::Scalar local_scalar(const at::Tensor& self) {
-  ++counts.syncs;
+  count_wait();
   return at::_local_scalar_dense(on_host(self));
 }
 
@@ -471,6 +479,7 @@ TORCH_LIBRARY(simulated_gpu, m) {
     return std::vector<int64_t>{counts.kernels, counts.syncs, counts.h2d, counts.h2d_bytes, counts.d2h,
                                 counts.d2h_bytes};
   });
+  m.def("refuse_waits(bool refuse) -> ()", [](bool refuse) { waits_are_errors = refuse; });
   m.def("set_device(int index) -> ()", [](int64_t index) { current = static_cast<c10::DeviceIndex>(index); });
   m.def("get_device() -> int", []() { return static_cast<int64_t>(current); });
   m.def("default_state(int index) -> Tensor", [](int64_t index) {

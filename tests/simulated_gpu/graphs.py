@@ -74,6 +74,17 @@ def in_stream(stream: Stream) -> Iterator[None]:
         current = before
 
 
+def set_stream(stream: Stream) -> None:
+    """Have all work go there from now on."""
+    global current
+    current = stream
+
+
+def set_sync_debug_mode(mode: Any) -> None:
+    """Have waits for the device be errors, or not."""
+    ops.refuse_waits(mode == "error")
+
+
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -122,10 +133,13 @@ class graph(TorchDispatchMode):
     def __init__(self, made: CUDAGraph, pool: Any = None, stream: Stream | None = None) -> None:
         super().__init__()
         self._graph = made
+        self._stream = stream or Stream()
         self._own: dict[int, Tensor] = {}  # memory made while recording, by its address
         self._before: dict[int, tuple[_Elsewhere, Tensor]] = {}  # what is written of other memory, as it was
 
     def __enter__(self) -> Any:
+        self._before_it = current
+        set_stream(self._stream)
         self._uncounted = not_counting()
         self._uncounted.__enter__()
         return super().__enter__()
@@ -136,6 +150,8 @@ class graph(TorchDispatchMode):
             place().copy_(content)
         self._uncounted.__exit__(kind, error, trace)
         done["captures"] += 1
+        if kind is None:  # PyTorch's goes on in its stream after an error
+            set_stream(self._before_it)
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -198,4 +214,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Stream": Stream,
     "stream": in_stream,
     "current_stream": stream_of,
+    "set_stream": set_stream,
+    "set_sync_debug_mode": set_sync_debug_mode,
+    "get_sync_debug_mode": lambda: 0,
 }

@@ -165,20 +165,27 @@ class RecordedStack(FixedTensors):
         summed = set(self.sums)
         stream = self._lane.stream
         current = torch.cuda.current_stream(self.number.device)
+        mode = torch.cuda.get_sync_debug_mode()
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                for _ in range(_WARM_UPS):
+                for warm_up in range(_WARM_UPS):
+                    if warm_up == _WARM_UPS - 1:  # who waits for the device is found out before a capture breaks off
+                        torch.cuda.set_sync_debug_mode("error")
                     step()
                     _copy(written, before)
         finally:
+            torch.cuda.set_sync_debug_mode(mode)
             current.wait_stream(stream)
             _copy(written, before)
             for name in self.sums.keys() - summed:
                 self.sums[name].zero_()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._lane.pool, stream=stream):  # nothing is computed
-            sums = step()
+        try:
+            with torch.cuda.graph(graph, pool=self._lane.pool, stream=stream):  # nothing is computed
+                sums = step()
+        finally:
+            torch.cuda.set_stream(current)  # which a capture that breaks off does not do
         return Recording(graph, sums, keeps)
 
     def _come_to(self, number: int) -> None:

@@ -67,13 +67,15 @@ class SharedStacks(Stacks):
         outcomes: dict[Member, JobResult | Exception] = {}
         spent: dict[Member, tuple[float, float]] = {}
         with keep_global_rng():
-            for places in self.alike(members):
-                some = [members[place] for place in places]
+            for wave in self.waves(members):
+                groups = [[members[place] for place in places] for places in wave]
+                whole = [member for some in groups for member in some]
                 began = time.perf_counter()
                 used = time.process_time()
-                outcomes |= zip(some, self._carried_out(some), strict=True)
-                share = ((time.perf_counter() - began) / len(some), (time.process_time() - used) / len(some))
-                spent |= dict.fromkeys(some, share)
+                for some, ready in zip(groups, self.side_by_side(groups), strict=True):
+                    outcomes |= zip(some, ready or self._carried_out(some), strict=True)
+                share = ((time.perf_counter() - began) / len(whole), (time.process_time() - used) / len(whole))
+                spent |= dict.fromkeys(whole, share)
         self._places.clear()  # which names runs that may be over by the next time
         answers = []
         for own in asked:
@@ -89,6 +91,10 @@ class SharedStacks(Stacks):
         if key not in self._places:
             self._places[key] = _place_in(self._kinds, self._what_is_equal(member))
         return (*super().kind(member), self._places[key])
+
+    def may_be_beside(self, members: Sequence[Member]) -> bool:
+        """See `Stacks`."""
+        return self.kind(members[0]) not in self._apart and super().may_be_beside(members)
 
     def _what_is_equal(self, member: Member) -> tuple[object, ...]:
         job = member.job

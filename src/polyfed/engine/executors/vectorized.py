@@ -6,11 +6,13 @@ same clients train in the same stacks. What cannot be stacked is done as `Serial
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
@@ -48,6 +50,7 @@ from polyfed.functional.modes import dropout_layers
 from polyfed.profiling import timed
 
 SIZE = 32  # clients in a stack by default; their weights, gradients and activations are in memory at the same time
+_OVER = object()
 WORTH = 4  # clients in a stack on a GPU, at least, where its step is launched: longer than that of a single client
 
 
@@ -85,11 +88,12 @@ class VectorizedExecutor:
             return outcomes
         found: dict[int, JobResult] = {}
         with keep_global_rng():
-            for places in self._stacks.alike(members):
-                results = self._stacks.outcomes([members[place] for place in places])
-                for place, outcome in zip(places, results, strict=True):
-                    found[place] = outcome
-                    done(len(found))
+            for wave in self._stacks.waves(members):
+                groups = [[members[place] for place in places] for places in wave]
+                for places, group, ready in zip(wave, groups, self._stacks.side_by_side(groups), strict=True):
+                    for place, outcome in zip(places, ready or self._stacks.outcomes(group), strict=True):
+                        found[place] = outcome
+                        done(len(found))
         return [found[place] for place in range(len(jobs))]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
@@ -163,6 +167,16 @@ class Member:
         return run_job(job, context.method, context.model_factory, fresh)
 
 
+@dataclass
+class _Stack:
+    """Members on their way. tensors: their networks', (K, ...) by name. nonfinite: the first of each that is not."""
+
+    members: Sequence[Member]
+    works: Sequence[ClientWork]
+    tensors: Tensors
+    nonfinite: Sequence[str | None] = ()
+
+
 class Stacks:
     """Jobs in stacks.
 
@@ -174,6 +188,7 @@ class Stacks:
         self._size = size
         self._on_gpu = device.type != "cpu"
         self._known = SignatureCache()
+        self._by_themselves: set[Hashable] = set()  # kinds that have failed beside others
 
     def alike(self, members: Sequence[Member]) -> Iterator[list[int]]:
         """The places of those who may train together: of one network and one kind of data, of similar size."""
@@ -190,6 +205,61 @@ class Stacks:
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
 
+    def waves(self, members: Sequence[Member]) -> Iterator[list[list[int]]]:
+        """Stacks, as places; several at once where the steps of different networks may be replayed side by side."""
+        wave: list[list[int]] = []
+        networks: set[nn.Module] = set()
+        for places in self.alike(members):
+            group = [members[place] for place in places]
+            network = _network(group[0])
+            is_beside = self.may_be_beside(group)
+            is_full = network in networks or len(places) + sum(map(len, wave)) > self._size
+            if wave and (is_full or not is_beside):
+                yield wave
+                wave = []
+                networks = set()
+            if is_beside:
+                wave.append(places)
+                networks.add(network)
+            else:
+                yield [places]
+        if wave:
+            yield wave
+
+    def may_be_beside(self, members: Sequence[Member]) -> bool:
+        """Whether these may train while another stack does."""
+        job = members[0].job
+        kind = self.kind(members[0])
+        is_plain = not job.client.training.keep_optimizer_state and not job.client.privacy.max_grad_norm
+        is_recorded = self._known.recordings.worthwhile(kind, _network(members[0]))
+        return is_plain and is_recorded and job.exchange.trains and kind not in self._by_themselves
+
+    def side_by_side(self, groups: Sequence[Sequence[Member]]) -> list[list[JobResult] | None]:
+        """The results of a wave, step by step in turn; None for those that are to be done alone, where errors show."""
+        found: list[list[JobResult] | None] = [None] * len(groups)
+        if len(groups) == 1:
+            return found
+        stacks: dict[int, _Stack] = {}
+        for place, members in enumerate(groups):
+            with contextlib.suppress(Exception):
+                stacks[place] = self._received(members)
+        turns = {place: self._training(stack) for place, stack in stacks.items()}
+        while turns:
+            for place, steps in list(turns.items()):
+                try:
+                    goes_on = _step(steps)
+                except Exception:
+                    del stacks[place]
+                    goes_on = False
+                if not goes_on:
+                    del turns[place]
+        for place, stack in stacks.items():
+            with contextlib.suppress(Exception):
+                found[place] = self._finished(stack)
+        kinds = [self.kind(members[0]) for members in groups]
+        self._by_themselves |= {kind for kind, results in zip(kinds, found, strict=True) if results is None}
+        return found
+
     def kind(self, member: Member) -> tuple[Hashable, ...]:
         """What is the same for those who may train together, and on which it depends whether they can."""
         return member.job.client.architecture, member.job.variant, member.job.exchange.name
@@ -198,8 +268,8 @@ class Stacks:
         """How many clients of this kind are worth a stack, at least."""
         if not self._on_gpu:
             return 2
-        network = member.context.model_factory.module(member.job.client.architecture, member.job.variant)
-        return 1 if self._known.recordings.worthwhile(self.kind(member), network) else min(WORTH, self._size)
+        is_recorded = self._known.recordings.worthwhile(self.kind(member), _network(member))
+        return 1 if is_recorded else min(WORTH, self._size)
 
     def outcomes(self, members: Sequence[Member]) -> Iterator[JobResult]:
         """The results of jobs that are alike, of one run."""
@@ -226,10 +296,16 @@ class Stacks:
 
         In an exchange without training the networks are only looked through for NaN as one.
         """
+        stack = self._received(members)
+        steps = self._training(stack)
+        while _step(steps):
+            pass
+        return self._finished(stack)
+
+    def _received(self, members: Sequence[Member]) -> _Stack:
         first = members[0].job
         network, variant = first.client.architecture, first.variant
-        trains = first.exchange.trains
-        if trains and first.client.privacy.max_grad_norm:
+        if first.exchange.trains and first.client.privacy.max_grad_norm:
             raise NotVectorizable("gradients are bounded row by row")
         factories = [member.context.model_factory for member in members]
         before = [client_weights(m.job.client, variant, m.context.model_factory) for m in members]
@@ -243,22 +319,31 @@ class Stacks:
                 work.receive()
                 works.append(work)
                 put_row(stacked, place, len(members), own_tensors(model_factory.module(network, variant)))
-        if trains:
-            nonfinite = self._train(works, stacked, self.kind(members[0]))
+        return _Stack(members, works, stacked)
+
+    def _training(self, stack: _Stack) -> Iterator[None]:
+        members, works = stack.members, stack.works
+        network = works[0].job.client.architecture
+        if works[0].job.exchange.trains:
+            yield from self._train(stack)
             if reason := self._known.recordings.refused.get(self.kind(members[0])):
                 members[0].executor.say_once(f"{network}: steps are launched one by one, not recorded ({reason})")
-            if dropout_layers(factories[0].module(network, variant)):
+            if dropout_layers(_network(members[0])):
                 what = "dropout draws other masks for clients trained as one than for each alone"
                 members[0].executor.say_once(f"{network}: {what}")
         else:
-            _, nonfinite = numbers_and_nonfinite([], stacked)
+            _, stack.nonfinite = numbers_and_nonfinite([], stack.tensors)
+
+    def _finished(self, stack: _Stack) -> list[JobResult]:
+        members, works = stack.members, stack.works
+        network, variant = works[0].job.client.architecture, works[0].job.variant
         stores = [member.context.store for member in members]
         fresh = [functools.partial(store.allocate, network, variant) for store in stores]
         for place, work in enumerate(works):
-            own = {name: tensor[place] for name, tensor in stacked.items()}
+            own = {name: tensor[place] for name, tensor in stack.tensors.items()}
             work.client.bound = work.model_factory.load(network, variant, own).train()
             work.seed_layers()
-            work.make_upload(functools.partial(nonfinite.__getitem__, place))
+            work.make_upload(functools.partial(stack.nonfinite.__getitem__, place))
             with work.stage("uploading"):
                 work.keep_copies(fresh[place] if stores[place].on_device else None)
         outcomes = []
@@ -275,31 +360,41 @@ class Stacks:
                 outcomes.append(work.finish(make))
         return outcomes
 
-    def _train(self, works: Sequence[ClientWork], stacked: Tensors, kind: Hashable) -> list[str | None]:
-        """Train as one, the networks' tensors (K, ...) in place; the first that is not finite, client by client."""
+    def _train(self, stack: _Stack) -> Iterator[None]:
+        """Train as one, the networks' tensors in place."""
+        works = stack.works
         job = works[0].job
         method = works[0].method
         model_factory = works[0].model_factory
         clients = [work.client for work in works]
         phases = method.phases(clients[0].training) if job.exchange.phases is None else job.exchange.phases
-        template = model_factory.module(job.client.architecture, job.variant)
+        template = _network(stack.members[0])
         numbers = [client.id for client in clients]
         seed = derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers)  # layers draw as one
         try:
             _check_data(clients, phases)
-            stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
+            kind = self.kind(stack.members[0])
+            loop = StackedClients(clients, stack.tensors, method, template, self._known, kind, model_factory.training)
             seed_global_rng(seed)
             with attributes_kept(template):
-                for _ in stack.train(phases):
-                    pass
-                trained, nonfinite = stack.outcome()
+                yield from loop.train(phases)
+                trained, stack.nonfinite = loop.outcome()
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", job.round) from error
         for work, one in zip(works, trained, strict=True):
             work.trained = one
-        return nonfinite
+
+
+def _network(member: Member) -> nn.Module:
+    return member.context.model_factory.module(member.job.client.architecture, member.job.variant)
+
+
+@timed("train")
+def _step(steps: Iterator[None]) -> bool:
+    """Take the next one; whether there was one."""
+    return next(steps, _OVER) is not _OVER
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:

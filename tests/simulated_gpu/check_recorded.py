@@ -22,6 +22,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import recorded_step
+from polyfed.engine.executors.shared_stacks import run_together
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
 from polyfed.functional.losses import cross_entropy
@@ -171,6 +172,33 @@ def test_who_is_through_rides_along_until_half_are(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(recorded_step, "_MOST_GRAPHS", 1)
     monkeypatch.setattr(recorded_step, "_MOST_STACKS", 1)
     replayed(FedRep(aggregation="same-shape"))
+
+
+@pytest.mark.parametrize("networks", [[NETWORK], [NETWORK, functools.partial(tiny_model, 1, 5, 6)]], ids=["one", "two"])
+def test_runs_side_by_side_replay_the_steps_of_one(networks: Sequence[Callable[[], nn.Module]]) -> None:
+    """Also where learning rates differ, and change from round to round."""
+
+    def runs(device: str, executor: str, count: int) -> list[Federation]:
+        given: list[Federation] = []
+        for seed in range(count):
+            among = world(networks, public=24, sizes=(16,) * 4, labels=((0, 1, 2),) * 4, device=device)
+            training = TRAINING.model_copy(update={"lr": 0.1 / (1 + seed), "lr_schedule": "cosine"})
+            given.append(among.federation(Local(), training, seed=seed, executor=executor))
+        return given
+
+    launched = []
+    for count in (1, 3):
+        expected = runs("cpu", "serial", count)
+        for federation in expected:
+            federation.run()
+        found = runs("cuda", "vectorized", count)
+        with gpu.counting() as done:
+            run_together([federation.run for federation in found], 64, torch.device("cuda"))
+        launched.append((done["captures"], done["replays"]))
+        for one, other in zip(expected, found, strict=True):
+            assert difference(all_state(one), all_state(other), CLOSE) is None
+    assert launched[0] == launched[1]
+    assert launched[0][1] == len(networks) * (3 * 2 * 2 - 1)  # the first step is launched
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

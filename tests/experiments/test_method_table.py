@@ -61,6 +61,16 @@ def test_every_method_says_what_it_is():
         assert not silent, f"expected a comment beside the hyperparameter '{silent}'"
 
 
+def test_deviations_are_those_of_the_page():
+    """Number by number and word by word; a page's links are text here."""
+    for name in METHODS:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        listed = re.search(r"^1\. .*?(?=\n\n|\Z)", text.partition("\n## Deviations from the paper\n")[2], re.M | re.S)
+        plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", listed[0]) if listed else ""
+        numbered = " ".join(re.sub(r"^(\d+)\. ", r"(\1) ", plain, flags=re.M).split())
+        assert method_facts.page(name)["deviations"].partition(": ")[2] == numbered, name
+
+
 def test_the_table_in_the_docs_is_this_one():
     """Make it again: python scripts/catalog.py."""
     page = ROOT / "docs" / "methods" / "README.md"

@@ -1,22 +1,26 @@
-"""FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
+"""FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022, arXiv:2202.07757).
 
-Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
-Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA    (eq. 5 and 6)
-FedHeNN (Algorithm 2):             target K_bar = mean of K_j over the clients' latest weights; none are averaged.
-HomogeneousFedHeNN (Algorithm 1):  target is the kernel of the weights received; these are averaged as in FedAvg.
-Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
-    heterogeneous  down R + b L r,   up 4 P_k, or b L d_k with uploads = "kernels", which sends A_k
-    homogeneous    down 4 P + R,     up 4 P + 8
+X are L common unlabeled inputs (the RAD), and Phi_k is everything before the last layer of client k's network.
+client k:  A_k = Phi_k(X)  (L, d_k),  in eval mode;  K_k = A_k A_k^T
+           E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))        (eq. 5, 6)
+           CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H)),  H = I - 1 1^T / L centers
+           eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1
+server:    K_bar = mean of K_j over the clients' latest uploads;  no weights are averaged
+           sends F (L, r),  F F^T ~ H K_bar H
+Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F at b bytes a number: down R + b L r, up 4 P_k, or
+b L d_k with uploads = "kernels", which sends A_k.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
-Deviations from the paper, numbered as on the page: (1) Each step uses `alignment_data.batch` of the L rows. (2) K_k is
-formed in each step, or in every n-th with n times the weight; the paper forms it once per epoch. (3) K_bar is sent as a
-factor, exact up to 256 columns; RBF kernels enter it by Nystroem features. (4) The RAD is the server's, as in the
-paper, and clients hold none of its rows; the authors' code draws it from the clients' training images. (5) The pass
-over the RAD is in eval mode. (6) eta(t) is the authors' code's; where it is 0 there is no RAD. (7) Phi is everything
-before the last layer, and d = 1 - CKA with centering, which eq. 4 leaves out. (8) Weight decay applies to all weights.
-(9) Clients have equal weights w_j = 1/N. (10) Kernel uploads, precisions, transports and the gradient in chunks are
-additions. Of the homogeneous form: (11) Algorithm 1's average after the last round is off. (12) The Procrustes distance
-is free of scale.
+Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
+(2) K_k is computed in every step, as in the authors' code, or in every n-th (`alignment_data.every`), where the term
+has n times the weight. Algorithms 1 and 2 compute it once per local epoch. (3) K_bar is sent as a factor. RBF kernels
+enter it by Nystroem features. (4) The RAD is data of the server (`data.holdout` or `data.public_dataset`), as in the
+paper, and clients hold none of it. The authors' code draws it from the clients' training images. (5) The pass over the
+RAD runs in eval mode, without dropout and with BatchNorm's running statistics. (6) eta(t) = eta0 sqrt(t - 1), as in the
+authors' code; the paper leaves it open. (7) Phi is everything before the last layer, as in the paper. In the authors'
+code for images, cross entropy uses the last hidden layer, and CKA the log-softmax of the last one, after dropout. The
+distance is 1 - CKA, as there, with the centering that eq. 4 leaves out. (8) Weight decay applies to all weights; the
+authors' code spares biases. (9) Clients have equal weights w_j = 1 / N. (10) Kernel uploads, precisions, transports and
+the gradient in chunks are not in the paper.
 """
 
 from __future__ import annotations
@@ -568,7 +572,18 @@ class FedHeNN(KernelAlignment):
 
 @hyperparameters
 class HomogeneousFedHeNN(KernelAlignment):
-    """One architecture, averaged as in FedAvg; clients are aligned to the received weights (Algorithm 1)."""
+    """One architecture, averaged as in FedAvg; clients are aligned to the received weights (Algorithm 1).
+
+    client k:  w_k <- w;  E epochs of SGD on  CE(f(x; w_k), y) + eta(t) d(K_k, K(w))
+               K_k: the kernel of its representations of the L common inputs (RAD)
+               K(w): that of the weights received
+               d = 1 - CKA, or with "procrustes" the distance up to a rotation and a scale
+               eta(t) = eta0 sqrt(t - 1)     or eta0 (t - 1), or eta0;  rounds t from 1
+    server:    w <- sum over responding clients of n_k w_k / sum n_j
+    Deviations from the paper: (1) The average over all clients at the end of Algorithm 1 is off by default
+    (`final_average`), as in the authors' code, and on in the recipes for Table 1. (2) The Procrustes distance is free
+    of scale. (3) FedHeNN's deviations concerning the RAD and the steps apply here, too.
+    """
 
     card = MethodCard(
         name="fedhenn-homogeneous",

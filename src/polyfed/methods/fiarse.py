@@ -7,12 +7,12 @@ client k:  has one of the shares, in turn;  w_k <- w where M_k, else 0
            grad * M * (1 + 2 |w_k| theta_k / (|w_k| + theta_k)^2)
 server:    every entry of w <- mean of w_k over the clients with the entry in M_k
            others are unchanged
-The gradient and the shares are those of the authors' code, not verified against the paper's text. Deviations from the
-paper (arXiv:2407.19389): (1) A client with the whole network has no threshold; in the authors' code it is the smallest
-magnitude. (2) An entry is averaged over all clients that received it; in the authors' code, over those where it has
-changed. (3) BatchNorm's running statistics are averaged like weights; the authors' code keeps none. (4) Each client's
-sub-model is evaluated on its own test rows; the paper also has one test set. (5) A layer is one module's weight and
-bias; the authors' code takes each stage of a ResNet as one.
+The gradient and the shares are those of the authors' code, not verified against the paper's text.
+Deviations from the paper (arXiv:2407.19389): (1) A client with the whole network has no threshold; in the authors' code
+it is the smallest magnitude. (2) An entry is averaged over all clients that received it; in the authors' code, over
+those where it has changed. (3) BatchNorm's running statistics are averaged like weights; the authors' code keeps none.
+(4) Each client's sub-model is evaluated on its own test rows; the paper also has one test set. (5) A layer is one
+module's weight and bias; the authors' code takes each stage of a ResNet as one.
 """
 
 from __future__ import annotations

@@ -7,15 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Message, clone, shallow_copy
-from polyfed.core.method import Batch, Method
+from polyfed.core.method import Batch, Context, Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.client_work import working_copy
@@ -223,6 +224,30 @@ def rounds(*args: Any, **kwargs: Any) -> list[Round]:
     fed, watch = federation(*args, **kwargs)
     fed.run()
     return watch.rounds
+
+
+class Step(NamedTuple):
+    """A step of client 0: its round, its phase, the network's tensors before it, and the client's context."""
+
+    round: int
+    phase: str
+    before: dict[str, Tensor]
+    context: Context
+
+
+def watch_steps(monkeypatch: pytest.MonkeyPatch, kind: type[Method]) -> list[Step]:
+    """The steps of client 0 under methods of this class from now on."""
+    steps: list[Step] = []
+    inputs = kind.step_inputs
+
+    def step_inputs(self: Method, client: Client, step: int, generator: torch.Generator) -> Context:
+        if client.id == 0:
+            before = {name: t.clone() for name, t in client.model.state_dict().items()}
+            steps.append(Step(client.round, client.phase, before, client.context))
+        return inputs(self, client, step, generator)
+
+    monkeypatch.setattr(kind, "step_inputs", step_inputs)
+    return steps
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.methods import Local
 from polyfed.methods.feddpa import FedDPA
-from tests.helpers.toys import INPUTS, Flat, clients, flat_clients, rounds, same, samples
+from tests.helpers.toys import INPUTS, Flat, clients, flat_clients, rounds, same, samples, watch_steps
 
 
 def errors(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -82,27 +82,16 @@ def test_with_everything_personal_and_no_pull_it_is_local() -> None:
     assert near < 0.8 * far
 
 
-class Seen(FedDPA):
-    """Keeps the network before every step, and the masks."""
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
-        if client.id == 0:
-            now = {n: t.clone() for n, t in client.model.state_dict().items()}
-            STEPS.append((client.round, client.phase, now, client.context["personal"]))
-        return dict(super().step_inputs(client, step, generator))
-
-
-STEPS: list[tuple[int, str, dict[str, Tensor], dict[str, Tensor]]] = []
-
-
 @pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
-def test_personal_entries_move_first_and_the_others_after(training: dict[str, Any]) -> None:
-    STEPS.clear()
-    (one, two) = rounds(Seen(), clients(["bn"] * 2, 12), rounds=2, local_epochs=2, **training)
+def test_personal_entries_move_first_and_the_others_after(
+    training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = watch_steps(monkeypatch, FedDPA)
+    (one, two) = rounds(FedDPA(), clients(["bn"] * 2, 12), rounds=2, local_epochs=2, **training)
     for number, round in ((1, one), (2, two)):
-        mine = [step for step in STEPS if step[0] == number]
-        assert [step[1] for step in mine] == ["personal"] * 6 + ["shared"] * 6
-        start, turn, end, masks = mine[0][2], mine[6][2], round.weights[0], mine[0][3]
+        mine = [step for step in steps if step.round == number]
+        assert [step.phase for step in mine] == ["personal"] * 6 + ["shared"] * 6
+        start, turn, end, masks = mine[0].before, mine[6].before, round.weights[0], mine[0].context["personal"]
         w = round.down[0]["model"]
         for name, mask in masks.items():
             assert torch.equal(start[name][~mask], turn[name][~mask])
@@ -114,15 +103,3 @@ def test_personal_entries_move_first_and_the_others_after(training: dict[str, An
         running = "extractor.bn.running_mean"
         assert torch.equal(start[running], w[running])
         assert running not in masks
-
-
-@pytest.mark.parametrize(
-    ("hyperparameters", "message"),
-    [
-        ({"max_update_norm": 0.0}, "expected more than 0"),
-        ({"threshold": 1.5}, "expected at most 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(hyperparameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedDPA(**hyperparameters)

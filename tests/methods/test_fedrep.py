@@ -13,7 +13,7 @@ from torch import nn
 from polyfed.core.client import Client
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.split import SequentialSplit
-from tests.helpers.toys import clients, federation, rounds, same, worker
+from tests.helpers.toys import clients, federation, rounds, same, watch_steps, worker
 
 
 def linear() -> SequentialSplit:
@@ -112,25 +112,14 @@ def test_all_begin_with_the_same_head_wherever_heads_are_of_one_shape(
         assert same(first_heads(fed)[i], heads[i]), "a client that was not drawn yet"
 
 
-class Watched(FedRep):
-    """Keeps the whole network before every step."""
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
-        SEEN.append((client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
-        return {}
-
-
-SEEN: list[tuple[str, dict[str, torch.Tensor]]] = []
-
-
 @pytest.mark.parametrize(
     "training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}]
 )
-def test_what_rests_rests_bit_for_bit(training: dict[str, Any]) -> None:
-    SEEN.clear()
-    (round,) = rounds(Watched(head_epochs=2), clients(["bn"], 12), rounds=1, **training)
-    assert [phase for phase, _ in SEEN] == ["head"] * 6 + ["extractor"] * 3  # 12 samples in batches of 4
-    start, turn, end = SEEN[0][1], SEEN[6][1], round.weights[0]
+def test_what_rests_rests_bit_for_bit(training: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = watch_steps(monkeypatch, FedRep)
+    (round,) = rounds(FedRep(head_epochs=2), clients(["bn"], 12), rounds=1, **training)
+    assert [step.phase for step in steps] == ["head"] * 6 + ["extractor"] * 3  # 12 samples in batches of 4
+    start, turn, end = steps[0].before, steps[6].before, round.weights[0]
     for name in start:
         assert torch.equal(start[name], turn[name]) == (not name.startswith("head.")), name  # running statistics, too
         assert torch.equal(turn[name], end[name]) == name.startswith("head."), name

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from polyfed.core.client import Client
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
-from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
+from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same, watch_steps
 
 
 def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.ndarray:
@@ -84,26 +82,14 @@ def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
         assert same(held[-1], held[3])
 
 
-class Seen(FedSelect):
-    """Keeps the network before every step."""
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
-        if client.id == 0:
-            STEPS.append((client.round, client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
-        return {}
-
-
-STEPS: list[tuple[int, str, dict[str, Tensor]]] = []
-
-
 @pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
-def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, Any]) -> None:
-    STEPS.clear()
-    method = Seen(grow_interval=1)
-    history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, local_epochs=1, **training)
-    assert [phase for number, phase, _ in STEPS if number == 1] == ["shared"] * 3
-    assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 3 + ["shared"] * 3
-    start, turn, end = STEPS[3][2], STEPS[6][2], history[1].weights[0]
+def test_personal_entries_move_first_and_shared_ones_after(
+    training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = watch_steps(monkeypatch, FedSelect)
+    history = rounds(FedSelect(grow_interval=1), clients(["shallow"] * 2, 12), rounds=2, **training)
+    assert [step.phase for step in steps] == ["shared"] * 3 + ["personal"] * 3 + ["shared"] * 3
+    start, turn, end = steps[3].before, steps[6].before, history[1].weights[0]
     for name in start:
         mask = history[1].after["mask 0"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
         assert torch.equal(start[name][~mask], turn[name][~mask])

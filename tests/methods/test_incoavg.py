@@ -8,9 +8,9 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.functional import cross_layer
-from polyfed.methods import FedAvg, InCoAvg
+from polyfed.methods import InCoAvg
 from polyfed.testing.fixtures import draw, tiny_model
-from tests.helpers.toys import moved, numpy_mean, rounds, same
+from tests.helpers.toys import moved, numpy_mean, rounds, shared
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
     "bn": lambda: tiny_model(3, 4, 6, norm=True)
@@ -27,10 +27,6 @@ def played(method, architectures=("blocks1", "blocks2", "blocks3"), sizes=12, **
     return rounds(method, members(architectures, sizes), NETS, **options)
 
 
-def union(state, name="model union"):
-    return state[name]
-
-
 def corrected(g_k, g_0, rule="code"):
     """The update of a deep layer; against NumPy in tests/functional/test_cross_layer.py."""
     return cross_layer.correct_updates(torch.from_numpy(g_k), torch.from_numpy(g_0), rule).numpy()
@@ -45,7 +41,7 @@ def test_rounds_by_hand(rule, weighting, monkeypatch):
     method = InCoAvg(theta_rule=rule, weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):
-        before, after = union(round.before), union(round.after)
+        before, after = shared(round.before), shared(round.after)
         shares = sizes if weighting == "samples" else [1, 1, 1]
         models = [m["model"] for m in round.up.values()]
         mean = {name: numpy_mean(models, shares, name) for name in before}
@@ -62,21 +58,16 @@ def test_rounds_by_hand(rule, weighting, monkeypatch):
     assert signs >= {-1.0, 1.0}
 
 
-def test_without_a_rule_nothing_is_corrected():
-    ours, plain = (played(m) for m in (InCoAvg(theta_rule="none"), FedAvg(weighting="uniform")))
-    assert same(union(ours[-1].after), union(plain[-1].after))
-
-
 def test_a_layer_that_nobody_sent_stays_and_is_no_reference():
     def lose(round, client):
         return client != 0
 
     (round,) = played(InCoAvg(), ["blocks1", "blocks3", "blocks3"], rounds=1, lose=lose)
     for block in (1, 2):
-        assert torch.equal(union(round.after)[CONV.format(block)], union(round.before)[CONV.format(block)])
-    assert torch.equal(union(round.after)[CONV.format(0)], round.up[0]["model"][CONV.format(0)])
+        assert torch.equal(shared(round.after)[CONV.format(block)], shared(round.before)[CONV.format(block)])
+    assert torch.equal(shared(round.after)[CONV.format(0)], round.up[0]["model"][CONV.format(0)])
     (round,) = played(InCoAvg(), lr=0.0, rounds=1)  # nothing moves: no division by a zero norm
-    assert moved(union(round.before), union(round.after)) < 1e-7
+    assert moved(shared(round.before), shared(round.after)) < 1e-7
 
 
 def test_same_shape_corrects_within_each_architecture():

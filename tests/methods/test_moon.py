@@ -71,9 +71,3 @@ def test_no_gradient_reaches_them_and_batchnorm_counts_its_own_steps_alone():
     torch.testing.assert_close(z, model_with(NETS["bn"], before["previous"]).represent(one.x))
     method.gradients(at.model, one, context)
     assert all(same(bits[name], of(net)) for name, net in context.items())
-
-
-def test_unlike_networks_are_averaged_by_shape_and_a_temperature_of_0_is_refused():
-    assert rounds(MOON(aggregation="same-shape"), clients(["shallow", "wide", "broad"]))
-    with pytest.raises(ValueError, match="temperature"):
-        MOON(temperature=0.0)

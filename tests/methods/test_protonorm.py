@@ -37,7 +37,3 @@ def test_a_class_that_nobody_sends_keeps_its_mean_and_is_spread_with_the_others(
     expected = spread_of(second.after["prototypes"])
     torch.testing.assert_close(second.after["spread"], expected, atol=1e-5, rtol=0)
     assert not torch.equal(first.after["spread"][0], second.after["spread"][0])
-
-
-def test_without_steps_nothing_is_spread() -> None:
-    assert "spread" not in rounds(ProtoNorm(spread_steps=0), members())[-1].after

@@ -24,7 +24,7 @@ COVERAGE = for folder in src/polyfed/[a-z]*/; do printf '%-28s' "$$folder"; \
 DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,bar_chart clients decomposition figures \
 	html_report_in_a_browser plot_style sensitivity))
 QUICK = tests/functional tests/core tests/config $(filter-out $(DRAWN),$(sort $(wildcard tests/report/test_*.py))) \
-	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
+	tests/engine/test_federation.py::test_only_who_changed_is_scored_again
 
 # A sample of each file's mutants; all of them: make mutants SAMPLE=1000 (an hour)
 SAMPLE ?= 14

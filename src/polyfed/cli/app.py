@@ -22,7 +22,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from polyfed import registry
-from polyfed.cli import audit_commands, deploy_commands, list_commands, report_commands, run_commands
+from polyfed.cli import audit_commands, deploy_commands, list_commands, project_command, report_commands, run_commands
 from polyfed.cli.output import print_stderr
 from polyfed.errors import PolyfedError, RunInterrupted
 from polyfed.signals import exit_status, raise_on_termination
@@ -78,6 +78,7 @@ def add_command(group: typer.Typer, function: Callable[..., None]) -> None:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help lists them
+    project_command.new,
     run_commands.run,
     run_commands.compare,
     run_commands.sweep,
@@ -111,7 +112,7 @@ DEPLOY_COMMANDS: tuple[Callable[..., None], ...] = (
 app = typer.Typer(
     name="polyfed",
     help="Federated learning among clients whose neural networks differ.\n\n"
-    "An experiment is a recipe, a TOML file: see recipes/quickstart.toml.\n\n"
+    "An experiment is a recipe, a TOML file; `polyfed new DIR` writes one.\n\n"
     "Exit status: 0 done, 1 failed, 2 wrong request, 3 nothing was learnt, 130 interrupted (Ctrl-C).",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -26,7 +26,7 @@ def executed(file: Path, folder: Path) -> Any:
 
     book = nbformat.read(file, as_version=4)
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(book, timeout=600, record_timing=False, resources=resources).execute()
+    NotebookClient(book, startup_timeout=600, timeout=None, record_timing=False, resources=resources).execute()
     return book
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from polyfed.core import inference
 from polyfed.core.client import to_float
+from polyfed.data.samples import LabeledSamples
 from polyfed.functional.clipping import clip_and_noise
 from polyfed.functional.fisher import fisher_diagonal, min_max_normalize
 
@@ -46,11 +47,11 @@ def test_a_linear_model_by_hand(count: int) -> None:
 
 def test_all_rows_in_whatever_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = linear(), data(11)
-    whole = inference.fisher_information(model, x, y, to_float)
+    whole = inference.fisher_information(model, LabeledSamples(x, y), to_float)
     np.testing.assert_allclose(whole["weight"], by_hand(model, x, y)["weight"] / 11, rtol=1e-4, atol=1e-7)
     for rows in (1, 3, 5):
         monkeypatch.setattr(inference, "BACKWARD_ROWS", rows)
-        for name, value in inference.fisher_information(model, x, y, to_float).items():
+        for name, value in inference.fisher_information(model, LabeledSamples(x, y), to_float).items():
             torch.testing.assert_close(value, whole[name])
 
 

@@ -22,12 +22,14 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
-from polyfed.core.client import Client
+from polyfed.core import inference
+from polyfed.core.client import Client, to_float
 from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Method, TrainingResult, follows_device
 from polyfed.core.modules import export_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import recorded_step
 from polyfed.engine.executors.shared_stacks import run_together
 from polyfed.engine.executors.worker_requests import unpack
@@ -218,9 +220,14 @@ MOST = {  # in docs/gpu.md
     "serial": {"kernels": 3979, "syncs": 41, "h2d": 20, "d2h": 41},
     "vectorized": {"kernels": 272, "syncs": 3, "h2d": 2, "d2h": 3},
 }
-ON_DEVICE = ["fedavg", "fedmrl", "fednova", "fedopt", "fedrep", "inclusivefl", "lgfedavg", "moon"]
-WAITS = {"fedavg": 3, "fedgh": 3, "fedproto": 3, "fedmd": 5}  # whatever the number of clients
-WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 3, "fedkd": 1}
+ON_DEVICE = ["fedavg", "fedmrl", "fednova", "fedopt", "fedrep", "inclusivefl", "incoavg", "lgfedavg", "moon"]
+WAITS = {  # whatever the number of clients
+    **dict.fromkeys(("closed-form", "fedavg", "fedgh", "fedproto", "fedtgp", "scaffold"), 3),
+    "fedmd": 5,
+    "local-mutual": 2,
+}
+WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 2, "fedkd": 1, "own-plus-common": 1}
+COPIES_PER_CLIENT = {"fedfomo": 4, "fedgen": 1, "fedin": 4, "fedkd": 1, "fedproto": 2, "fedtgp": 2}
 
 
 def counted(
@@ -278,11 +285,23 @@ def test_a_step_of_a_stack_costs_the_same_for_any_number_of_clients(monkeypatch:
     assert few == many <= 10 * 37
 
 
+def test_a_pass_without_gradient_takes_many_rows() -> None:
+    network = NETWORK().cuda()
+    found = []
+    for count in (100, 1000):
+        samples = LabeledSamples(torch.zeros(count, 1, 6, 6), torch.zeros(count, dtype=torch.int64))
+        with gpu.counting() as done:
+            inference.map_batches(network, network, samples, to_float)
+        found.append(done["kernels"])
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WAITS, *WAITS_PER_CLIENT])
 def test_waits_of_methods(name: str) -> None:
     few, many = (third_round("vectorized", clients, METHODS[name]()) for clients in (4, 8))
     assert many["syncs"] - few["syncs"] <= 4 * WAITS_PER_CLIENT.get(name, 0)
+    assert many["h2d"] - few["h2d"] <= 4 * COPIES_PER_CLIENT.get(name, 0)
     assert name not in WAITS or few["syncs"] == few["d2h"] == WAITS[name]
 
 

@@ -19,7 +19,14 @@ from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchn
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
+_MOST_ROWS = 1024  # of a pass on a GPU, for which launching it should not take longer than the pass itself
+_ENTRIES = 2**22  # of the inputs of such a pass together, if those are not few rows
 BACKWARD_ROWS = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
+
+
+def rows_at_once(x: Tensor, device: torch.device) -> int:
+    """How many rows like those of `x` (N, ...) go through a network in one pass there."""
+    return CHUNK if device.type == "cpu" else max(CHUNK, min(_MOST_ROWS, _ENTRIES // max(x.shape[1:].numel(), 1)))
 
 
 @timed("prototypes")
@@ -36,8 +43,10 @@ def map_batches(
     Returns:
         (N, ...) outputs on the model's device.
     """
-    device = next(iter(model.parameters()), x if isinstance(x, Tensor) else torch.empty(0)).device
-    chunks = x.split(CHUNK) if isinstance(x, Tensor) else x.chunks(CHUNK, device)
+    held = x if isinstance(x, Tensor) else x.whole.x
+    device = next(iter(model.parameters()), held).device
+    size = rows_at_once(held, device)
+    chunks = x.split(size) if isinstance(x, Tensor) else x.chunks(size, device)
     with torch.no_grad(), eval_mode(model):
         outputs = [function(prepare(rows.to(device))) for rows in chunks]
     return torch.cat(outputs)
@@ -60,14 +69,15 @@ def representations(model: nn.Module, x: Tensor | LabeledSamples, prepare: Prepa
     return map_batches(function, model, x, prepare)
 
 
-def fisher_information(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str, Tensor]:
-    """The diagonal Fisher information: the mean of `fisher_diagonal` over all rows of `x` (N, ...), as stored.
+def fisher_information(model: nn.Module, samples: LabeledSamples, prepare: Prepare) -> dict[str, Tensor]:
+    """The diagonal Fisher information: the mean of `fisher_diagonal` over all rows of the samples.
 
     Returns:
         Trainable parameter -> tensor of its shape.
     """
     device = next(iter(model.parameters())).device
     total: dict[str, Tensor] = {}
+    x, y = samples.at(device)
     for some, labels in zip(x.split(BACKWARD_ROWS), y.split(BACKWARD_ROWS), strict=True):
         found = fisher_diagonal(model, prepare(some.to(device)), labels.to(device))
         total = {name: total[name] + t if name in total else t for name, t in found.items()}

@@ -152,6 +152,11 @@ class LabeledSamples:
         """The samples at `rows` ((M,) int64), copied into tensors of their own."""
         return LabeledSamples(self.x[rows], self.y[rows], self.scale)
 
+    @property
+    def whole(self) -> LabeledSamples:
+        """These samples, as of `SelectedSamples` those that some are selected from."""
+        return self
+
     def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
         """The inputs, at most `size` rows at a time, on the device if they have a place there."""
         yield from self.at(device).x.split(size)

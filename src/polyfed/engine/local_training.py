@@ -21,7 +21,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import augmentation
 from polyfed.engine.dp_sgd import draws_of, per_sample_gradients
 from polyfed.errors import RunError
-from polyfed.functional.device_copies import move_together
+from polyfed.functional.device_copies import move_mappings, move_together
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import KeyedUniforms
 from polyfed.profiling import timed
@@ -50,6 +50,8 @@ def train(
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
     """
     model = client.model.train()
+    device = next(model.parameters()).device
+    (context,) = contexts_on([context], device)
     draws = client.generator("inputs")
     order = client.generator("batches")
     noise = client.generator("augment")
@@ -78,7 +80,8 @@ def train(
             if keeps and kept in client.state:
                 optimizer.remember(names, get_group(client.state, kept))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
-                with_inputs = {**context, **bounded, **method.step_inputs(client, steps, draws)}
+                (inputs,) = move_mappings([method.step_inputs(client, steps, draws)], device)
+                with_inputs = {**context, **bounded, **inputs}
                 with step():
                     grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
                 before = {} if mask is None else {n: p.detach().clone() for n, p in named.items() if n in mask}
@@ -99,6 +102,11 @@ def train(
     total = sum(value * count for value, (_, count) in zip(values, losses, strict=False))
     is_finite = all(map(math.isfinite, values[len(losses) :]))
     return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums, is_finite)
+
+
+def contexts_on(contexts: Sequence[Context], device: torch.device) -> Sequence[Context]:
+    """What `receive` returned with its floats and masks on a device, for the loss."""
+    return move_mappings(contexts, device, lambda tensor: tensor.is_floating_point() or tensor.dtype == torch.bool)
 
 
 def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
+from polyfed.core.inference import rows_at_once
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.data.samples import LabeledSamples, SelectedSamples, TargetScale
 from polyfed.functional import metrics
-from polyfed.functional.device_copies import move_together
+from polyfed.functional.device_copies import move_mappings, move_together
 from polyfed.functional.modes import eval_mode, represented_once
 from polyfed.profiling import timed
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
-CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
 LEAST = 4  # rows per forward pass: products of fewer rows have other last bits than those of many
 COUNTS = "confusion"  # asked for as a figure: the counts of all pairs of classes are kept
 FROM_COUNTS: Mapping[str, Callable[[metrics.ClassCounts], Tensor]] = {
@@ -182,14 +182,16 @@ def _predictions(
     model = methods[""].personal_model(client.model)
     device = next(iter(model.parameters())).device
     sizes = [len(one) for one in samples.values()]
+    size = rows_at_once(next(iter(samples.values())).whole.x, device)
+    (state,) = states_on([client.state], methods.values(), device)
     kept: dict[str, Tensor] = {}
     done = 0
     with torch.no_grad(), eval_mode(model), represented_once(model):
-        for x in _batches(samples.values(), device):
+        for x in _batches(samples.values(), size, device):
             filled = torch.cat([x, x[-1:].expand(LEAST - len(x), *x.shape[1:])]) if len(x) < LEAST else x
             prepared = client.prepare(filled.to(device))
             for name, method in methods.items():
-                output = method.predict(model, prepared, client.state)[: len(x)]
+                output = method.predict(model, prepared, state)[: len(x)]
                 made = {name: output.argmax(dim=1) if client.classes else output[:, 0]}
                 if with_scores and not name:
                     made[SCORES] = output
@@ -202,19 +204,28 @@ def _predictions(
     return {name: dict(zip(samples, each.split(sizes), strict=True)) for name, each in kept.items()}
 
 
-def _batches(samples: Iterable[Samples], device: torch.device) -> Iterator[Tensor]:
-    """The inputs of all, one after the other, `CHUNK` rows at a time."""
+def states_on(
+    states: Sequence[Message], methods: Iterable[Method], device: torch.device
+) -> Sequence[Mapping[str, Any]]:
+    """Clients' states on a device but for single numbers, if any of the methods predicts by them."""
+    if all(map(uses_default_predict, methods)):
+        return states
+    return move_mappings(states, device, lambda tensor: tensor.dim() > 0)
+
+
+def _batches(samples: Iterable[Samples], size: int, device: torch.device) -> Iterator[Tensor]:
+    """The inputs of all, one after the other, `size` rows at a time."""
     waiting: list[Tensor] = []
     rows = 0
-    for x in (x for one in samples for x in one.chunks(CHUNK, device)):
+    for x in (x for one in samples for x in one.chunks(size, device)):
         if waiting and _kind(x) != _kind(waiting[0]):
             yield torch.cat(waiting)
             waiting = []
             rows = 0
         waiting.append(x)
         rows += len(x)
-        if rows >= CHUNK:
-            batch, rest = torch.cat(waiting).split([CHUNK, rows - CHUNK])
+        if rows >= size:
+            batch, rest = torch.cat(waiting).split([size, rows - size])
             yield batch
             waiting = [rest]
             rows = len(rest)

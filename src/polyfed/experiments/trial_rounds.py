@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.core.client import Client
+from polyfed.core.inference import CHUNK
 from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.core.randomness import keep_global_rng
@@ -36,7 +37,7 @@ from polyfed.engine.operation_counter import AllocationTracker, flops
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.scoring import CHUNK, Part, evaluate_model
+from polyfed.engine.scoring import Part, evaluate_model
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cut_shapes
 

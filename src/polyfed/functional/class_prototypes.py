@@ -17,7 +17,9 @@ from polyfed.functional.clipping import clip_factors
 from polyfed.functional.losses import weighted_mean
 
 
-def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def class_means(
+    z_ND: Tensor, y_N: Tensor, classes: int, there_N: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean representation per class: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
 
     The sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and the order
@@ -28,6 +30,7 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
         z_ND: representations; no gradient is kept.
         y_N: their classes, integers in [0, C), in main memory.
         classes: C, the number of classes of the task.
+        there_N: the classes where the representations lie, if they are known there.
 
     Returns:
         labels (S,) int32 ascending, without absent classes; means (S, D) float32, where ``z_ND`` lies; counts (S,)
@@ -53,7 +56,10 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
         means_SD = sums_SD / counts_S.unsqueeze(1)
     else:
         wide = _widest_float(z_ND.device)
-        is_member_SN = (labels_S.unsqueeze(1) == y_N).to(z_ND.device, wide)
+        every_C = torch.arange(classes, device=z_ND.device)
+        present_S = torch.stack([every_C[label] for label in labels_S.tolist()]) if len(labels_S) else every_C[:0]
+        known_N = y_N if there_N is None else there_N
+        is_member_SN = (present_S.unsqueeze(1) == known_N.to(z_ND.device)).to(wide)
         means_SD = is_member_SN @ z_ND.to(wide) / is_member_SN.sum(dim=1, keepdim=True)
     return labels_S.to(torch.int32), means_SD.float(), counts_S
 
@@ -237,17 +243,17 @@ def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int)
         rows_SD: one row per class. labels_S: these classes, each once. weights_S: positive.
 
     Returns:
-        The representation (D,) of the type of `rows_SD`, and the label encoding (C,), which sums to 1.
+        The representation (D,), as `rows_SD`, and the label encoding (C,), which sums to 1, where the labels lie.
 
     Source: Yao et al. (FedRE), CVPR 2026, the entangled representation and the entangled-label encoding.
 
     >>> entangle(torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), classes=3)
     (tensor([1., 6.]), tensor([0.7500, 0.0000, 0.2500]))
     """
-    shares_S = (weights_S / weights_S.sum()).to(rows_SD)
-    encoding_C = rows_SD.new_zeros(classes)
+    shares_S = (weights_S / weights_S.sum()).to(rows_SD.dtype)
+    encoding_C = shares_S.new_zeros(classes)
     encoding_C[labels_S.long()] = shares_S
-    return shares_S @ rows_SD, encoding_C
+    return shares_S.to(rows_SD.device) @ rows_SD, encoding_C
 
 
 def soft_header_sgd_step(

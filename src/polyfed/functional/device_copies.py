@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
         else:
             ways.setdefault((tensor.device, device, tensor.dtype), []).append(place)
     for (_, device, _), places in ways.items():
-        whole = torch.cat([found[place].reshape(-1) for place in places]).to(device)
+        whole = torch.cat([found[place].reshape(-1) for place in places])
+        whole = whole.to(device, non_blocking=device.type == "cuda" and whole.is_cpu)  # such a copy is read at once
         parts = whole.split([found[place].numel() for place in places])
         for place, part in zip(places, parts, strict=True):
             tensor = found[place]
@@ -61,6 +63,26 @@ def move_group(tensors: Mapping[str, Tensor], device: torch.device | str) -> dic
     return dict(zip(tensors, found, strict=True))
 
 
+def move_mappings(
+    given: Sequence[Mapping[str, Any]], device: torch.device, wanted: Callable[[Tensor], bool] = lambda tensor: True
+) -> Sequence[Mapping[str, Any]]:
+    """The mappings with the tensors in them, also in groups, on a GPU: all of them in one copy for each type.
+
+    What is the same for several stays the same. float64 stays where it is on devices that have none.
+    """
+    if device.type == "cpu":
+        return given
+    found = [{name: dict(v) if isinstance(v, Mapping) else v for name, v in each.items()} for each in given]
+    groups = [*found, *(value for each in found for value in each.values() if isinstance(value, dict))]
+    tensors = {id(t): t for group in groups for t in group.values() if isinstance(t, Tensor) and wanted(t)}
+    if device.type != "cuda":
+        tensors = {key: tensor for key, tensor in tensors.items() if tensor.dtype != torch.float64}
+    there = dict(zip(tensors, move_together(list(tensors.values()), [device] * len(tensors)), strict=True))
+    for group in groups:
+        group.update({name: there[id(value)] for name, value in group.items() if id(value) in there})
+    return found
+
+
 def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of the tensors, detached, each where it lies."""
     with torch.no_grad():
@@ -69,6 +91,11 @@ def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
             some = [place for place, tensor in enumerate(tensors) if tensor.device == device]
             torch._foreach_copy_([copies[place] for place in some], [tensors[place] for place in some])
     return copies
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """The tensor in float64; in main memory where its device has none."""
+    return tensor.double() if tensor.device.type in ("cpu", "cuda") else tensor.cpu().double()
 
 
 def with_number(device: torch.device) -> torch.device:

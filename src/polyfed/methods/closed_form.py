@@ -59,6 +59,7 @@ from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
 from polyfed.functional.clipping import Normals
+from polyfed.functional.device_copies import in_float64
 from polyfed.functional.noise import KeyedGaussian
 from polyfed.functional.random_features import apply_map, count_features, draw_map
 
@@ -273,12 +274,12 @@ class ClosedForm(Method):
             scores: Tensor = model(x)
             return scores
         solution: Group = context["solution"]
-        phi_ND = apply_map(context["map"], x).cpu().double()  # not every device has float64
-        scores_NC = phi_ND @ solution["weight"].cpu() + solution["bias"].cpu()
+        phi_ND = in_float64(apply_map(context["map"], x))
+        scores_NC = phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
         if "counts" not in solution:
             return scores_NC
-        counts_C = solution["counts"].cpu()
-        prior_C = counts_C if self.prior == "federation" else context["own counts"].cpu()
+        counts_C = solution["counts"].to(phi_ND.device)
+        prior_C = counts_C if self.prior == "federation" else context["own counts"].to(phi_ND.device)
         return class_statistics.log_posterior(scores_NC, counts_C, prior_C)
 
     @property

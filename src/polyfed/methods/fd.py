@@ -112,7 +112,7 @@ class FD(Method):
     def receive(self, client: Client, message: Message) -> Context:
         if not self.distillation_weight or "outputs" not in message:
             return {}
-        rows = get_tensor(message, "outputs").to(next(client.model.parameters()))
+        rows = get_tensor(message, "outputs").to(next(client.model.parameters()).dtype)
         rows = torch.softmax(rows, 1) if self.outputs == "logits" else rows / rows.sum(1, True)
         targets, known = to_dense(rows, get_tensor(message, "labels"), client.classes)
         return {"targets": targets, "known": known}

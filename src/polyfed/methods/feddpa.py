@@ -81,12 +81,11 @@ class FedDPA(FedAvg):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         model = client.model
-        train = client.data.train
         device = next(model.parameters()).device
         w = {name: t.to(device, copy=True) for name, t in get_group(message, "model").items()}
         if client.weights is None:
             load_state(model, w)
-        fisher = inference.fisher_information(model, train.x, train.y, client.prepare)
+        fisher = inference.fisher_information(model, client.data.train, client.prepare)
         personal = {name: min_max_normalize(t) > self.threshold for name, t in fisher.items()}
         own = dict(model.named_parameters())
         kept = {name: torch.where(mask, own[name].detach(), w[name]) for name, mask in personal.items()}

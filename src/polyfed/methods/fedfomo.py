@@ -142,7 +142,7 @@ class FedFomo(Method):
         outputs = []
         for candidate in (old, *candidates):
             load_state(client.model, {**old, **candidate})
-            outputs.append(inference.map_batches(client.model, client.model, held.x, client.prepare))
+            outputs.append(inference.map_batches(client.model, client.model, held, client.prepare))
         ones = torch.ones(len(held))
         losses = [float(task_loss(logits, held.y, ones)) for logits in torch.stack(outputs).cpu()]
         weights = {name: old[name] for name, _ in client.model.named_parameters()}

@@ -129,19 +129,18 @@ class FedGen(FedAvg):
         if "generator" not in message:
             return {}
         like = next(client.model.parameters())
-        generator = {name: t.to(like, copy=True) for name, t in get_group(message, "generator").items()}
-        weights = like.new_tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)])
+        generator = {name: t.to(like.dtype, copy=True) for name, t in get_group(message, "generator").items()}
+        weights = torch.tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)], dtype=like.dtype)
         return {"generator": generator, "counts": get_tensor(message, "counts").clone(), "weights": weights}
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
             return {}
-        device = client.context["weights"].device
         rows = client.training.batch_size
         y = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
         z_y = torch.randn(rows, LATENT_DIM, generator=generator)
         z = torch.randn(rows, LATENT_DIM, generator=generator)
-        return {"y": y.to(device), "z_y": z_y.to(device), "z": z.to(device)}
+        return {"y": y, "z_y": z_y, "z": z}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         scores = model(batch.x)

@@ -108,7 +108,7 @@ class FedGH(TrainedHeader):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         z_ND = representations(client.model, train, client.prepare)
-        labels, lars, _ = class_means(z_ND, train.y, client.classes)
+        labels, lars, _ = class_means(z_ND, train.y, client.classes, train.at(z_ND.device).y)
         if self.control == "noise":
             noise = torch.randn(lars.shape, generator=client.generator("noise")).to(lars.device)
             lars = lars.mean() + lars.std(correction=0) * noise

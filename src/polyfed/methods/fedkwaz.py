@@ -93,9 +93,9 @@ class FedKWAZ(LocalMutual):
         super().receive(client, message)
         if "labels" not in message or self.global_epochs == 0:
             return {}
-        like = next(client.model.parameters())
+        dtype = next(client.model.parameters()).dtype
         labels = get_tensor(message, "labels")
-        found = {name: to_dense(get_tensor(message, name).to(like), labels, client.classes) for name in _MEANS}
+        found = {name: to_dense(get_tensor(message, name).to(dtype), labels, client.classes) for name in _MEANS}
         context = {name: rows for name, (rows, _) in found.items()}
         context |= {name: context[name].softmax(dim=1) for name in _MEANS if name.endswith("scores")}
         return {**context, "known": found["own_scores"][1]}
@@ -127,7 +127,8 @@ class FedKWAZ(LocalMutual):
             return torch.cat(parts, dim=1)
 
         rows = inference.map_batches(outputs, model, client.data.train, client.prepare)
-        labels, means, _ = class_means(rows, client.data.train.y, client.classes)
+        train = client.data.train
+        labels, means, _ = class_means(rows, train.y, client.classes, train.at(rows.device).y)
         parts = means.split([model.own.feature_dim, client.classes] * 2, dim=1)
         return {"labels": labels, **{name: part.contiguous() for name, part in zip(_MEANS, parts, strict=True)}}
 

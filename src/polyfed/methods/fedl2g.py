@@ -132,8 +132,8 @@ class FedL2G(Method):
         size = min(client.training.batch_size, client.n // 2) if "guides" in message else 0
         context = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
         if "guides" in message:
-            like = next(client.model.parameters())
-            context["guides"] = get_tensor(message, "guides").to(like, copy=True)
+            dtype = next(client.model.parameters()).dtype
+            context["guides"] = get_tensor(message, "guides").to(dtype, copy=True)
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -165,9 +165,11 @@ class FedL2G(Method):
         if min(len(quiz), len(study)) < least:
             return {}
         train = client.data.train
+        x, y = train.at(guides.device)
 
         def part(rows: Tensor) -> tuple[Tensor, Tensor]:
-            return client.prepare(train.x[rows].to(guides.device)), train.y[rows].to(guides.device)
+            there = rows.to(x.device)
+            return client.prepare(x[there].to(guides.device)), y[there].to(guides.device)
 
         whole = _Guided(self, client.model, guides.shape[1])
         with eval_mode(whole), frozen_running_stats(whole):

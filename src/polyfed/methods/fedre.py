@@ -85,7 +85,7 @@ class FedRE(TrainedHeader):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         z_ND = representations(client.model, train, client.prepare)
-        labels_S, means_SD, _ = class_means(z_ND, train.y, client.classes)
+        labels_S, means_SD, _ = class_means(z_ND, train.y, client.classes, train.at(z_ND.device).y)
         weights_S = 1 - torch.rand(len(labels_S), generator=client.generator("entangle"))
         representation, encoding = entangle(means_SD, labels_S, weights_S, client.classes)
         return {"representation": representation, "encoding": encoding}

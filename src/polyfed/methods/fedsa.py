@@ -104,8 +104,8 @@ class FedSA(prototypes.PrototypeUploads):
         margin = mean_nearest_distance(anchors)
         if "gap" in client.state:
             margin = torch.maximum(margin, get_tensor(client.state, "gap"))
-        like = next(client.model.parameters())
-        return {"anchors": anchors.to(like, copy=True), "margin": margin.to(like)}
+        dtype = next(client.model.parameters()).dtype
+        return {"anchors": anchors.to(dtype, copy=True), "margin": margin.to(dtype)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         z = model.represent(batch.x)

@@ -56,7 +56,7 @@ class FedSAF(prototypes.PrototypeUploads):
     def receive(self, client: Client, message: Message) -> Context:
         if not self.structure_weight or "prototypes" not in message:
             return {}
-        rows = get_tensor(message, "prototypes").to(next(client.model.parameters()))
+        rows = get_tensor(message, "prototypes").to(next(client.model.parameters()).dtype)
         prototypes_CD, known_C = to_dense(rows, get_tensor(message, "labels"), client.classes)
         return {"prototypes": prototypes_CD, "known": known_C}
 

@@ -26,7 +26,7 @@ from typing import Literal
 from torch import Tensor
 
 from polyfed.core.message import Group, Message
-from polyfed.core.method import hyperparameters
+from polyfed.core.method import follows_device, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.cross_layer import correct_updates, shallow_references
 from polyfed.methods.building_blocks import weight_averaging
@@ -43,6 +43,7 @@ class InCoAvg(FedAvg):
     theta_rule: Literal["code", "paper", "none"] = "code"
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         before = weight_averaging.all_weights(server)
         super().aggregate(server, uploads)

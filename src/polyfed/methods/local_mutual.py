@@ -96,12 +96,11 @@ class LocalMutual(Method):
         """Three maps of shares (3, H, W), and random numbers (3, B) by which rows find partners."""
         if not self.mixed:
             return {}
-        device = next(client.model.parameters()).device
         height, width = client.prepare(client.data.train.x[:1]).shape[-2:]
         mixtures: list[tuple[float, float]] = get_tensor(client.state, "mixtures").tolist()
         maps = [mixing_map(height, width, int(patches), alpha, generator) for alpha, patches in mixtures]
         order = torch.rand(_MIXTURES, client.training.batch_size, generator=generator)
-        return {"maps": torch.stack(maps).to(device), "order": order.to(device)}
+        return {"maps": torch.stack(maps), "order": order}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         """L_w + L_m."""

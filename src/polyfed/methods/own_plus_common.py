@@ -32,6 +32,7 @@ from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_tensor
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.functional.device_copies import in_float64
 from polyfed.methods.closed_form import ClosedForm
 
 _WEIGHT = 0.8  # v where nothing speaks for another
@@ -107,15 +108,15 @@ class OwnPlusCommon(ClosedForm):
         client.state["weight"] = torch.tensor(chosen, dtype=torch.float64)
 
     def _scores_of(self, client: Client, scores: Callable[[Tensor], Tensor]) -> Tensor:
-        return inference.map_batches(scores, client.model, client.data.validation, client.prepare)
+        return inference.map_batches(scores, client.model, client.data.validation, client.prepare).cpu()
 
     def _common(self, x: Tensor, context: Context) -> Tensor:
-        """t: log probabilities (N, C) of the common model, or numbers (N, 1); float64, on the CPU."""
+        """t: log probabilities (N, C) of the common model, or numbers (N, 1); float64."""
         return ClosedForm.predict(self, None, x, context)
 
     def _own(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Log probabilities (N, C) of the network, or numbers (N, 1); float64, on the CPU."""
-        scores: Tensor = model(x).cpu().double()
+        """Log probabilities (N, C) of the network, or numbers (N, 1); float64."""
+        scores = in_float64(model(x))
         counts = context["solution"].get("counts")
         return scores if counts is None else torch.log_softmax(scores[:, : len(counts)], dim=1)
 
@@ -149,7 +150,7 @@ def _known_or_own(own: Tensor, common: Tensor, context: Context) -> Tensor:
     counts = context["solution"].get("counts")
     if counts is None:
         return common
-    is_unknown = (counts.cpu() == 0) & (context["own counts"].cpu() > 0)
+    is_unknown = (counts.to(own.device) == 0) & (context["own counts"].to(own.device) > 0)
     return torch.where(is_unknown, own, common)
 
 

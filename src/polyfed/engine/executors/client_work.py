@@ -39,7 +39,7 @@ from polyfed.core.modules import float_state
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob, placed
-from polyfed.engine.local_training import train
+from polyfed.engine.local_training import contexts_on, train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.scoring import Part, Score, ScoreCache, evaluate_model, uses_default_predict
 from polyfed.engine.uploads import Rejected, sent_nbytes
@@ -74,6 +74,7 @@ def run_job(
     work = ClientWork(job, method, model_factory)
     work.seed_layers()
     work.receive()
+    (work.client.context,) = contexts_on([work.client.context], model_factory.device)
     work.train(training)
     work.make_upload()
     return work.finish(fresh)
@@ -83,7 +84,7 @@ class ClientWork:
     """One job under way, step by step.
 
     Args:
-        before: the client's weights, where they are known. loaded: the same on the network's device.
+        before: the client's weights, where they are known, on whatever device.
 
     Attributes:
         client: the working copy; the template of its network holds its weights.
@@ -97,13 +98,12 @@ class ClientWork:
         method: Method,
         model_factory: ModelFactory,
         before: Mapping[str, Tensor] | None = None,
-        loaded: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.job = job
         self.method = method
         self.model_factory = model_factory
         self._before = client_weights(job.client, job.variant, model_factory) if before is None else before
-        self.client = working_copy(job.client, job.variant, model_factory, loaded or self._before)
+        self.client = working_copy(job.client, job.variant, model_factory, self._before)
         self.client.round, self.client.exchange = job.round, job.exchange.name
         self.trained = TrainingResult()
         self.after: Mapping[str, Tensor] = {}
@@ -132,6 +132,7 @@ class ClientWork:
         exchange = self.job.exchange
         if exchange.trains:
             with self.stage("training"):
+                (client.context,) = contexts_on([client.context], self.model_factory.device)
                 phases = method.phases(client.training) if exchange.phases is None else exchange.phases
                 block = self.model_factory.training
                 self._operations += training_operations(client, method, client.context, phases, block)

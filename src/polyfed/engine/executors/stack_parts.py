@@ -24,7 +24,7 @@ from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.recorded_step import FixedTensors, Rates, RecordedStack, Recordings
 from polyfed.engine.executors.stacked_loss import StackedContext, Tensors
 from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
-from polyfed.functional.device_copies import move_together
+from polyfed.functional.device_copies import move_mappings, move_together
 
 MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that every layer has
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
@@ -195,7 +195,8 @@ class ActiveGroup:
         rows = tuple(row for row, walk in enumerate(self.walks) if number < len(walk.sizes))
         walks = [self.walks[row] for row in rows]
         draws = type(method).step_inputs is not Method.step_inputs
-        inputs = [method.step_inputs(walk.client, walk.steps, walk.draws) for walk in walks if draws]
+        drawn = [method.step_inputs(walk.client, walk.steps, walk.draws) for walk in walks if draws]
+        inputs = move_mappings(drawn, next(iter(self.tensors.values())).device)
         return NextStep(rows, tuple(walk.sizes[number] for walk in walks), inputs, number)
 
     def some(self, rows: Sequence[int]) -> Tensors:

@@ -41,9 +41,9 @@ from polyfed.engine.executors.stack_parts import (
 )
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_loss import Tensors
-from polyfed.engine.local_training import phase_data
+from polyfed.engine.local_training import contexts_on, phase_data
 from polyfed.engine.plugin import Plugin, reads_uploads
-from polyfed.engine.scoring import Outputs, evaluate_model, in_main_memory, predictions
+from polyfed.engine.scoring import Outputs, evaluate_model, in_main_memory, predictions, states_on
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import dropout_layers
@@ -126,6 +126,10 @@ class VectorizedExecutor:
         found: list[Outputs] = []
         with copy_once():  # of what all are sent
             loaded = weights_on(before, model_factory.device)
+            kept = [each.client.state for each in asked if each.message is not None]
+            contexts_on(kept, model_factory.device)  # where `receive` then finds what it moves there
+            predictors = [method, *method.alternative_predictors.values()]
+            states_on([each.client.state for each in asked], predictors, model_factory.device)
             for place, each in enumerate(asked):
                 client = working_copy(each.client, each.variant, model_factory, loaded[place])
                 client.round = each.round
@@ -313,12 +317,17 @@ class Stacks:
         stacked: Tensors = {}
         with copy_once():  # of what all are sent
             loaded = weights_on(before, factories[0].device)
+            kept = [member.job.client.state for member in members if member.job.device.type != "cpu"]
+            contexts_on(kept, factories[0].device)  # where `receive` then finds what it moves there
             for place, (member, model_factory) in enumerate(zip(members, factories, strict=True)):
-                work = ClientWork(member.job, member.context.method, model_factory, before[place], loaded[place])
+                work = ClientWork(member.job, member.context.method, model_factory, loaded[place])
                 work.seed_layers()
                 work.receive()
                 works.append(work)
                 put_row(stacked, place, len(members), own_tensors(model_factory.module(network, variant)))
+            contexts = contexts_on([work.client.context for work in works], factories[0].device)
+        for work, context in zip(works, contexts, strict=True):
+            work.client.context = context
         return _Stack(members, works, stacked)
 
     def _training(self, stack: _Stack) -> Iterator[None]:

@@ -161,6 +161,7 @@ def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generato
     if not len(others):
         return {}
     rows = others[torch.randperm(len(others), generator=generator)[:count]]
+    rows = rows.to(pool[_PARTS[0]].device)
     return {name: pool[name][rows] for name in _PARTS}
 
 

@@ -69,7 +69,8 @@ def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -
     It lies where they do. With it "labels" (S,) int32, and with `counts` the number of samples behind each row, (S,)
     int32.
     """
-    labels, values, number = class_means(rows, client.data.train.y, client.classes)
+    train = client.data.train
+    labels, values, number = class_means(rows, train.y, client.classes, train.at(rows.device).y)
     return {"labels": labels, name: values, **({"counts": number.int()} if counts else {})}
 
 
@@ -195,7 +196,7 @@ class PrototypeMethod(PrototypeUploads):
         among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
         if among.any():
             client.state |= {"labels": labels[among], "prototypes": rows[among]}
-        prototypes, present = to_dense(rows.to(next(client.model.parameters())), labels, client.classes)
+        prototypes, present = to_dense(rows.to(next(client.model.parameters()).dtype), labels, client.classes)
         return {"prototypes": prototypes, "known": present} if self.prototype_weight else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:

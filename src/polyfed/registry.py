@@ -359,5 +359,10 @@ PLUGINS = Registry(  # in the order of their hooks
 )
 LOGGERS = Registry(
     "logger",
-    {"console": "polyfed.loggers.console:Console", "tensorboard": "polyfed.loggers.tensorboard:TensorBoard"},
+    {
+        "console": "polyfed.loggers.console:Console",
+        "tensorboard": "polyfed.loggers.tensorboard:TensorBoard",
+        "mlflow": "polyfed.loggers.mlflow:MLflow",
+        "wandb": "polyfed.loggers.wandb:WandB",
+    },
 )

@@ -154,11 +154,11 @@ def test_few_clients_a_round_every_stage_drops_and_compression_are_the_same_too(
 
 
 def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp_path: Path) -> None:
-    recipe, out = recipe_of("fedgh"), tmp_path / "out"
+    recipe, out = recipe_of("fedgh").with_run(loggers=["tensorboard"]), tmp_path / "out"
     wire = Nearby(recipe, tmp_path, configs={1: {"share-model": True}})
     run = serve(recipe, wire, out=out, deadline=5)
     assert {path.name for path in out.iterdir()} == {
-        *("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models"),
+        *("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models", "tensorboard"),
         EVENT_LOG,
     }
     assert Recipe.load(out / "recipe.toml").method.name == "fedgh"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import json
 import shutil
@@ -19,6 +18,7 @@ from polyfed.errors import RunInterrupted
 from polyfed.loggers.tensorboard import TensorBoard
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
+from tests.helpers.interrupt import Interrupt
 from tests.helpers.small_recipe import small_recipe
 
 RECIPE = small_recipe(training={"rounds": 2}, evaluation={"extra_stages": ["received"]})
@@ -47,6 +47,7 @@ def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
             accuracy=accuracy,
             validation=0.75,
             lr=0.01,
+            accuracy_per_client=[0.5, None],
             sums={"cosine": -0.5, "nan": float("nan"), "b": True, "c": "text"},
             server={"x": 2},
         ),
@@ -54,19 +55,22 @@ def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
     )
     metrics = {"personal": {"f1": {"mean": 0.375}}}
     architectures = {"a": {"mean": 0.125}}
-    board.round(record(2, accuracy={}, metrics=metrics, accuracy_per_architecture=architectures, refused=[{}]), 0.0)
+    many = [0.5] * 11  # clients: too many curves
+    more = {"metrics": metrics, "accuracy_per_architecture": architectures, "accuracy_per_client": many}
+    board.round(record(2, accuracy={}, refused=[{}], **more), 0.0)
     seen = curves(tmp_path)  # before the end: points are on disk when the round is
     board.end(None)
     assert seen == {
         "train/loss": [(1, 1.0), (2, 0.5)],
         "train/lr": [(1, pytest.approx(0.01))],
         "train/refused": [(1, 0), (2, 1)],
-        "accuracy/personal/mean": [(1, 0.5)],
-        "accuracy/personal/std": [(1, pytest.approx(0.1))],
-        "accuracy/personal/bottom_decile": [(1, 0.25)],
+        "accuracy/personal": [(1, 0.5)],
+        "spread/personal/std": [(1, pytest.approx(0.1))],
+        "spread/personal/bottom_decile": [(1, 0.25)],
+        "client/0": [(1, 0.5)],
         "accuracy/validation": [(1, 0.75)],
-        "architecture/a/mean": [(2, 0.125)],
-        "metrics/personal/f1/mean": [(2, 0.375)],
+        "architecture/a": [(2, 0.125)],
+        "metrics/f1/personal": [(2, 0.375)],
         "bytes/up": [(1, 10), (2, 10)],
         "bytes/down": [(1, 20), (2, 20)],
         "bytes/total_up": [(1, 10), (2, 20)],
@@ -75,17 +79,6 @@ def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
         "method/cosine": [(1, -0.5)],
         "server/x": [(1, 2)],
     }
-
-
-class Stop:
-    """A logger that stops a run after a round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, record: Any, remaining_seconds: float) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
 
 
 def federation(out: Path, *loggers: Any) -> Federation:
@@ -104,7 +97,7 @@ def federation(out: Path, *loggers: Any) -> Federation:
 def test_a_resumed_run_has_the_curves_of_an_uninterrupted_one(tmp_path: Path) -> None:
     federation(tmp_path / "whole", TensorBoard()).run()
     with pytest.raises(RunInterrupted):
-        federation(tmp_path / "parts", TensorBoard(), Stop(3)).run()
+        federation(tmp_path / "parts", TensorBoard(), Interrupt(3)).run()
     shutil.rmtree(tmp_path / "parts" / "checkpoint" / "round-000003")  # a power cut leaves the one of round 2
     federation(tmp_path / "parts", TensorBoard()).run(resume=True)
     whole, parts = curves(tmp_path / "whole"), curves(tmp_path / "parts")
@@ -130,23 +123,17 @@ def test_a_full_disk_ends_the_curves_not_the_run(tmp_path: Path, monkeypatch: py
     board.end(None)
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_without_the_package_one_line_and_nothing_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == "tensorboard":
-            raise ImportError(name)
-        return real(name, *rest)
-
     (tmp_path / "r.toml").write_text(RECIPE)
-    monkeypatch.setattr(builtins, "__import__", without)
-    words = [str(tmp_path / "r.toml"), "--out", str(tmp_path / "run"), "--logger", "tensorboard"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    words = [str(tmp_path / "r.toml"), "--out", str(tmp_path / "run"), "--logger", name]
     for command in ("run", "compare"):
         assert cli.status([command, *words]) == 2
         error = capsys.readouterr().err
-        assert "pip install 'polyfed[track]'" in error
+        assert f"pip install 'polyfed[{name}]'" in error
         assert error.count("\n") == 1
         assert not (tmp_path / "run").exists()
 
@@ -159,11 +146,12 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     for stage in ("personal", "received"):
         expected = [(line["round"], line["accuracy"][stage]["mean"]) for line in lines]
-        assert seen[f"accuracy/{stage}/mean"] == [(step, pytest.approx(value)) for step, value in expected]
+        assert seen[f"accuracy/{stage}"] == [(step, pytest.approx(value)) for step, value in expected]
     assert seen["bytes/total_up"][-1][1] == sum(line["bytes_up"] for line in lines)
     assert cli.status(["run", recipe, "--out", str(out), "-q", "--resume"]) == 0  # with or without: the same recipe
     assert cli.status(["run", recipe, "--out", str(out), "-q", "--overwrite"]) == 0
     assert not (out / "tensorboard").exists()  # the old curves go with the old run
     capsys.readouterr()
     assert cli.status(["run", recipe, "--out", str(tmp_path / "other"), "--logger", "tensorbord"]) == 2
-    assert "expected 'tensorboard', got 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
+    names = "'tensorboard', 'mlflow' or 'wandb'"
+    assert f"expected {names}, got 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err

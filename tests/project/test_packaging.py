@@ -322,4 +322,4 @@ def test_the_wheel_works_without_extras(clean: Path, tmp_path: Path) -> None:
     outside = ["--set", "models.architectures=['timm:resnet10t']"]
     assert "pip install 'polyfed[vision]'" in said(polyfed, "check", recipe, *small, *outside, status=2)
     followed = ["--logger", "tensorboard", "--out", "followed"]
-    assert "polyfed[track]" in said(polyfed, "run", recipe, *small, *followed, status=2)
+    assert "polyfed[tensorboard]" in said(polyfed, "run", recipe, *small, *followed, status=2)

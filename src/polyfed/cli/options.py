@@ -46,7 +46,8 @@ TargetAccuracy = Annotated[
     typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'."),
 ]
 Loggers = Annotated[
-    list[str] | None, typer.Option("--logger", metavar="NAME", help="Live curves in the run folder: tensorboard.")
+    list[str] | None,
+    typer.Option("--logger", metavar="NAME", help="Live curves: tensorboard, mlflow or wandb. May be repeated."),
 ]
 Trust = Annotated[
     bool,

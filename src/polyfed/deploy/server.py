@@ -46,6 +46,7 @@ from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.loggers.base import notify
 from polyfed.places import make_private, private_files
+from polyfed.registry import LOGGERS
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
 
@@ -302,6 +303,7 @@ def serve(
     if path.exists():
         make_private(path)
 
+    loggers = [*loggers, *(LOGGERS[name]() for name in recipe.run.loggers)]
     say = functools.partial(notify, loggers, "message")
     registry = NodeRegistry(recipe, wire, deadline, EventLog(path / EVENT_LOG, resume), count, say)
     if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):

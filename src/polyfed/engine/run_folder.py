@@ -4,7 +4,7 @@
     result.json      written when the run is done              checkpoint/    the last two whole states
     models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
                      texts words.txt, the words that have ids
-    tensorboard/     live curves, if they were asked for
+    tensorboard/, mlflow/, wandb/     of the loggers that were asked for
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
 a folder that resumes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -57,3 +58,16 @@ def notify(loggers: Iterable[Any], event: str, *what: Any) -> None:
         method = getattr(logger, event, None)
         if callable(method):
             method(*what)
+
+
+def check_installed(package: str) -> None:
+    """Whether the package that a logger writes with is there; it is not imported.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"run.loggers: expected the package {package}, which is not installed; add it with: "
+            f"pip install 'polyfed[{package}]'"
+        )

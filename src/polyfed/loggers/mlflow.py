@@ -1,0 +1,89 @@
+"""Runs in MLflow: in the run folder's own database, or where MLFLOW_TRACKING_URI says."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyfed.loggers.tracker import PROJECT, Tracker
+from polyfed.version import __version__
+
+_AT_ONCE = 100  # parameters that MLflow takes in a request
+_LONGEST_NOTE = 8000  # characters that it takes of a tag
+# What MLflow does unasked: it reports its use, and it waits minutes for a server that does not answer.
+_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_CONFIGURE_LOGGING": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+
+
+class MLflow(Tracker):
+    """Shows a run in MLflow; its experiment is MLFLOW_EXPERIMENT_NAME, or "polyfed"."""
+
+    package = "mlflow"
+
+    def open(self, known: str, name: str, parameters: Mapping[str, str]) -> tuple[str, int]:
+        """See `Tracker`. Of parameters that it has, MLflow keeps the first value."""
+        for variable, value in _DEFAULTS.items():
+            os.environ.setdefault(variable, value)
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        place = self._place.absolute()
+        self._client = MlflowClient(address or f"sqlite:///{place / 'mlflow.db'}")
+        self._id = known if self._has(known) else ""
+        if not self._id:
+            experiment = self._experiment(None if address else (place / "artifacts").as_uri())
+            source = {"mlflow.source.name": f"polyfed {__version__}"}
+            self._id = self._client.create_run(experiment, run_name=name, tags=source).info.run_id
+        self._client.update_run(self._id, status="RUNNING")
+        there = self._client.get_run(self._id).data
+        wanted = [Param(_valid(key), value) for key, value in parameters.items() if _valid(key) not in there.params]
+        for begin in range(0, len(wanted), _AT_ONCE):
+            self._client.log_batch(self._id, params=wanted[begin : begin + _AT_ONCE])
+        points = self._client.get_metric_history(self._id, "bytes/up")
+        return self._id, max((point.step for point in points), default=0)
+
+    def _has(self, known: str) -> bool:
+        """Whether there is a run of this id."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return bool(known) and self._client.get_run(known).info.lifecycle_stage == "active"
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+
+    def _experiment(self, artifacts: str | None) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name, artifacts))
+
+    def log(self, values: Mapping[str, float], number: int) -> None:
+        """See `Tracker`."""
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(self._id, [Metric(_valid(name), value, now, number) for name, value in values.items()])
+
+    def finish(self, table: str, clients: list[dict[str, Any]], files: Path) -> None:
+        """See `Tracker`. The comparison table is the run's description, the clients' one of the files."""
+        self._client.set_tag(self._id, "mlflow.note.content", table[:_LONGEST_NOTE])
+        self._client.log_artifacts(self._id, str(files))
+
+    def close(self, is_done: bool) -> None:
+        """See `Tracker`."""
+        self._client.set_terminated(self._id, "FINISHED" if is_done else "KILLED")
+
+
+def _valid(name: str) -> str:
+    """The name without the characters that MLflow does not take."""
+    return re.sub(r"[^/\w.\- ]", "_", name)

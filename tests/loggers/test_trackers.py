@@ -1,0 +1,274 @@
+"""MLflow and Weights & Biases: what they are given, that a resumed run goes on there, and that they end no run.
+
+Each test runs with a stand-in of what is called of the package, and with the package itself where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polyfed.errors import RunInterrupted
+from polyfed.loggers.mlflow import _DEFAULTS
+from polyfed.loggers.tracker import Tracker
+from polyfed.registry import LOGGERS
+from polyfed.report.run_records import load_runs
+from tests.helpers.interrupt import Interrupt
+from tests.loggers.test_tensorboard import federation
+
+ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT")
+
+
+class Shown:
+    """What a tracker has of a run."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, str] = {}
+        self.points: dict[str, list[tuple[int, float]]] = {}
+        self.table = ""
+        self.files: set[str] = set()
+        self.is_done: bool | None = None
+
+    def add(self, name: str, step: int, value: Any) -> None:
+        self.points.setdefault(name, []).append((step, value))
+
+
+class StandIn:
+    """Makes modules that do what is called of MLflow and of Weights & Biases, with `runs` for a server."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Shown] = {}
+        self.asked: list[Any] = []  # where runs were to be kept
+        self.broken = False  # what is called fails
+
+    def run(self, identity: str) -> Shown:
+        if self.broken:
+            raise OSError("nobody\nanswers")
+        return self.runs[identity]
+
+    def modules(self) -> Iterator[ModuleType]:
+        for name, inside in {
+            "mlflow": {"MlflowClient": self._client},
+            "mlflow.entities": {"Param": lambda *what: what, "Metric": lambda *what: what},
+            "mlflow.exceptions": {"MlflowException": KeyError},
+            "wandb": {"init": self._init, "Artifact": self._artifact, "Settings": dict, "Html": dict, "Table": dict},
+        }.items():
+            module = ModuleType(name)
+            module.__spec__ = ModuleSpec(name, None)
+            vars(module).update(inside)
+            yield module
+
+    def _client(self, address: str) -> Any:
+        self.asked.append(address)
+
+        def create_run(experiment: str, run_name: str, tags: Any) -> Any:
+            assert (experiment, run_name) == ("polyfed", "fedavg seed 0")
+            identity = f"id{len(self.runs)}"
+            self.runs[identity] = Shown()
+            return SimpleNamespace(info=SimpleNamespace(run_id=identity))
+
+        def log_batch(identity: str, metrics: Any = (), params: Any = ()) -> None:
+            run = self.run(identity)
+            run.parameters |= dict(params)
+            for name, value, _, step in metrics:
+                run.add(name, step, value)
+
+        def history(identity: str, name: str) -> list[Any]:
+            return [SimpleNamespace(step=step) for step, _ in self.run(identity).points.get(name, ())]
+
+        def get_run(identity: str) -> Any:
+            data = SimpleNamespace(params=self.run(identity).parameters)
+            return SimpleNamespace(info=SimpleNamespace(lifecycle_stage="active"), data=data)
+
+        return SimpleNamespace(
+            get_experiment_by_name=lambda name: None,
+            create_experiment=lambda name, place: name,
+            create_run=create_run,
+            get_run=get_run,
+            update_run=lambda identity, status: setattr(self.run(identity), "is_done", None),
+            log_batch=log_batch,
+            get_metric_history=history,
+            set_tag=lambda identity, key, text: setattr(self.run(identity), "table", text),
+            log_artifacts=lambda identity, place: self.run(identity).files.update(os.listdir(place)),
+            set_terminated=lambda identity, status: setattr(self.run(identity), "is_done", status == "FINISHED"),
+        )
+
+    def _init(self, id: str | None, **given: Any) -> Any:
+        self.asked.append(given["mode"])
+        identity = id or f"id{len(self.runs)}"
+        self.runs[identity] = shown = Shown()  # offline a run of the same id begins anew
+        shown.parameters = given["config"]
+        logs = Path(given["dir"], "wandb", f"offline-run-{len(self.asked)}-{identity}", "logs")
+        logs.mkdir(parents=True)
+        (logs / "debug-core.log").symlink_to("/dev/null")
+
+        def log(values: dict[str, Any], step: int) -> None:
+            for name, value in values.items():
+                self.run(identity).add(name, step, value)
+
+        class Run(SimpleNamespace):
+            def __setattr__(self, name: str, value: Any) -> None:
+                shown.table = value if name == "notes" else shown.table
+
+        def log_artifact(artifact: Any) -> None:
+            shown.files.update(artifact.files)
+
+        def finish(exit_code: int) -> None:
+            shown.is_done = exit_code == 0
+
+        return Run(id=identity, starting_step=0, log=log, log_artifact=log_artifact, finish=finish)
+
+    def _artifact(self, name: str, type: str) -> Any:
+        files: set[str] = set()
+        return SimpleNamespace(files=files, add_file=lambda place, policy: files.add(Path(place).name))
+
+
+def of_mlflow(folder: Path) -> Shown:
+    """The run in MLflow's database."""
+    from mlflow import MlflowClient
+
+    client, shown = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db"), Shown()
+    found = client.search_runs([client.get_experiment_by_name("polyfed").experiment_id])
+    assert [run.info.run_id for run in found] == [(folder / "mlflow" / "run_id").read_text()]
+    shown.parameters = found[0].data.params
+    for name in found[0].data.metrics:
+        for point in client.get_metric_history(found[0].info.run_id, name):
+            shown.add(name, point.step, point.value)
+    shown.table = found[0].data.tags.get("mlflow.note.content", "")
+    shown.files = {entry.path for entry in client.list_artifacts(found[0].info.run_id)}
+    shown.is_done = {"FINISHED": True, "KILLED": False}[found[0].info.status]
+    return shown
+
+
+def of_wandb(folder: Path) -> Shown:
+    """The run in the file that Weights & Biases would send: records in blocks of 32 KiB, in parts that have a head."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    shown = Shown()
+    (file,) = folder.glob(f"wandb/offline-run-*/run-{(folder / 'wandb' / 'run_id').read_text()}.wandb")
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 2**15 - at % 2**15) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind not in (1, 4):  # neither a whole record nor the last part of one
+            continue
+        record, whole = Record.FromString(whole), b""
+        shown.parameters |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        shown.table = record.run.notes or shown.table
+        shown.files.update(entry.path for entry in record.artifact.manifest.contents)
+        values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+        for name, value in values.items():
+            shown.add(name, values["_step"], value)
+        if record.HasField("exit"):
+            shown.is_done = record.exit.exit_code == 0
+    return shown
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    for variable in (*ENVIRONMENT, *_DEFAULTS, "WANDB_ERROR_REPORTING"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)  # and what a test sets of it goes again
+    made = StandIn()
+    for module in made.modules():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["stand-in", "package"])
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_resumed_run_is_one_run_that_has_every_round_once(
+    name: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "package" and importlib.util.find_spec(name) is None:
+        pytest.skip(f"the package {name} is not installed")
+    stand_in = request.getfixturevalue("stand_in") if kind == "stand-in" else None
+    for variable in ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    out = tmp_path / "run"
+
+    def shown() -> Shown:
+        if stand_in is not None:
+            return stand_in.runs[(out / name / "run_id").read_text()]
+        return {"mlflow": of_mlflow, "wandb": of_wandb}[name](out)
+
+    with pytest.raises(RunInterrupted):
+        federation(out, LOGGERS[name](), Interrupt(3)).run()
+    assert shown().is_done is False
+    assert [step for step, _ in shown().points["train/loss"]] == [1, 2, 3]
+    for part in (out / "checkpoint" / "round-000003").iterdir():  # a power cut leaves the one of round 2
+        part.unlink()
+    (out / "checkpoint" / "round-000003").rmdir()
+    result = federation(out, LOGGERS[name]()).run(resume=True).result
+
+    found = shown()
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert found.points["train/loss"] == [(record["round"], record["train_loss"]) for record in records]
+    assert found.points["accuracy/received"][-1] == (5, records[-1]["accuracy"]["received"]["mean"])
+    assert found.points["client/2"][-1] == (5, records[-1]["accuracy_per_client"][2])
+    assert found.points["bytes/total_up"][-1] == (5, result["bytes_up"])
+    assert found.points["result/accuracy"] == [(5, result["accuracy"])]
+    assert found.parameters["training.rounds"] == "5"
+    assert found.parameters["method.name"] == "fedavg"
+    assert {"report.html", "clients.csv", "recipe.toml", "comparison.md"} <= found.files
+    assert "| fedavg |" in found.table
+    assert found.is_done is True
+    assert load_runs([out])[0].result is not None  # though Weights & Biases makes links in its own folder
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_tracker_that_fails_says_so_once_and_gets_what_it_has_missed(
+    name: str, tmp_path: Path, stand_in: StandIn
+) -> None:
+    def breaks(record: Any) -> None:
+        stand_in.broken = record["round"] in (2, 3)
+
+    with pytest.warns(UserWarning, match=f"^{name} has failed, the run goes on without it: nobody answers$") as told:
+        federation(tmp_path / "run", breaks, LOGGERS[name]()).run()
+    assert len(told) == 1
+    shown = stand_in.runs[(tmp_path / "run" / name / "run_id").read_text()]
+    assert [step for step, _ in shown.points["train/loss"]] == [1, 2, 3, 4, 5]
+    assert shown.is_done is True
+
+    stand_in.broken = True
+    with pytest.warns(UserWarning, match="has failed") as told:
+        result = federation(tmp_path / "other", LOGGERS[name]()).run().result
+    assert len(told) == 1
+    assert result["accuracy"] == federation(tmp_path / "plain").run().result["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [("mlflow", "MLFLOW_TRACKING_URI", "http://there"), ("wandb", "WANDB_MODE", "online")],
+)
+def test_nothing_leaves_the_run_folder_unasked(
+    name: str, variable: str, value: str, tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation(tmp_path / "run", LOGGERS[name]()).run()
+    monkeypatch.setenv(variable, value)
+    federation(tmp_path / "other", LOGGERS[name]()).run()
+    here = {"mlflow": f"sqlite:///{tmp_path}/run/mlflow/mlflow.db", "wandb": "offline"}
+    assert stand_in.asked == [here[name], value]
+    federation(tmp_path / "run").run(overwrite=True)
+    assert not (tmp_path / "run" / name).exists()
+
+
+def test_names_that_mlflow_does_not_take_are_changed() -> None:
+    from polyfed.loggers.mlflow import _valid
+
+    assert _valid("architecture/timm:resnet10t (wide)") == "architecture/timm_resnet10t _wide_"
+    assert issubclass(LOGGERS["mlflow"], Tracker)

@@ -1,6 +1,7 @@
 """What pages show in the place of their markers, made of the catalog of methods and of stored results.
 
     {{ hyperparameters }}                          on a method's page: the table of its hyperparameters
+    {{ deviations }}                               on a method's page: where it differs from its paper, numbered
     {{ results }}                                  on a method's page: what the stored results say of it, in a line
     {{ value worth/digits fedgh gain }}            a number of a suite: SUITE/SETTING ROW QUANTITY
     {{ value small fedgh above }}                  a number over all settings of a suite: SUITE ROW QUANTITY
@@ -75,6 +76,13 @@ def hyperparameters(method: str) -> str:
         shown = "-" if default is None else f"`{format_value(default)}`"
         lines.append(f"| `{name}` | {known['kinds'][name]} | {shown} | {markdown_text(known['about'][name])} |")
     return "\n".join(lines) if known["hyperparameters"] else "None."
+
+
+def deviations(method: str) -> str:
+    """The list of a method's deviations from its paper, as its docstring has them."""
+    _, first, numbered = catalog.method(method)["deviations"].partition("(1) ")
+    points = re.split(r" \(\d+\) ", f" {first}{numbered}")[1:]
+    return "\n".join(f"{number}. {markdown_text(point)}" for number, point in enumerate(points, 1))
 
 
 def results(method: str) -> str:
@@ -296,6 +304,7 @@ def _digit(number: float) -> str:
 
 MARKERS: dict[str, Callable[..., str]] = {
     "hyperparameters": hyperparameters,
+    "deviations": deviations,
     "results": results,
     "value": value,
     "table": table,

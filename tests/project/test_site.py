@@ -241,3 +241,22 @@ def test_commands_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert cli.status([*words[1:], *fewer]) == 0, words
     shown = {Path(name).stem for name in re.findall(r"!\[[^\]]+\]\(analysis/([^)]+)\)", read(page))}
     assert shown <= {path.stem for path in (tmp_path / "runs").rglob("*.png")}
+
+
+@pytest.mark.slow
+def test_a_comparison_prints_the_table_of_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words and bytes exactly, percentages nearly, as processors round differently; seconds are anything."""
+    monkeypatch.chdir(at_work(tmp_path))
+    (words,) = (words for words in commands(read("compare.md")) if words[1] == "compare")
+    assert cli.status(words[1:]) == 0
+    (shown,) = re.findall(r"```text\n *(std.*?)```", read("compare.md"), flags=re.DOTALL)
+    out = capsys.readouterr().out
+    percentage = r"[+-]?\d+\.\d\d"
+    printed, expected = (re.sub(r"\d\.\d s", "", text).split() for text in (out[out.index("std ") :], shown))
+    for found, other in zip(printed[: len(expected)], expected, strict=True):
+        if re.fullmatch(percentage, other):
+            assert float(found) == pytest.approx(float(other), abs=4)
+        else:
+            assert found == other

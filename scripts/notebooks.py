@@ -25,8 +25,8 @@ def executed(file: Path, folder: Path) -> Any:
     from nbclient import NotebookClient
 
     book = nbformat.read(file, as_version=4)
-    resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(book, startup_timeout=600, timeout=None, record_timing=False, resources=resources).execute()
+    options = {"startup_timeout": 600, "timeout": None, "record_timing": False, "coalesce_streams": True}
+    NotebookClient(book, resources={"metadata": {"path": str(folder)}}, **options).execute()
     return book
 
 

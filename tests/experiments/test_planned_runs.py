@@ -182,7 +182,8 @@ def side_by_side(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_runs_go_side_by_side_that_may_train_as_one(place: Path, side_by_side: list[int]) -> None:
-    pf.compare("recipe.toml", ["fedavg", "fedprox"], (0, 1, 2), out="compare", executor="vectorized")
+    done = pf.compare("recipe.toml", ["fedavg", "fedprox"], (0, 1, 2), out="compare", executor="vectorized")
+    assert '<img alt="accuracy by round"' in done._repr_html_(), "a notebook shows the curves"
     assert side_by_side == [4, 3, 2]  # of Local and FedAvg four and two, and FedProx's, in order of the first of each
     sweep(
         "recipe.toml", {"training.lr": [0.1, 0.2], "training.batch_size": [8, 16]}, out="sweep", executor="vectorized"

@@ -43,7 +43,7 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test quick test-all repeat browser mutants docs docs-serve audit lint format
-.PHONY: install install-dev install-all install-audit install-docs clean
+.PHONY: pythons release install install-dev install-all install-audit install-docs install-release clean
 
 help: ## what can be made
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -90,6 +90,12 @@ docs-serve: install-docs ## the same in a browser, at localhost:8000, as it is b
 audit: install-audit ## known faults of what is pinned (pip-audit, which asks over the network); unknown is an error
 	.venv/bin/python -m pip_audit --strict --no-deps --disable-pip --requirement constraints.txt
 
+pythons: install-release ## the package on every Python that is here, and with the lowest and newest dependencies (nox)
+	.venv/bin/python -m nox $(ARGS)
+
+release: install-docs install-release ## is this checkout ready to be released? prints what is missing; uploads nothing
+	.venv/bin/python scripts/release.py $(ARGS)
+
 lint: install-dev ## style (ruff) and types (mypy, strict)
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
@@ -114,6 +120,9 @@ install-audit: ## .venv with pip-audit besides
 install-docs: ## .venv with the tools of the documentation besides
 	$(call environment,docs)
 
+install-release: ## .venv with build, nox and twine besides
+	$(call environment,release)
+
 clean: ## remove what can be made again; keeps .venv and runs/
-	rm -rf build dist site src/*.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .nox build dist site src/*.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -path ./runs -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -72,7 +73,19 @@ def test_every_direct_dependency_has_a_pin_that_fits() -> None:
         assert requirement.specifier.contains(pin), f"the pin {requirement.name}=={pin} does not fit '{requirement}'"
 
 
-@pytest.mark.parametrize("name", ["Makefile", "constraints.txt", ".ci/run", "scripts/environment.py"])
+def test_all_is_every_extra_that_a_user_can_want() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    assert everything.extras == set(extras) - {"all", "audit", "dev", "docs", "release"}
+
+
+def test_the_text_for_an_index_has_no_link_into_the_repository() -> None:
+    text = (ROOT / PROJECT["project"]["readme"]).read_text(encoding="utf-8")
+    assert not re.search(r"\]\((?!https?:)|src=", text)
+    assert all(f"`{extra}`" in text for extra in PROJECT["project"]["optional-dependencies"]["all"][0][8:-1].split(","))
+
+
+@pytest.mark.parametrize("name", ["Makefile", "constraints.txt", ".ci/run", "scripts/environment.py", "noxfile.py"])
 def test_the_users_pip_configuration_decides_where_packages_come_from(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert not re.search(r"--(extra-)?index-url|--isolated|--find-links|--trusted-host|://|PIP_CONFIG", text)
@@ -92,6 +105,16 @@ def test_no_path_of_one_machine() -> None:
     assert found == []
 
 
+def script(name: str) -> ModuleType:
+    """A program of the folder scripts, imported anew."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 # The Makefile
 
 
@@ -109,6 +132,48 @@ def make(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess
 
 def test_the_demo_is_the_agreed_command() -> None:
     assert DEMO in make("-n", "demo").stdout
+
+
+def test_the_quick_tests_are_there() -> None:
+    words = make("-n", "-o", "install-dev", "quick").stdout.split()
+    asked = [word.partition("::") for word in words if word.startswith("tests/")]
+    assert len(asked) > 3
+    for file, _, test in asked:
+        assert (ROOT / file).exists(), file
+        assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+# scripts/release.py
+
+
+def test_a_release_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = script("release")
+    files = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "src/polyfed/version.py")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    changelog, project = tmp_path / "CHANGELOG.md", tmp_path / "pyproject.toml"
+    changelog.write_text(f"# Changelog\n\n## [{__version__}] - 2030-01-31\n\n## 0.0.1\n")
+    project.write_text(
+        project.read_text().replace("[project.scripts]", "[project.urls]\nSource = 'x'\n[project.scripts]")
+    )
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    assert list(release.statements(tmp_path)) == []
+    changelog.write_text("## [9.9] - unreleased\n")
+    shutil.copy2(ROOT / "pyproject.toml", project)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "python3.12" else name)
+    found = "\n".join(release.statements(tmp_path))
+    assert f"expected {__version__} first, got 9.9" in found
+    assert "expected a date behind 9.9" in found
+    assert "[project.urls]" in found
+    assert "python3.12 on the path" in found
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__
 
 
 # scripts/environment.py, with the steps of an install replaced: which steps, and when
@@ -148,14 +213,9 @@ class House:
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    spec = importlib.util.spec_from_file_location("environment", ROOT / "scripts" / "environment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     folder = tmp_path / "a folder with spaces"
     folder.mkdir()
-    return House(folder, script, monkeypatch)
+    return House(folder, script("environment"), monkeypatch)
 
 
 FRESH = ["venv", "setuptools", "."]
@@ -252,11 +312,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    build = "from setuptools.build_meta import build_sdist, build_wheel; build_sdist('..'); build_wheel('..')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (found,) = folder.glob("polyfed-*.whl")
     return found
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_no_tests(wheel: Path) -> None:
+    with tarfile.open(wheel.parent / f"polyfed-{__version__}.tar.gz") as archive:
+        held = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
+    assert {path.parts[0] for path in held if path.parts} == {
+        *("LICENSE", "MANIFEST.in", "PACKAGE.md", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg", "src")
+    }
 
 
 @pytest.mark.slow

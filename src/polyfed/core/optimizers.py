@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from polyfed.core.settings import Training
@@ -123,8 +124,9 @@ class Optimizer:
             if not self._kept[place]:
                 self._kept[place] = _zeros(parameter)
         means, squares, steps = ([self._kept[p][name] for p in places] for name in ("mean", "square", "steps"))
+        step = adamw if self._training.optimizer == "adamw" else adam
         with torch.no_grad():
-            adam(
+            step(
                 parameters,
                 grads,
                 means,
@@ -132,7 +134,6 @@ class Optimizer:
                 [],
                 steps,
                 fused=True,
-                decoupled_weight_decay=self._training.optimizer == "adamw",
                 amsgrad=False,
                 beta1=_BETAS[0],
                 beta2=_BETAS[1],

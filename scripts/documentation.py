@@ -143,11 +143,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def badge(notebook: str, repository: str | None) -> str:
-    """The line below a tutorial's title. repository: mkdocs.yml's `repo_url`, if it has one."""
-    colab = "https://colab.research.google.com/"
-    if repository:
-        colab += f"github/{repository.removeprefix('https://github.com/').strip('/')}/blob/main/examples/{notebook}"
-    return f"[![Open in Colab](../assets/colab.svg)]({colab}) [Download the notebook]({notebook})"
+    """The line below a tutorial's title. repository: mkdocs.yml's `repo_url`; None: Colab cannot fetch the notebook."""
+    picture, colab = "[![Open in Colab](../assets/colab.svg)]", "https://colab.research.google.com/"
+    if not repository:
+        return f"[Download the notebook]({notebook}) and upload it: {picture}({colab})"
+    path = f"{repository.removeprefix('https://github.com/').strip('/')}/blob/main/examples/{notebook}"
+    return f"{picture}({colab}github/{path}) or [download the notebook]({notebook})"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -10,17 +10,17 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from polyfed.errors import RunInterrupted
 from polyfed.loggers.mlflow import _DEFAULTS
-from polyfed.loggers.tracker import Tracker
 from polyfed.registry import LOGGERS
 from polyfed.report.run_records import load_runs
 from tests.helpers.interrupt import Interrupt
@@ -39,98 +39,81 @@ class Shown:
         self.files: set[str] = set()
         self.is_done: bool | None = None
 
-    def add(self, name: str, step: int, value: Any) -> None:
-        self.points.setdefault(name, []).append((step, value))
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            self.points.setdefault(name, []).append((step, value))
 
 
 class StandIn:
-    """Makes modules that do what is called of MLflow and of Weights & Biases, with `runs` for a server."""
+    """What is called of MLflow and of Weights & Biases.
+
+    Attributes:
+        shown: the last run, of the id "id". asked: where runs were to be kept. broken: whether adding points fails.
+    """
 
     def __init__(self) -> None:
-        self.runs: dict[str, Shown] = {}
-        self.asked: list[Any] = []  # where runs were to be kept
-        self.broken = False  # what is called fails
+        self.shown = Shown()
+        self.asked: list[str] = []
+        self.broken = False
 
-    def run(self, identity: str) -> Shown:
-        if self.broken:
-            raise OSError("nobody\nanswers")
-        return self.runs[identity]
-
-    def modules(self) -> Iterator[ModuleType]:
-        for name, inside in {
-            "mlflow": {"MlflowClient": self._client},
+    def modules(self) -> dict[str, dict[str, Any]]:
+        return {
+            "mlflow": {"MlflowClient": self.client},
             "mlflow.entities": {"Param": lambda *what: what, "Metric": lambda *what: what},
             "mlflow.exceptions": {"MlflowException": KeyError},
-            "wandb": {"init": self._init, "Artifact": self._artifact, "Settings": dict, "Html": dict, "Table": dict},
-        }.items():
-            module = ModuleType(name)
-            module.__spec__ = ModuleSpec(name, None)
-            vars(module).update(inside)
-            yield module
+            "wandb": {
+                "init": self.init,
+                "Artifact": self.artifact,
+                **dict.fromkeys(("Settings", "Html", "Table"), dict),
+            },
+        }
 
-    def _client(self, address: str) -> Any:
-        self.asked.append(address)
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        if self.broken:
+            raise OSError("nobody\nanswers")
+        self.shown.add(step, values)
 
-        def create_run(experiment: str, run_name: str, tags: Any) -> Any:
-            assert (experiment, run_name) == ("polyfed", "fedavg seed 0")
-            identity = f"id{len(self.runs)}"
-            self.runs[identity] = Shown()
-            return SimpleNamespace(info=SimpleNamespace(run_id=identity))
+    def done(self, is_done: bool | None) -> None:
+        self.shown.is_done = is_done
 
-        def log_batch(identity: str, metrics: Any = (), params: Any = ()) -> None:
-            run = self.run(identity)
-            run.parameters |= dict(params)
+    def begin(self) -> Any:
+        self.shown = Shown()
+        return self.run("id")
+
+    def run(self, known: str) -> Any:
+        return MagicMock(**{"info.run_id": {"id": "id"}[known], "data.params": self.shown.parameters})
+
+    def client(self, address: str) -> Any:
+        def log_batch(run: str, metrics: Any = (), params: Any = ()) -> None:
+            self.shown.parameters |= dict(params)
             for name, value, _, step in metrics:
-                run.add(name, step, value)
+                self.add(step, {name: value})
 
-        def history(identity: str, name: str) -> list[Any]:
-            return [SimpleNamespace(step=step) for step, _ in self.run(identity).points.get(name, ())]
+        self.asked.append(address)
+        client = MagicMock(get_run=self.run, log_batch=log_batch)
+        client.create_run = lambda experiment, run_name, tags: self.begin()
+        client.get_metric_history = lambda run, name: [Mock(step=step) for step, _ in self.shown.points.get(name, ())]
+        client.set_tag = lambda run, key, text: setattr(self.shown, "table", text)
+        client.log_artifacts = lambda run, place: self.shown.files.update(os.listdir(place))
+        client.update_run = lambda run, status: self.done(None)
+        client.set_terminated = lambda run, status: self.done(status == "FINISHED")
+        return client
 
-        def get_run(identity: str) -> Any:
-            data = SimpleNamespace(params=self.run(identity).parameters)
-            return SimpleNamespace(info=SimpleNamespace(lifecycle_stage="active"), data=data)
-
-        return SimpleNamespace(
-            get_experiment_by_name=lambda name: None,
-            create_experiment=lambda name, place: name,
-            create_run=create_run,
-            get_run=get_run,
-            update_run=lambda identity, status: setattr(self.run(identity), "is_done", None),
-            log_batch=log_batch,
-            get_metric_history=history,
-            set_tag=lambda identity, key, text: setattr(self.run(identity), "table", text),
-            log_artifacts=lambda identity, place: self.run(identity).files.update(os.listdir(place)),
-            set_terminated=lambda identity, status: setattr(self.run(identity), "is_done", status == "FINISHED"),
-        )
-
-    def _init(self, id: str | None, **given: Any) -> Any:
-        self.asked.append(given["mode"])
-        identity = id or f"id{len(self.runs)}"
-        self.runs[identity] = shown = Shown()  # offline a run of the same id begins anew
-        shown.parameters = given["config"]
-        logs = Path(given["dir"], "wandb", f"offline-run-{len(self.asked)}-{identity}", "logs")
+    def init(self, id: str | None, mode: str, dir: str, config: dict[str, str], **_: Any) -> Any:
+        self.asked.append(mode)
+        self.begin()  # offline also where the id is known
+        self.shown.parameters = config
+        logs = Path(dir, "wandb", f"offline-run-{len(self.asked)}-id")
         logs.mkdir(parents=True)
         (logs / "debug-core.log").symlink_to("/dev/null")
+        run = MagicMock(id="id", starting_step=0)
+        run.log = lambda values, step: self.add(step, values)
+        run.log_artifact = lambda artifact: setattr(self.shown, "table", run.notes)
+        run.finish = lambda exit_code: self.done(exit_code == 0)
+        return run
 
-        def log(values: dict[str, Any], step: int) -> None:
-            for name, value in values.items():
-                self.run(identity).add(name, step, value)
-
-        class Run(SimpleNamespace):
-            def __setattr__(self, name: str, value: Any) -> None:
-                shown.table = value if name == "notes" else shown.table
-
-        def log_artifact(artifact: Any) -> None:
-            shown.files.update(artifact.files)
-
-        def finish(exit_code: int) -> None:
-            shown.is_done = exit_code == 0
-
-        return Run(id=identity, starting_step=0, log=log, log_artifact=log_artifact, finish=finish)
-
-    def _artifact(self, name: str, type: str) -> Any:
-        files: set[str] = set()
-        return SimpleNamespace(files=files, add_file=lambda place, policy: files.add(Path(place).name))
+    def artifact(self, name: str, type: str) -> Any:
+        return Mock(add_file=lambda place, policy: self.shown.files.add(Path(place).name))
 
 
 def of_mlflow(folder: Path) -> Shown:
@@ -143,7 +126,7 @@ def of_mlflow(folder: Path) -> Shown:
     shown.parameters = found[0].data.params
     for name in found[0].data.metrics:
         for point in client.get_metric_history(found[0].info.run_id, name):
-            shown.add(name, point.step, point.value)
+            shown.add(point.step, {name: point.value})
     shown.table = found[0].data.tags.get("mlflow.note.content", "")
     shown.files = {entry.path for entry in client.list_artifacts(found[0].info.run_id)}
     shown.is_done = {"FINISHED": True, "KILLED": False}[found[0].info.status]
@@ -171,8 +154,8 @@ def of_wandb(folder: Path) -> Shown:
         shown.table = record.run.notes or shown.table
         shown.files.update(entry.path for entry in record.artifact.manifest.contents)
         values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
-        for name, value in values.items():
-            shown.add(name, values["_step"], value)
+        if values:
+            shown.add(values["_step"], values)
         if record.HasField("exit"):
             shown.is_done = record.exit.exit_code == 0
     return shown
@@ -184,8 +167,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)  # and what a test sets of it goes again
     made = StandIn()
-    for module in made.modules():
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name, inside in made.modules().items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(inside)
+        monkeypatch.setitem(sys.modules, name, module)
     return made
 
 
@@ -203,7 +189,7 @@ def test_a_resumed_run_is_one_run_that_has_every_round_once(
 
     def shown() -> Shown:
         if stand_in is not None:
-            return stand_in.runs[(out / name / "run_id").read_text()]
+            return stand_in.shown
         return {"mlflow": of_mlflow, "wandb": of_wandb}[name](out)
 
     with pytest.raises(RunInterrupted):
@@ -240,9 +226,8 @@ def test_a_tracker_that_fails_says_so_once_and_gets_what_it_has_missed(
     with pytest.warns(UserWarning, match=f"^{name} has failed, the run goes on without it: nobody answers$") as told:
         federation(tmp_path / "run", breaks, LOGGERS[name]()).run()
     assert len(told) == 1
-    shown = stand_in.runs[(tmp_path / "run" / name / "run_id").read_text()]
-    assert [step for step, _ in shown.points["train/loss"]] == [1, 2, 3, 4, 5]
-    assert shown.is_done is True
+    assert [step for step, _ in stand_in.shown.points["train/loss"]] == [1, 2, 3, 4, 5]
+    assert stand_in.shown.is_done is True
 
     stand_in.broken = True
     with pytest.warns(UserWarning, match="has failed") as told:
@@ -265,10 +250,3 @@ def test_nothing_leaves_the_run_folder_unasked(
     assert stand_in.asked == [here[name], value]
     federation(tmp_path / "run").run(overwrite=True)
     assert not (tmp_path / "run" / name).exists()
-
-
-def test_names_that_mlflow_does_not_take_are_changed() -> None:
-    from polyfed.loggers.mlflow import _valid
-
-    assert _valid("architecture/timm:resnet10t (wide)") == "architecture/timm_resnet10t _wide_"
-    assert issubclass(LOGGERS["mlflow"], Tracker)

@@ -18,8 +18,8 @@ _LONGEST_NOTE = 8000  # characters that it takes of a tag
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_CONFIGURE_LOGGING": "false",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 
 
@@ -34,38 +34,28 @@ class MLflow(Tracker):
             os.environ.setdefault(variable, value)
         from mlflow import MlflowClient
         from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
 
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         address = os.environ.get("MLFLOW_TRACKING_URI")
         place = self._place.absolute()
         self._client = MlflowClient(address or f"sqlite:///{place / 'mlflow.db'}")
-        self._id = known if self._has(known) else ""
-        if not self._id:
-            experiment = self._experiment(None if address else (place / "artifacts").as_uri())
+        try:
+            there = self._client.get_run(known)
+        except MlflowException:  # a run that begins, or one of another address
+            found = self._client.get_experiment_by_name(experiment)
+            kept = None if address else (place / "artifacts").as_uri()
+            number = found.experiment_id if found else self._client.create_experiment(experiment, kept)
             source = {"mlflow.source.name": f"polyfed {__version__}"}
-            self._id = self._client.create_run(experiment, run_name=name, tags=source).info.run_id
+            there = self._client.create_run(number, run_name=name, tags=source)
+        self._id = there.info.run_id
         self._client.update_run(self._id, status="RUNNING")
-        there = self._client.get_run(self._id).data
-        wanted = [Param(_valid(key), value) for key, value in parameters.items() if _valid(key) not in there.params]
+        valid = {_valid(key): value for key, value in parameters.items()}
+        wanted = [Param(key, value) for key, value in valid.items() if key not in there.data.params]
         for begin in range(0, len(wanted), _AT_ONCE):
             self._client.log_batch(self._id, params=wanted[begin : begin + _AT_ONCE])
         points = self._client.get_metric_history(self._id, "bytes/up")
         return self._id, max((point.step for point in points), default=0)
-
-    def _has(self, known: str) -> bool:
-        """Whether there is a run of this id."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return bool(known) and self._client.get_run(known).info.lifecycle_stage == "active"
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return False
-
-    def _experiment(self, artifacts: str | None) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name, artifacts))
 
     def log(self, values: Mapping[str, float], number: int) -> None:
         """See `Tracker`."""
@@ -85,5 +75,9 @@ class MLflow(Tracker):
 
 
 def _valid(name: str) -> str:
-    """The name without the characters that MLflow does not take."""
+    """A name without the characters that MLflow does not take.
+
+    >>> _valid("architecture/timm:resnet10t")
+    'architecture/timm_resnet10t'
+    """
     return re.sub(r"[^/\w.\- ]", "_", name)

@@ -17,7 +17,7 @@ class WandB(Tracker):
     package = "wandb"
 
     def open(self, known: str, name: str, parameters: Mapping[str, str]) -> tuple[str, int]:
-        """See `Tracker`. Offline none goes on: a new record of all rounds, of the same id, replaces the older one."""
+        """See `Tracker`. Offline none goes on; a new record of all rounds, of the same id, replaces the older one."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # which goes to its makers, even from offline runs
         import wandb
 
@@ -44,7 +44,7 @@ class WandB(Tracker):
             dir=str(self._out),
             mode=mode,
             id=known or None,
-            resume="allow",
+            resume=None if mode == "offline" else "allow",
             name=name,
             config=dict(parameters),
             allow_val_change=True,

@@ -308,7 +308,7 @@ def test_accounts_of_noise_that_are_wrong(
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"feature_dim": 2**24}, r"expected weights of 16777216 .* got a file of \d+ bytes"),
+        ({"feature_dim": 2**24}, r"expected a network for the \d+ bytes of weights in .*, got settings of a"),
         ({"image_size": 2**24}, "as this version writes it, got another"),
         ({"prepare": {"mean": ["a"], "std": [1.0]}}, "as this version writes it, got another"),
         ({"prepare": 5}, "as this version writes it, got another"),

@@ -40,7 +40,7 @@ def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[st
             cli.main(words)
         assert end.value.code == 0, capsys.readouterr().err
     names: dict[str, Any] = {}
-    exec(next(block for block in blocks("python") if "load_model" in block), names)
+    exec(next(block for block in blocks("python") if "pf.load(" in block), names)
     assert set(names["trained"].network.export()) == set(load_file("runs/mine/models/client-000.safetensors"))
     (exports,) = (block.splitlines() for block in blocks("bash") if "polyfed export" in block)
     for _, *words in map(shlex.split, exports):
@@ -54,7 +54,7 @@ def executed(upto: str) -> dict[str, Any]:
     """What the page's blocks in Python leave behind, up to the one with this word; the run of a recipe left out."""
     names: dict[str, Any] = {"__name__": "own_model"}
     for block in blocks("python")[1:]:
-        if "load_model" not in block:
+        if "pf.load(" not in block:
             exec(compile(block, "own-model.md", "exec"), names)
         if upto in block:
             return names

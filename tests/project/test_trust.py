@@ -150,6 +150,7 @@ def untouched(folder: Path) -> bool:
 READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
     "export": (lambda run: [run, "new.pt2", "--client", "0"], True),
+    "push": (lambda run: [run, "ana/digits", "--client", "0", "--yes"], True),
     "audit attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
     "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels,cka"], True),
@@ -163,7 +164,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "-q"], False),
 }
 # read no run folder, or those that sweep and compare read for them
-OTHERS = {"benchmark", "check", "methods", "models", "datasets", "recipe"}
+OTHERS = {"benchmark", "check", "methods", "models", "datasets", "recipe", "new"}
 OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "deploy node"}
 
 

@@ -1,4 +1,4 @@
-"""Commands that read finished runs: report, plot, predict."""
+"""Commands that read finished runs: report, plot, predict, export, push."""
 
 from __future__ import annotations
 
@@ -209,6 +209,36 @@ def export(
     from polyfed.experiments.exported_model import export_model
 
     print_files([export_model(run, client, file, trust=trust)])
+
+
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    repository: Annotated[
+        str, typer.Argument(metavar="REPO", help="The repository of the Hub: owner/name.", show_default=False)
+    ],
+    client: Annotated[
+        str | None, typer.Option(metavar="CLIENT", help="Whose personal model: a number or a name [the only one's].")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Everybody may read the repository.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Send it without asking.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Send a client's model to the Hugging Face Hub.
+
+    Shows what would be sent, and sends it once you have typed yes, or with --yes: weights, what is needed to build the
+    network again, and a model card. Others use it by pf.load("hf://owner/name"). Needs pip install 'polyfed[hub]' and
+    your token where huggingface_hub keeps it: hf auth login, or HF_TOKEN.
+
+    \b
+    polyfed push runs/mine ana/digits-fedgh --client 3
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments.hub import prepare_push
+
+    prepared = prepare_push(run, client, repository, public=public, trust=trust)
+    print_text(str(prepared))
+    if not yes and not (sys.stdin.isatty() and input("Send it? Type yes: ").strip() == "yes"):
+        raise ConfigError("expected a yes at the terminal, or --yes, got none; nothing was sent")
+    print_text(f"sent to {prepared.send()}")
 
 
 def _unknown_texts(found: Predictions) -> str:

@@ -303,7 +303,8 @@ def _load_from_hub(repository: str, subset: str | None, revision: str | None) ->
             f"dataset 'hub:{repository}' needs datasets 4.0 or newer, which runs no code from the Hub, got "
             f"{datasets.__version__}; install it with: pip install 'polyfed[hub]'"
         )
-    with _plain_errors(repository, revision):
+    at = f" at revision '{revision}'" if revision is not None else ""
+    with plain_hub_errors(f"cannot load 'hub:{repository}'{at}"):
         known = datasets.get_dataset_config_names(repository, revision=revision)
         default = datasets.get_dataset_default_config_name(repository, revision=revision)
     if subset is None and default is None and len(known) > 1:
@@ -313,20 +314,24 @@ def _load_from_hub(repository: str, subset: str | None, revision: str | None) ->
         )
     if subset is not None and subset not in known:
         raise ConfigError(f"'hub:{repository}' has no configuration '{subset}'{suggest(subset, known)}")
-    with _plain_errors(repository, revision):
+    with plain_hub_errors(f"cannot load 'hub:{repository}'{at}"):
         return datasets.load_dataset(repository, subset, revision=revision)
 
 
 @contextlib.contextmanager
-def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
-    """What `datasets` and the network raise, as one line; notes on retries are held back."""
+def plain_hub_errors(failing: str) -> Iterator[None]:
+    """What the Hub's packages and the network raise, as one line; notes on retries are held back.
+
+    failing: how the line begins.
+    """
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
-        at = f" at revision '{revision}'" if revision is not None else ""
-        raise ConfigError(f"cannot load 'hub:{repository}'{at}: {kind_and_line(error)}") from error
+        raise ConfigError(f"{failing}: {kind_and_line(error)}") from error
     finally:
         logger.setLevel(level)

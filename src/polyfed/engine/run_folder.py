@@ -56,9 +56,9 @@ share once; `index.json` says what else belongs to it: the network, the round, t
 mean and standard deviation of its inputs. With polyfed, in this folder:
 
 ```python
-from polyfed.experiments.prediction import load_model
+import polyfed as pf
 
-trained = load_model("..", 0)  # of client 0; trust=True where networks or method are of your own
+trained = pf.load("..", 0)  # of client 0; trust=True where networks or method are of your own
 network, prepare = trained.network, trained.prepare  # prepare: from inputs as the run stored them to the network's
 ```
 

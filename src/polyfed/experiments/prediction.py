@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.core.client import to_float
 from polyfed.core.message import Message, from_bytes
@@ -50,11 +51,10 @@ from polyfed.results.fields import validated
 from polyfed.results.read import SUM_FILE, check_links, parse_json
 from polyfed.results.stored_files import ModelEntry, Normalization, TableForm
 
-__all__ = ["ClientModel", "Predictions", "load_model", "predict"]
+__all__ = ["ClientModel", "Predictions", "load_model", "predict", "read_checked", "restore", "stored_entry"]
 
 CHUNK = 128  # rows per forward pass
-_LEAST = 2  # bytes that a weight takes
-_BUILDING = (
+BUILDING = (
     "architecture",
     "auxiliary_model",
     "method",
@@ -62,6 +62,7 @@ _BUILDING = (
 )  # what of an entry of the index networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
 _LARGEST_INPUT = 2**28  # numbers of one input
+_ROOM = 2**31  # bytes that a network may take beside what its weights' file speaks for: auxiliary models, trials
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _TYPES = {
     str(kind).removeprefix("torch."): kind
@@ -98,6 +99,27 @@ class ClientModel:
         """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
         with torch.inference_mode():
             return torch.cat([self.predictor(part.to(self.device)) for part in x.split(CHUNK)]).cpu()
+
+    def predict(self, data: str | Path | Tensor | NDArray[Any], resize: bool = False) -> Predictions:
+        """What the model says of new inputs; data, resize: see `polyfed.predict`.
+
+        Raises:
+            ConfigError: see `polyfed.data.inference_inputs.read`.
+        """
+        form = self.form
+        if resize:
+            if not form.images:
+                raise ConfigError(f"resize is of images, got it where the run's inputs are {form}")
+            height, width = form.shape[1:]
+            form = dataclasses.replace(form, image_size=(height, width))
+        refuse_masked(data, "inputs")
+        if isinstance(data, Tensor | np.ndarray):
+            inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
+        elif not isinstance(data, str | os.PathLike):
+            raise ConfigError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
+        else:
+            inputs = read(Path(data), form)
+        return _predicted(self, inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,21 +225,7 @@ def predict(
     Raises:
         ConfigError: see `load_model` and `polyfed.data.inference_inputs.read`.
     """
-    model = load_model(run, client, device, trust)
-    form = model.form
-    if resize:
-        if not form.images:
-            raise ConfigError(f"resize is of images, got it where the run's inputs are {form}")
-        height, width = form.shape[1:]
-        form = dataclasses.replace(form, image_size=(height, width))
-    refuse_masked(data, "inputs")
-    if isinstance(data, Tensor | np.ndarray):
-        inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
-    elif not isinstance(data, str | os.PathLike):
-        raise ConfigError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
-    else:
-        inputs = read(Path(data), form)
-    return _predicted(model, inputs)
+    return load_model(run, client, device, trust).predict(data, resize)
 
 
 def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
@@ -235,11 +243,12 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
 # loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: bool = False) -> ClientModel:
+def load_model(run: str | Path, client: int | str | None, device: str = "cpu", trust: bool = False) -> ClientModel:
     """A client's personal model from a finished run's folder; nothing is unpickled.
 
     Args:
-        run: the folder, or that of a node, in its `state-dir`. client: number, or name; a whole number is a number.
+        run: the folder, or that of a node, in its `state-dir`.
+        client: number, or name; a whole number is a number. None: the only one.
         device: where the network computes.
         trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
             the run found them. Who wrote the folder decides what that is: trust your own folders, and those whose code
@@ -249,11 +258,28 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
         ConfigError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
             not fit the network, a network that a run folder cannot rebuild.
     """
-    folder = Path(run) / "models"
     place = parse_device(device)
-    check_links(Path(run))
-    number, name, entry = _entry(Path(run), client)
-    check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
+    number, name, entry = stored_entry(Path(run), client)
+    return restore(run, Path(run) / "models" / "index.json", number, name, entry, place, trust)
+
+
+def restore(
+    source: str | Path,
+    listed: Path,
+    number: int,
+    name: str,
+    entry: Mapping[str, Any],
+    place: torch.device,
+    trust: bool,
+) -> ClientModel:
+    """The model that an entry of a list of models describes; its files lie beside the list.
+
+    Args:
+        source: where all of it comes from. listed: the file that holds the entry. number: of the client.
+        name: of the file of weights. place, trust: as for `load_model`, with its errors.
+    """
+    folder = listed.parent
+    check_trusted(source, {key: entry.get(key) for key in BUILDING}, trust)
     try:
         validated(ModelEntry, entry)
         _check_sizes(entry)
@@ -281,16 +307,15 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
         prepare = _prepare(entry["prepare"], title)
         method = _method(entry["method"], entry["hyperparameters"], entry.get("modules", []))
         sums = entry["sha256"]
-        weights = _checked(folder / name, sums[name])
-        _check_room(entry, len(weights), folder / name)
+        weights = read_checked(folder / name, sums[name])
         state_name = name.replace(".safetensors", ".state.safetensors")
-        state = from_bytes(_checked(folder / state_name, sums[state_name])) if state_name in sums else {}
-        with seeded_global_rng(0):  # initial weights are drawn, and overwritten
+        state = from_bytes(read_checked(folder / state_name, sums[state_name])) if state_name in sums else {}
+        with seeded_global_rng(0), _Room(folder / name, len(weights)):  # initial weights are drawn, and overwritten
             network = method.personal_model(_built(entry, method, form.shape))
         _fill(network, weights, folder / name)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = kind_and_line(error)
-        raise ConfigError(f"expected {folder / 'index.json'} as this version writes it, got another: {why}") from error
+        raise ConfigError(f"expected {listed} as this version writes it, got another: {why}") from error
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
@@ -328,7 +353,7 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
     texts = entry.get("texts")
     if texts is None:
         return None
-    words = _checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
+    words = read_checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
     return Vocabulary(
         tuple(words),
         entry["input"]["shape"][0],
@@ -402,9 +427,13 @@ def _check_sizes(entry: Mapping[str, Any]) -> None:
         raise ValueError(f"expected an input of at most {_LARGEST_INPUT} numbers, got {shape}")
 
 
-def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
-    """A client's number, the name of its weights' file, and what the index says of them."""
-    if isinstance(client, bool) or not isinstance(client, int | np.integer | str):
+def stored_entry(run: Path, client: int | str | None) -> tuple[int, str, Mapping[str, Any]]:
+    """A client's number, the name of its weights' file, and what the index says of them.
+
+    client: None for the only one whose model the folder holds.
+    """
+    check_links(run)
+    if isinstance(client, bool) or not isinstance(client, int | np.integer | str | None):
         raise ConfigError(f"client: expected the number or the name of a client, got {described(client)}")
     of_node = (run / "models").exists() and not (run / "recipe.toml").exists()  # it writes them when it has finished
     if not (run / "result.json").exists() and not of_node:
@@ -421,14 +450,14 @@ def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
     names = {number: str(entry.get("name", "")) for number, (_, entry) in known.items()}
-    found = [number for number in names if str(number) == str(client)]
+    found = [number for number in names if client is None or str(number) == str(client)]
     if isinstance(client, str) and not found:
         found = [number for number, name in names.items() if name and name == one_line(client)]
     if len(found) == 1:
         return found[0], *known[found[0]]
     known_clients = [client_text(number, name).removeprefix("client ") for number, name in names.items()]
     listed = ", ".join(known_clients[:10]) + (f", ... {known_clients[-1]}" if len(known_clients) > 10 else "")
-    raise ConfigError(f"expected a client whose model is in {path.parent} ({listed}), got {client!r:.60}")
+    raise ConfigError(f"expected a client whose model is in {path.parent} ({listed}), got {described(client)}")
 
 
 def _number(file: str) -> int:
@@ -436,26 +465,32 @@ def _number(file: str) -> int:
     return int(file.removeprefix("client-").partition(".")[0])
 
 
-def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:
-    """Whether there can be as many weights as the entry says, before a network of that size is built.
+class _Room(TorchDispatchMode):
+    """Within the block, a network that is far larger than the file with its weights is refused, before it is built."""
 
-    size: bytes of the file with the weights.
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wanted = f"expected a network for the {size} bytes of weights in {path}, got settings of a larger one"
+        self._left = _ROOM + 16 * size
 
-    Raises:
-        ConfigError: there cannot.
-    """
-    for key in ("classes", "feature_dim", "vocabulary"):
-        if _LEAST * (entry.get(key) or 0) > size:
-            raise ConfigError(f"expected weights of {entry[key]} ({key}) in {path}, got a file of {size} bytes")
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        sizes = args[0] if args and isinstance(args[0], list | tuple) else args[:1]
+        if sizes and all(isinstance(size, int) for size in sizes):  # what makes a tensor of nothing but its shape
+            self._left -= 4 * math.prod(sizes)
+            if self._left < 0:
+                raise ConfigError(self._wanted)
+        return function(*args, **(kwargs or {}))
 
 
 def _listed(path: Path) -> bytes:
     """The list's bytes, as they were written, where their checksum lies beside it."""
     sums = path.with_name(SUM_FILE)
-    return _checked(path, sums.read_bytes()[:64].decode("ascii", "replace")) if sums.exists() else path.read_bytes()
+    return read_checked(path, sums.read_bytes()[:64].decode("ascii", "replace")) if sums.exists() else path.read_bytes()
 
 
-def _checked(path: Path, wanted: str) -> bytes:
+def read_checked(path: Path, wanted: str) -> bytes:
     """A file's bytes, as they were written."""
     try:
         data = path.read_bytes()

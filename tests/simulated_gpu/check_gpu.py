@@ -42,6 +42,7 @@ from polyfed.experiments import planned_runs
 from polyfed.experiments.build import build_federation
 from polyfed.functional import stacked_convolutions
 from polyfed.methods import FedAvg
+from polyfed.methods.fedhenn import AlignmentData
 from polyfed.plugins.settings import Adversaries, Compression, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
@@ -226,8 +227,13 @@ WAITS = {  # whatever the number of clients
     "fedmd": 5,
     "local-mutual": 2,
 }
-WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 2, "fedkd": 1, "own-plus-common": 1}
-COPIES_PER_CLIENT = {"fedfomo": 4, "fedgen": 1, "fedin": 4, "fedkd": 1, "fedproto": 2, "fedtgp": 2}
+WAITS_PER_CLIENT = {
+    **dict.fromkeys(("feddpa", "fedkd", "own-plus-common"), 1),
+    **dict.fromkeys(("fedfomo", "fedgen", "fedin"), 2),
+    "fedhenn": 3,
+}
+SMALL = {"fedhenn": {"alignment_data": AlignmentData(size=16, batch=8)}}
+COPIES_PER_CLIENT = {"fedhenn": 6, "fedfomo": 4, "fedgen": 1, "fedin": 4, "fedkd": 1, "fedproto": 2, "fedtgp": 2}
 
 
 def counted(
@@ -299,7 +305,7 @@ def test_a_pass_without_gradient_takes_many_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WAITS, *WAITS_PER_CLIENT])
 def test_waits_of_methods(name: str) -> None:
-    few, many = (third_round("vectorized", clients, METHODS[name]()) for clients in (4, 8))
+    few, many = (third_round("vectorized", clients, METHODS[name](**SMALL.get(name, {}))) for clients in (4, 8))
     assert many["syncs"] - few["syncs"] <= 4 * WAITS_PER_CLIENT.get(name, 0)
     assert many["h2d"] - few["h2d"] <= 4 * COPIES_PER_CLIENT.get(name, 0)
     assert name not in WAITS or few["syncs"] == few["d2h"] == WAITS[name]

@@ -165,7 +165,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 def public_outputs(
     server: Server, models: Mapping[int, Group], outputs: PublicOutputs, rows: Tensor | None = None
 ) -> list[Tensor]:
-    """The outputs of clients' networks on public inputs, on the CPU, in the order of `models`.
+    """The outputs of clients' networks on public inputs, on the server's device, in the order of `models`.
 
     The same bits wherever they are computed. All are in memory at the same time.
 
@@ -180,11 +180,11 @@ def public_outputs(
 
 def _run_here(server: Server, asked: PublicPass) -> Tensor:
     model = server.model(server.clients[asked.client_id].architecture, asked.weights)
-    return run_pass(asked, model, server.public, server.prepare)
+    return run_pass(asked, model, server.public, server.prepare).to(server.device)
 
 
 def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, prepare: Prepare) -> Tensor:
-    """The outputs of a pass, on the CPU.
+    """The outputs of a pass, on the model's device.
 
     Args:
         model: holds the weights. prepare: converts the clients' own stored inputs to model inputs.
@@ -194,4 +194,4 @@ def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, pre
     is_scores = asked.outputs == "scores"
     function: Callable[[Tensor], Tensor] = model if is_scores else model.represent  # type: ignore[assignment]
     convert = public.prepare if is_scores else prepare
-    return map_rows(function, model, public.samples, asked.rows, convert).cpu()
+    return map_rows(function, model, public.samples, asked.rows, convert)

@@ -233,13 +233,13 @@ class ExactMeanKernel:
         """Take in A_j, of finite numbers and as many rows as the others have."""
         self._first = a_LD[:, :1].clone() if self._first is None else self._first
         same_rows(self._first, a_LD)
-        peak = max_abs(a_LD).double().cpu()
         with torch.autocast(a_LD.device.type, enabled=False):
             ready_LD = center_and_scale(a_LD)
             size = _gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
             self.count += 1
-            self._parts.append(_Part(a_LD, mean_D, size.double().cpu(), peak))
+            peak, size = torch.stack([max_abs(a_LD).double(), size.double()]).cpu()  # at once, as a GPU waits for it
+            self._parts.append(_Part(a_LD, mean_D, size, peak))
             self._peak = torch.maximum(self._peak, peak)
 
     @torch.no_grad()

@@ -48,6 +48,7 @@ from polyfed.core.method import (
     Requirements,
     StepResult,
     TrainingResult,
+    follows_device,
     hyperparameters,
     table,
 )
@@ -56,6 +57,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import SAMPLES, Entry, Members, UploadContext, own_network
 from polyfed.errors import RunError
 from polyfed.functional.compression import Precision, dequantize_columns, quantize_columns
+from polyfed.functional.device_copies import move_group, move_together
 from polyfed.functional.kernel_similarity import Similarity, kernel_distance, nystroem_features
 from polyfed.functional.kernels import MeanKernelFactor
 from polyfed.functional.losses import task_loss
@@ -147,9 +149,10 @@ class AlignmentData:
         Raises:
             RunError: what was received fits neither the client's own inputs nor the data that everybody may see.
         """
-        sent = {name: get_tensor(message, name).clone() for name in _SENT_AS if name in message}
+        sent = {name: get_tensor(message, name) for name in _SENT_AS if name in message}
         if "rad_draw" in message:
-            sent = self._kept(client, sent, get_tensor(message, "rad_draw").clone())
+            copies = {name: tensor.clone() for name, tensor in sent.items()}
+            sent = self._kept(client, copies, get_tensor(message, "rad_draw").clone())
         if not sent:
             return None
         own = client.data.train.x
@@ -162,7 +165,8 @@ class AlignmentData:
         held = 0 if client.public is None else len(client.public)
         if client.public is None or not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= held:
             raise RunError(f"expected a RAD of rows below {held} of what everybody may see, got others")
-        return client.public.samples.x[rows]
+        x = client.public.samples.at(next(client.model.parameters()).device).x
+        return x[rows.to(x.device)]
 
     def _kept(self, client: Client, sent: dict[str, Tensor], draw: Tensor) -> dict[str, Tensor]:
         """What the client keeps of this draw: what was sent, which it keeps from now on, or what it kept before."""
@@ -332,7 +336,10 @@ def representations(server: Server, members: Sequence[int]) -> Iterator[tuple[in
     for block in _blocks(server, members):
         by_pass = _passed(server, [j for j in block if f"kernel {j}" not in server.state])
         for j in block:
-            yield j, by_pass[j] if j in by_pass else dequantize_columns(get_group(server.state, f"kernel {j}"))
+            if j in by_pass:
+                yield j, by_pass[j]
+            else:
+                yield j, dequantize_columns(move_group(get_group(server.state, f"kernel {j}"), server.device))
 
 
 def _blocks(server: Server, members: Sequence[int]) -> Iterator[list[int]]:
@@ -442,7 +449,7 @@ class KernelAlignment(Method):
     def _received_rad(self, client: Client, message: Message) -> Tensor | None:
         """The RAD where the client's network computes, if there is one: steps draw their rows there."""
         rad = self.alignment_data.receive(client, message)
-        return None if rad is None else rad.to(next(client.model.parameters()).device)
+        return None if rad is None else move_together([rad], [next(client.model.parameters()).device])[0]
 
     @profiling.timed("align")
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
@@ -452,7 +459,8 @@ class KernelAlignment(Method):
         rad = client.context["rad"]
         target = client.context["target"]
         if self.alignment_data.batch < len(rad):
-            rows = torch.randperm(len(rad), generator=generator)[: self.alignment_data.batch].to(rad.device)
+            order = torch.randperm(len(rad), generator=generator)[: self.alignment_data.batch]
+            (rows,) = move_together([order], [rad.device])
             rad = rad[rows]
             target = target[rows]
         eta = torch.full((), self.eta(client.round) * self.alignment_data.every, device=rad.device)
@@ -543,6 +551,7 @@ class FedHeNN(KernelAlignment):
             return {}  # nobody to be aligned to yet
         return {**self.alignment_data.broadcast(server, client_id), **factor}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         self.alignment_data.end_round(server, uploads)
         self.kernel.clear(server)
@@ -555,7 +564,7 @@ class FedHeNN(KernelAlignment):
             return {}
         if "factor" not in message:
             return {"rad": rad}
-        return {"rad": rad, "target": dequantize_columns(get_group(message, "factor")).to(rad.device, copy=True)}
+        return {"rad": rad, "target": dequantize_columns(move_group(get_group(message, "factor"), rad.device))}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
@@ -628,6 +637,7 @@ class HomogeneousFedHeNN(KernelAlignment):
         weights = weight_averaging.broadcast(server, "same-shape", client_id)
         return {**self.alignment_data.broadcast(server, client_id), **weights}
 
+    @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         self.alignment_data.end_round(server, uploads)
         counts = {i: float(get_tensor(message, "n")) for i, message in uploads.items() if "n" in message}

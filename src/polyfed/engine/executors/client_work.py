@@ -471,7 +471,7 @@ def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:
     architecture = context.clients[asked.client_id].architecture
     model = context.model_factory.load(architecture, "", asked.weights, alone=True).eval()
     first = context.clients[0]  # whose preparation is the server's
-    return run_pass(asked, model, first.public, first.prepare)
+    return run_pass(asked, model, first.public, first.prepare).cpu()
 
 
 class Executor(Protocol):

@@ -305,23 +305,6 @@ def test_accounts_of_noise_that_are_wrong(
         privacy_costs([tmp_path])
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"feature_dim": 2**24}, r"expected a network for the \d+ bytes of weights in .*, got settings of a"),
-        ({"image_size": 2**24}, "as this version writes it, got another"),
-        ({"prepare": {"mean": ["a"], "std": [1.0]}}, "as this version writes it, got another"),
-        ({"prepare": 5}, "as this version writes it, got another"),
-    ],
-)
-def test_models_whose_index_is_wrong(entry: dict[str, Any], message: str, finished: Files, tmp_path: Path) -> None:
-    index = {name: {**facts, **entry} for name, facts in json.loads(finished["models/index.json"]).items()}
-    checksum = hashlib.sha256(as_json(index)).hexdigest().encode()
-    write(tmp_path, {**finished, "models/index.json": as_json(index), "models/index.json.sha256": checksum})
-    with pytest.raises(ConfigError, match=message):
-        predict(tmp_path, 0, np.zeros((1, 1, 8, 8), np.uint8))
-
-
 # the guard ------------------------------------------------------------------------------------------------------------
 
 

@@ -265,6 +265,8 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         ({"input": {"shape": [1, 8, 8], "type": "load"}}, "got another: KeyError: 'load'"),
         ({"classes": 2**40}, "expected sizes from 1 to"),
         ({"image_size": ["8"]}, "'image_size': expected a whole number"),
+        ({"image_size": 2**24}, "expected images of the size of the input"),
+        ({"prepare": {"mean": ["a"], "std": [1.0]}}, "'prepare.mean[0]': expected a number"),
         ({"hyperparameters": ["rm"]}, "'hyperparameters': expected an object"),
         ({"sha256": {"../../secret": "0" * 64}}, "got another: KeyError: 'client-000.safetensors'"),
     ],

@@ -105,11 +105,11 @@ def prepare_push(
         ConfigError: see `load_model`; no such repository can be, or the model is built from a folder of this machine.
     """
     _check_repository(repository, repository)
-    model = load_model(run, client, trust=trust)
-    number, name, entry = stored_entry(Path(run), model.client)
+    number, name, entry = stored_entry(Path(run), client)
     for text in texts({key: entry.get(key) for key in BUILDING}):
         if without_places(text) != text:
             raise ConfigError(f"expected a model that can be built elsewhere, got one made of {text!r:.60}")
+    model = load_model(run, number, trust=trust)
     folder = Path(run) / "models"
     files = {}
     sums = {}

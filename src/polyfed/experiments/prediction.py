@@ -54,12 +54,7 @@ from polyfed.results.stored_files import ModelEntry, Normalization, TableForm
 __all__ = ["ClientModel", "Predictions", "load_model", "predict", "read_checked", "restore", "stored_entry"]
 
 CHUNK = 128  # rows per forward pass
-BUILDING = (
-    "architecture",
-    "auxiliary_model",
-    "method",
-    "hyperparameters",
-)  # what of an entry of the index networks are made by
+BUILDING = ("architecture", "auxiliary_model", "method", "hyperparameters")  # what of an entry networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
 _LARGEST_INPUT = 2**28  # numbers of one input
 _ROOM = 2**31  # bytes that a network may take beside what its weights' file speaks for: auxiliary models, trials

@@ -251,7 +251,7 @@ def _facts(model: ClientModel, entry: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield "inputs", str(model.form)
     yield "outputs", f"{entry['classes']} classes" if model.scale is None else "a number"
     yield "weights of round", str(entry["round"])
-    yield "shared in a round, in numbers", f"up: {card.up}; down: {card.down}"
+    yield "shared in a round", f"up: {card.up} numbers; down: {card.down}; in letters of polyfed's page of the method"
 
 
 def _facts_of_run(record: RunRecord, model: ClientModel) -> Iterator[tuple[str, str]]:

@@ -194,8 +194,8 @@ def test_names_that_are_no_repositories(name: str, images: Path) -> None:
 
 def test_a_folder_of_this_machine_goes_nowhere(images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "run")
-    change_index(tmp_path / "run", lambda entry: entry.update(architecture="hf:/home/ana/net"))
-    with pytest.raises(ConfigError, match="can be built elsewhere, got one made of 'hf:/home/ana/net'"):
+    change_index(tmp_path / "run", lambda entry: entry.update(architecture="hf:/disk/ana/net"))
+    with pytest.raises(ConfigError, match="can be built elsewhere, got one made of 'hf:/disk/ana/net'"):
         prepare_push(tmp_path / "run", 1, REPOSITORY)
 
 

@@ -61,8 +61,10 @@ def float_state(module: nn.Module, buffers: bool = True, parts: Collection[Part]
     Integer buffers (BatchNorm's batch counter) stay with their owner; without `buffers` so do all (its statistics).
     With `parts`, only what belongs to these parts of a split model.
     """
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    sent = {name: t for name, t in module.state_dict().items() if buffers or name in parameters}
+    sent: Mapping[str, Tensor] = module.state_dict()
+    if not buffers:
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        sent = {name: t for name, t in sent.items() if name in parameters}
     if parts is not None:
         sent = {name: t for name, t in sent.items() if as_split_model(module).part_of(name) in parts}
     return without_ties({name: t.detach() for name, t in sent.items() if t.is_floating_point()})

@@ -26,6 +26,11 @@ def eval_mode(module: nn.Module) -> Iterator[nn.Module]:
         yield module.eval()
 
 
+def train_mode(module: nn.Module) -> nn.Module:
+    """`module.train()`, which takes longer than to see that all of it is in this mode already."""
+    return module if all(part.training for part in module.modules()) else module.train()
+
+
 @contextmanager
 def represented_once(model: nn.Module) -> Iterator[None]:
     """Asked twice in a row for the representation of an input, a split model gives the one it has. Without gradient."""

@@ -35,6 +35,8 @@ class FrozenParameters(Plugin):
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """The upload without what is frozen and as it was sent down."""
+        if self._frozen.get(client.architecture) == frozenset():
+            return upload
         frozen = _frozen(client.model)
         shorter = {}
         for entry in method.card.delta_entries:
@@ -52,6 +54,8 @@ class FrozenParameters(Plugin):
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload with what it lacks of the frozen parameters, as these were sent."""
         frozen = self._frozen.get(job.client.architecture, frozenset())
+        if not frozen:
+            return upload
         whole = {}
         for entry in method.card.delta_entries:
             base = members(job.message, entry)

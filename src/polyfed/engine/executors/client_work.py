@@ -46,6 +46,7 @@ from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_in_place, copy_once, memory_key, move_group, move_together
+from polyfed.functional.modes import train_mode
 from polyfed.profiling import timed
 
 _CPU = torch.device("cpu")
@@ -160,7 +161,9 @@ class ClientWork:
             with self.stage("uploading"), self._counting() as done:
                 self.message = self.method.upload(client, self.trained)
             self._operations += 0 if done is None else done.count
-            staying = [tensor for tensor in self._staying() if tensor.numel()]
+            tensors = tensors_of(self.message)
+            places = places_of(tensors, job.device)
+            staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
             self._largest = [largest_entry(staying)] if staying else []
         if not job.exchange.trains:  # asked later, so that nobody waits for a device now
             there = move_together([self._before[name] for name in self.after], [t.device for t in self.after.values()])
@@ -185,7 +188,7 @@ class ClientWork:
             with self.stage("uploading"):
                 if self.message is not None:
                     largest = sum(map(float, move_together(self._largest, [_CPU] * len(self._largest))))
-                    message, refused = self._encoded(clone(self.message, self._held(row), job.device), largest)
+                    message, refused = self._encoded(self._own_upload(self.message, row), largest)
                 if row is not None and not row.is_intact:
                     raise RunError("a plugin wrote into the upload that it was given; it must make another one")
             if row is not None and refused is None:
@@ -236,14 +239,10 @@ class ClientWork:
         """What goes to main memory beside the weights: message, state, and what the record needs."""
         unchanged = [] if self._unchanged is None else [self._unchanged]
         sums = _scalar_sums(self.trained.sums).values()
-        staying = set(map(id, self._staying()))
-        message = [tensor for tensor in tensors_of(self.message or {}) if id(tensor) not in staying]
-        return [*message, *tensors_of(self.client.state), *sums, *self._largest, *unchanged]
-
-    def _staying(self) -> list[Tensor]:
-        """The tensors of the upload that do not leave the device."""
         tensors = tensors_of(self.message or {})
-        return [t for t, place in zip(tensors, places_of(tensors, self.job.device), strict=True) if place.type != "cpu"]
+        places = places_of(tensors, self.job.device)
+        message = [tensor for tensor, place in zip(tensors, places, strict=True) if place.type == "cpu"]
+        return [*message, *tensors_of(self.client.state), *sums, *self._largest, *unchanged]
 
     def _fault(self, nonfinite: Callable[[], str | None] | None) -> str | None:
         """Why the client's work counts for nothing, if it does."""
@@ -273,6 +272,14 @@ class ClientWork:
         except Rejected as problem:
             return freeze({}), str(problem)
         return upload, None
+
+    def _own_upload(self, message: Message, row: WeightRow | None) -> Message:
+        """The upload in tensors of its own, where they are wanted; what it has of the network shares the row."""
+        places = places_of(self._kept, self.job.device)
+        is_own = [t.device == place and t.is_contiguous() for t, place in zip(self._kept, places, strict=True)]
+        if row is not None and row is self._row and all(is_own):
+            return message
+        return clone(message, self._held(row), self.job.device)
 
     def _held(self, row: WeightRow | None) -> dict[Hashable, Tensor]:
         """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it.
@@ -313,7 +320,7 @@ def working_copy(
     worker = copy.copy(client)
     worker.state = shallow_copy(client.state)
     weights = client_weights(client, variant, model_factory) if weights is None else weights
-    worker.bound = model_factory.load(client.architecture, variant, weights).train()
+    worker.bound = train_mode(model_factory.load(client.architecture, variant, weights))
     return worker
 
 

@@ -46,7 +46,7 @@ from polyfed.engine.plugin import Plugin, reads_uploads
 from polyfed.engine.scoring import Outputs, evaluate_model, in_main_memory, predictions, states_on
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once
-from polyfed.functional.modes import dropout_layers
+from polyfed.functional.modes import dropout_layers, train_mode
 from polyfed.profiling import timed
 
 SIZE = 32  # clients in a stack by default; their weights, gradients and activations are in memory at the same time
@@ -315,6 +315,7 @@ class Stacks:
         before = [client_weights(m.job.client, variant, m.context.model_factory) for m in members]
         works: list[ClientWork] = []
         stacked: Tensors = {}
+        names = list(own_tensors(factories[0].module(network, variant)))
         with copy_once():  # of what all are sent
             loaded = weights_on(before, factories[0].device)
             kept = [member.job.client.state for member in members if member.job.device.type != "cpu"]
@@ -324,7 +325,8 @@ class Stacks:
                 work.seed_layers()
                 work.receive()
                 works.append(work)
-                put_row(stacked, place, len(members), own_tensors(model_factory.module(network, variant)))
+                held = model_factory.state(network, variant)
+                put_row(stacked, place, len(members), {name: held[name] for name in names})
             contexts = contexts_on([work.client.context for work in works], factories[0].device)
         for work, context in zip(works, contexts, strict=True):
             work.client.context = context
@@ -350,7 +352,7 @@ class Stacks:
         fresh = [functools.partial(store.allocate, network, variant) for store in stores]
         for place, work in enumerate(works):
             own = {name: tensor[place] for name, tensor in stack.tensors.items()}
-            work.client.bound = work.model_factory.load(network, variant, own).train()
+            work.client.bound = train_mode(work.model_factory.load(network, variant, own))
             work.seed_layers()
             work.make_upload(functools.partial(stack.nonfinite.__getitem__, place))
             with work.stage("uploading"):
@@ -365,7 +367,7 @@ class Stacks:
             for work, make in zip(works, fresh, strict=True):
                 if watched:  # by plugins, which see the client at work
                     work.model_factory.load(network, variant, work.after)
-                work.seed_layers()
+                    work.seed_layers()
                 outcomes.append(work.finish(make))
         return outcomes
 

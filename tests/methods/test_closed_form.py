@@ -84,21 +84,6 @@ def test_who_was_not_heard_sends_again_and_everybody_gets_the_new_solution() -> 
     assert [nbytes(round.down[3]) for round in history] == [0, SOLUTION, SOLUTION, 1 + SOLUTION]
 
 
-def test_each_client_counts_once_however_it_is_drawn() -> None:
-    history = rounds(SMALL, members(), rounds=6, client_fraction=0.5)
-    heard = {i for round in history for i in round.up}
-    assert heard != set(history[0].up)
-    close(solved(history[-1]), by_hand(history[-1], [part for i, part in enumerate(rows()) if i in heard]))
-
-
-def test_rows_at_other_clients_give_the_same_solution() -> None:
-    x, y = (torch.cat([getattr(part, name) for part in rows()]) for name in "xy")
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(5))
-    moved = [LabeledSamples(x[some], y[some]) for some in order.split((20, 1, 21))]
-    one, other = (solved(rounds(SMALL, members(parts), rounds=1)[0]) for parts in (moved, rows()))
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # features are float32, and may round by the batch
-
-
 def test_alone_it_is_the_solution_of_a_clients_own_rows() -> None:
     (round,) = rounds(alone(SMALL), members(), rounds=1)
     for i, own in enumerate(rows()):

@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL
 from tests.helpers.slices import exit_logits, order_of
-from tests.helpers.toys import NETS, batch, clients, federation, moved, numpy_mean, rounds, samples
+from tests.helpers.toys import NETS, clients, federation, moved, numpy_mean, rounds, samples
 
 BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25
 
@@ -68,13 +67,6 @@ def test_distillation_ramps_up(ramp_up, at, expected):
     worker.round = at
     context = method.receive(worker, method.broadcast(fed.server, 0))
     assert float(context["weight"]) == pytest.approx(0.5 * expected)
-
-
-def test_without_distillation_exits_learn_from_labels_alone():
-    model, data = DepthFL().build(NETS["deep"](), "1"), batch(samples(8, 0))
-    loss = DepthFL(distillation=0.0).loss(model, data, {"weight": torch.tensor(0.7)})
-    expected = sum(F.cross_entropy(out, data.y) for out in model(data.x))
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_prediction_is_by_the_mean_of_all_classifiers():

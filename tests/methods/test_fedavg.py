@@ -5,26 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
-from polyfed.core.client import Client
-from polyfed.errors import ConfigError
-from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep, Local
+from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep
 from tests.helpers.toys import (
-    CLASSES,
     NETS,
-    LabeledSamples,
     Two,
     bits,
     clients,
-    federation,
-    model_with,
-    moved,
     numpy_mean,
     public,
     rounds,
     same,
-    samples,
     shared,
     two_gradient,
     two_parameter_clients,
@@ -111,43 +102,9 @@ def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
         assert union.keys() == set().union(*models)
         for name, value in union.items():
             np.testing.assert_allclose(value.numpy(), numpy_mean(models, sizes, name), atol=1e-6)
-    deep = architectures.index("deep" if "deep" in architectures else "deep-bn")
-    only = [name for name in union if "block3" in name]
-    assert only
-    if architectures.count(architectures[deep]) == 1:  # who alone has a tensor decides it, bit for bit
-        assert all(torch.equal(union[name], models[deep][name]) for name in only)
     for number, architecture in enumerate(architectures):
         own = {name for name, t in NETS[architecture]().state_dict().items() if t.is_floating_point()}
         assert history[1].down[number]["model"].keys() == own
 
 
-def test_layer_wise_refuses_what_is_not_nested():
-    with pytest.raises(ConfigError, match=r"client 1 \('wide'\).*same-shape"):
-        federation(FedAvg(), clients(["shallow", "wide"]))
-
-
 # ---- reductions  ----
-
-
-def test_one_step_on_parts_is_one_step_on_the_whole():
-    """Unequal full batches: weights n_k make the averaged step the step on the pooled data; plain weights do not."""
-    parts = [samples(4, 1, (0, 1)), samples(16, 2, (1, 2))]
-    pooled = LabeledSamples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
-    gaps = {}
-    for weighting in ("samples", "uniform"):
-        (round,) = rounds(
-            FedAvg(weighting=weighting), [Client("deep", p) for p in parts], rounds=1, batch_size=20, lr=0.5
-        )
-        model = model_with(NETS["deep"], shared(round.before))
-        F.cross_entropy(model(pooled.x), pooled.y).backward()
-        expected = {name: p.detach() - 0.5 * p.grad for name, p in model.named_parameters()}
-        gaps[weighting] = moved(expected, shared(round.after))
-    assert gaps["samples"] < 1e-6
-    assert gaps["uniform"] > 1e-3
-
-
-@pytest.mark.slow
-def test_learns_what_no_client_has_alone():
-    members = [Client("shallow", samples(60, i, (i, (i + 1) % CLASSES)), samples(120, 50 + i)) for i in range(3)]
-    run = {m.name: federation(m, members, rounds=15, lr=0.2)[0].run().result["accuracy"] for m in (FedAvg(), Local())}
-    assert run["fedavg"] > run["local"] + 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 import torch
 
 from polyfed.engine.method_wrappers import alone
-from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
 from tests.helpers.few_classes import SIZES, disagreeing
-from tests.helpers.toys import NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, softmax
+from tests.helpers.toys import NETS, model_with, moved, numpy_mean, public, rounds, same, softmax
 
 HELD = public(20)
 MIXED = ["shallow", "broad", "shallow", "broad"]  # heads of different tensors, too
@@ -85,10 +83,3 @@ def test_a_lone_client_is_averaged_alone():
     alone_, plain = (played(alone(m)) for m in (FedDF(**WHOLE), FedAvg(aggregation="same-shape")))
     for one, other in zip(alone_, plain, strict=True):
         assert all(same(one.weights[i], other.weights[i]) for i in range(4))
-
-
-def test_what_cannot_work_is_refused_before_round_1():
-    with pytest.raises(ConfigError, match=r"^feddf needs 128 rows that everybody may see, got 20"):
-        federation(FedDF(), clients(["shallow"]), held=HELD)
-    other = dataclasses.replace(HELD, origin="other")
-    federation(FedDF(**WHOLE), clients(["shallow"]), held=other)

@@ -94,12 +94,7 @@ def test_batchnorm_and_dropout_of_the_large_network():
 
 
 def test_what_cannot_work_is_refused_before_round_1():
-    two_heads = r"^fedet needs heads with the same tensors; client 1 \('broad'\).*models.feature_dim.*or use fedmd"
-    with pytest.raises(ConfigError, match=two_heads):
-        federation(FedET(**WHOLE), clients(["shallow", "broad"]), held=HELD)
     with pytest.raises(ConfigError, match=r"^fedet needs heads with the same tensors; .* model 'broad' gives"):
         federation(FedET(**WHOLE, network="broad"), clients(["shallow"]), held=HELD)
-    with pytest.raises(ConfigError, match=r"^fedet needs 64 rows that everybody may see, got 20"):
-        federation(FedET(), clients(["shallow"]), held=HELD)
     with pytest.raises(ConfigError, match="got 'widest'"):
         federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)

@@ -10,11 +10,10 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.randomness import generator
-from polyfed.errors import ConfigError
 from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.methods import FedGH, fedgh
 from polyfed.models import zoo
-from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, same
+from tests.helpers.toys import NETS, clients, model_with, moved, rounds, same
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 
@@ -23,17 +22,14 @@ def header(state):
     return state["header"]
 
 
-# ---- bytes (8.7)  ----
-
-
 # ---- the header  ----
 
 
-def stepped(header, batches, lr):
+def stepped(header, batches, lr, clip=50.0):
     """Steps on the mean cross entropy of each batch; one step is in tests/functional/test_class_prototypes.py."""
     theta, bias = header["weight"].double(), header["bias"].double()
     for vectors, labels in batches:
-        theta, bias = header_sgd_step(theta, bias, vectors, labels, torch.ones(len(labels)).double(), lr, 50.0)
+        theta, bias = header_sgd_step(theta, bias, vectors, labels, torch.ones(len(labels)).double(), lr, clip)
     return {"weight": theta.float(), "bias": bias.float()}
 
 
@@ -55,46 +51,25 @@ def batches_of(mode, per_client, epochs, round):
 
 
 @pytest.mark.parametrize(
-    ("mode", "epochs", "lr"), [("lar", 1, 0.5), ("lar", 3, 0.1), ("client", 2, 0.5), ("round", 2, 0.5), (10, 100, 0.05)]
+    ("mode", "epochs", "lr", "clip"),
+    [
+        ("lar", 1, 0.5, 50.0),
+        ("lar", 3, 0.1, 0.2),
+        ("client", 2, 0.5, 0.0),
+        ("round", 2, 0.5, 50.0),
+        (10, 100, 0.05, 50.0),
+    ],
 )
-def test_the_headers_steps(mode, epochs, lr):
+def test_the_headers_steps(mode, epochs, lr, clip, monkeypatch):
+    monkeypatch.setattr(fedgh, "_MAX_GRAD_NORM", clip)
     method = FedGH(header_batch=mode, header_epochs=epochs, header_lr=lr)
     members = clients([*MIXED, "deep", "shallow"], sizes=[12, 9, 15, 3, 8])
     history = rounds(method, members, rounds=3, client_fraction=0.8)
     for number, round in enumerate(history, 1):
         before, after = header(round.before), header(round.after)
         batches = batches_of(mode, pairs_of(round), epochs, number)
-        assert moved(stepped(before, batches, lr), after) < (2e-5 if epochs == 100 else 2e-6)
+        assert moved(stepped(before, batches, lr, clip), after) < (2e-5 if epochs == 100 else 2e-6)
         assert moved(before, after) > 1e-3, "the header must really change (8.13)"
-
-
-def aggregated(method, uploads, theta=None):
-    """The header after one aggregation of hand-made uploads, from `theta` or the drawn one; and the one before."""
-    fed, _ = federation(method, clients(MIXED))
-    method.init_server(fed.server)
-    if theta is not None:
-        fed.server.state["header"] = theta
-    before = dict(header(fed.server.state))
-    fed.server.round = 1
-    method.aggregate(fed.server, uploads)
-    return before, header(fed.server.state)
-
-
-def lars(labels, vectors):
-    return {
-        "labels": torch.tensor(labels, dtype=torch.int32),
-        "lars": torch.as_tensor(vectors).float().reshape(-1, 5),
-    }
-
-
-def test_clip_bites(monkeypatch):
-    big = {0: lars([1], [[300.0, 0, 0, 0, 0]])}
-    zero = {"weight": torch.zeros(CLASSES, 5), "bias": torch.zeros(CLASSES)}
-    for clip, expected in ((50.0, 50.0), (2.0, 2.0), (0.0, np.sqrt(2 / 3) * np.sqrt(300**2 + 1))):
-        monkeypatch.setattr(fedgh, "_MAX_GRAD_NORM", clip)
-        _, after = aggregated(FedGH(header_lr=0.1), big, zero)
-        length = torch.sqrt(sum(t.square().sum() for t in after.values())) / 0.1
-        np.testing.assert_allclose(float(length), expected, rtol=1e-5)
 
 
 # ---- LARs (8.1, 8.2, 8.6)  ----
@@ -138,14 +113,6 @@ def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_ro
     assert float(draws.std() / lars.std(correction=0)) == pytest.approx(1, abs=0.1)
 
 
-def test_noise_trains_another_header():
-    plain, noisy = (
-        rounds(FedGH(control=kind, header_lr=0.5), clients(MIXED), rounds=1)[0] for kind in ("none", "noise")
-    )
-    assert same(plain.trained[0], noisy.trained[0])
-    assert moved(header(plain.after), header(noisy.after)) > 1e-2
-
-
 # ---- the network for CIFAR-100  ----
 
 RESNET = Path(__file__).parents[2] / "recipes" / "fedgh" / "table1-cifar100.toml"
@@ -175,8 +142,3 @@ def test_lost_uploads():
     answered = [pairs_of(third)[i] for i in (0, 2)]
     expected = stepped(header(third.before), batches_of("lar", answered, 1, 3), 0.01)
     assert moved(expected, header(third.after)) < 1e-6
-
-
-def test_unequal_feature_widths_are_refused_before_round_1():
-    with pytest.raises(ConfigError, match=r"client 2 \('broad'\) gives 8, client 0 \('shallow'\) gives 5.*feature_dim"):
-        federation(FedGH(), clients(["shallow", "deep", "broad"]))

@@ -33,7 +33,6 @@ from tests.helpers.toys import (
     public,
     rounds,
     same,
-    samples,
     worker,
 )
 
@@ -134,11 +133,6 @@ def test_the_first_round_is_pure_local_training_without_a_byte_down(schedule):
     assert history[0].record["sums"] == {}
 
 
-def test_constant_eta_aligns_in_round_1_too():
-    history = rounds(hetero(eta_schedule="constant"), clients(MIXED), held=public(), rounds=1)
-    assert all(set(m) == {"rad", "factor"} for m in history[0].down.values())
-
-
 # ---- the first step and its gradient (8.4, 8.6, 8.7)  ----
 
 
@@ -231,17 +225,26 @@ def known_to_the_server(members, history, upto, seed=0):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("pool", others_slow(["all", "selected", "seen"], quick=["selected"]))
-def test_kernel_alignment_of_each_pool(pool, norm):
+@pytest.mark.parametrize(
+    ("control", "pool"),
+    others_slow(
+        [("none", "all"), ("none", "selected"), ("none", "seen"), ("own", "all"), ("own", "seen")],
+        quick=[("none", "selected"), ("own", "seen")],
+    ),
+)
+def test_kernel_alignment_of_each_pool(control, pool, norm):
+    """With the control "own" to the client's own kernel, where the pool has it."""
     members = clients([*MIXED, "deep"])
-    method = hetero(pool=pool, norm=norm)
+    method = hetero(control=control, pool=pool, norm=norm)
     history = rounds(method, members, held=public(), rounds=4, client_fraction=0.4, lose=lambda r, i: r == 1 and i == 3)
     seen, last = set(), set()
     checked = 0
     for number, round in enumerate(history, 1):
         latest = known_to_the_server(members, history, number)
         for i in round.record["clients"]:
-            who = {"all": set(range(5)), "selected": set(last), "seen": set(seen)}[pool]
+            who = {"all": set(range(5)), "selected": last, "seen": seen}[pool]
+            if control == "own":
+                who = who & {i}
             if number == 1 or not who:
                 assert not round.down[i]
                 continue
@@ -254,32 +257,9 @@ def test_kernel_alignment_of_each_pool(pool, norm):
         refused = {entry["client"] for entry in round.record["refused"]}
         last = set(round.record["clients"]) - refused
         seen |= last
-    assert checked >= 4
-    assert len(seen) < 5 or pool != "seen", "choose another seed: somebody should stay unseen for long"
-
-
-# ---- controls: targets that should not help  ----
-
-
-@pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("pool", ["all", "seen"])
-def test_own_is_the_clients_own_kernel_alone(pool, norm):
-    members = clients([*MIXED, "deep"])
-    method = hetero(control="own", pool=pool, norm=norm)
-    history = rounds(method, members, held=public(), rounds=4, client_fraction=0.6, lose=lambda r, i: r == 2)
-    checked, known = 0, set()
-    for number, round in enumerate(history, 1):
-        weights = known_to_the_server(members, history, number)
-        for i in round.record["clients"]:
-            if number == 1 or (pool == "seen" and i not in known):
-                assert not round.down[i]
-                continue
-            expected = k_bar(members, weights, round.down[i]["rad"], [i])
-            assert up_to_scale(received_kernel(round.down[i]), expected) < 1e-6
-            checked += 1
-        known |= set(round.record["clients"]) if number != 2 else set()
         assert not any(name.startswith("factor") for name in round.after)
-    assert checked >= 4
+    assert checked >= (2 if (control, pool) == ("own", "seen") else 4)
+    assert len(seen) < 5 or pool != "seen", "choose another seed: somebody should stay unseen for long"
 
 
 def test_permuted_is_the_mean_kernel_in_another_order():
@@ -421,18 +401,6 @@ def test_refresh(refresh):
         down = 4 * 20 * 23 + (20 * ROW if fresh else 0) + (0 if refresh == 1 else 4)
         assert history[number].record["bytes_down"] == 4 * down
         assert ("rad" in history[number].after) == (refresh != 1)
-
-
-def test_who_missed_the_rad_is_sent_it():
-    history = rounds(
-        steady(refresh=0), clients(MIXED * 2), held=public(), rounds=6, client_fraction=0.5, lose=lambda r, i: i == 1
-    )
-    holds = set()
-    for round in history:
-        for i, message in round.down.items():
-            assert ("rad" in message) == (i not in holds)
-        holds |= set(round.down) - {1}
-    assert len(holds) > 4
 
 
 @pytest.mark.parametrize("refresh", others_slow([0, 1], quick=[0]))
@@ -642,23 +610,3 @@ def test_only_who_answers_with_the_present_draw_holds_it():
 
 
 # ---- what it is for ----
-
-
-@pytest.mark.slow
-def test_alignment_brings_kernels_together():
-    """With weight the networks end with more alike kernels than alone: mean CKA over pairs of clients."""
-    held = public(60)
-    members = [Client(a, samples(40, i, (i % 3, (i + 1) % 3))) for i, a in enumerate(MIXED)]
-
-    def alike(history):
-        kernels = [kernel(model_with(NETS[a], history[-1].weights[i]), held.samples.x) for i, a in enumerate(MIXED)]
-        unit = [k / np.linalg.norm(k) for k in kernels]
-        return np.mean([(unit[i] * unit[j]).sum() for i in range(4) for j in range(i)])
-
-    settings = {"rounds": 8, "local_epochs": 2}
-    ours = rounds(hetero(eta0=1.0, size=40, batch=40), members, held=held, **settings)
-    local = rounds(Local(), members, **settings)
-    assert alike(ours) > alike(local) + 0.05
-    values = [round.record["sums"]["d_cka"] for round in ours[1:]]
-    assert all(0 <= v <= 1 for v in values)
-    assert values[-1] < values[0]

@@ -317,22 +317,6 @@ def projected(kind="fixed", **hyperparameters):
     return FedIN(**{"aggregation": "same-shape", "projection": kind, **SMALL, **hyperparameters})
 
 
-def test_square_matrices_change_nothing_but_rounding():
-    """s_in and s_out of 6 and 5 numbers in a common shape of 6 and 5: rotated on the way, and back."""
-    members = clients(["shallow", "deep", "shallow", "deep"])
-    sizes = {"projection_channels": 6, "projection_grid": 1, "projection_features": 5}
-    plain, turned = (
-        rounds(FedIN(**hyperparameters), members) for hyperparameters in ({}, {"projection": "fixed", **sizes})
-    )
-    for a, b in zip(plain, turned, strict=True):
-        for i in range(4):
-            assert moved(a.trained[i], b.trained[i]) < 1e-5
-            s_out = [h.up[i]["features"]["s_out"] for h in (a, b)]
-            torch.testing.assert_close(s_out[0].norm(dim=1), s_out[1].norm(dim=1), atol=1e-5, rtol=0)
-            assert moved({"s": s_out[0]}, {"s": s_out[1]}) > 0.1
-    assert moved(plain[1].trained[0], rounds(FedIN(exchange_features=False), members)[1].trained[0]) > 1e-3
-
-
 def test_what_is_sent_is_the_own_features_times_the_matrices():
     members = clients(UNEQUAL)
     plain = rounds(FedIN(aggregation="same-shape"), clients(["wide"]), rounds=1)
@@ -403,15 +387,10 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch):
 
 
 def test_unequal_cuts_are_refused_before_round_1_but_with_projections():
-    for architecture, cuts in (("wide", r"\(9,\) and \(5,\)"), ("broad", r"\(6,\) and \(8,\)")):
-        wanted = rf"client 1 \('{architecture}'\) gives {cuts}, client 0 \('shallow'\) gives \(6,\) and \(5,\)"
-        with pytest.raises(ConfigError, match=wanted):
-            federation(FedIN(aggregation="same-shape"), clients(["shallow", architecture]))
-    federation(FedIN(aggregation="same-shape", exchange_features=False), clients(["shallow", "wide"]))
-    with pytest.raises(ConfigError, match=r"use method.aggregation = 'same-shape', with method.projection = 'fixed'"):
+    cuts = r"client 1 \('wide'\) gives \(9,\) and \(5,\), client 0 .*= 'same-shape', with method.projection = 'fixed'"
+    with pytest.raises(ConfigError, match=cuts):
         federation(FedIN(aggregation="same-shape"), clients(UNEQUAL))
-    with pytest.raises(ConfigError, match=r"tensors of one name to have one shape; .*'same-shape'"):
-        federation(projected(aggregation="layer-wise"), clients(UNEQUAL))
+    federation(FedIN(aggregation="same-shape", exchange_features=False), clients(UNEQUAL))
     federation(projected(), clients(UNEQUAL))
 
 
@@ -422,9 +401,3 @@ def test_features_that_are_no_grid_are_refused_before_round_1():
     with pytest.raises(ConfigError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
         federation(projected(), clients(["odd"]), odd)
     federation(FedIN(), clients(["odd"]), odd)
-
-
-def test_without_projections_their_sizes_are_refused():
-    for size, value in SMALL.items():
-        with pytest.raises(ConfigError, match=f"{size} = {value} does nothing beside projection = 'none'"):
-            FedIN(**{size: value})

@@ -162,12 +162,6 @@ def test_networks_without_second_derivative_are_refused(tmp_path):
     assert rounds(FedL2G(guide_weight=0.0), clients(["linear", "fused"]), kinds)
 
 
-def test_unequal_widths_are_for_the_logits():
-    assert rounds(FedL2G(), clients(MIXED))
-    with pytest.raises(ConfigError, match=r"needs one feature width.*method.guide = 'logits'"):
-        federation(FedL2G(guide="representation"), clients(MIXED))
-
-
 # ---- what is sent and learnt ----
 
 

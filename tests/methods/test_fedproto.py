@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.engine.executors.client_work import part_of
 from polyfed.engine.scoring import SCORES, predictions
 from polyfed.experiments.prediction import load_model
-from polyfed.methods import FedProto
+from polyfed.methods import FedProto, FedSA, FedSAF, ProtoNorm
 from polyfed.methods.building_blocks import prototypes
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, moved, rounds, worker
@@ -26,20 +27,21 @@ def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
 # the round ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighting", ["count", "uniform"])
-def test_uploads_and_prototypes_against_numpy(weighting: str) -> None:
+@pytest.mark.parametrize("method", [FedProto(), FedProto(weighting="uniform"), FedSAF()])
+def test_uploads_and_prototypes_against_numpy(method: Any) -> None:
     people = members()
-    for round in rounds(FedProto(weighting=weighting), people):
+    counted = method == FedProto()
+    for round in rounds(method, people, rounds=3):
         sent = {i: class_means(client, round.trained[i]) for i, client in enumerate(people)}
         for i, message in round.up.items():
             assert message["labels"].tolist() == sorted(sent[i])
             assert message["prototypes"].numpy() == pytest.approx(np.stack(list(sent[i].values())), abs=1e-6)
             counts = torch.bincount(people[i].data.train.y)
-            assert ("counts" in message) == (weighting == "count")
+            assert ("counts" in message) == counted
             assert "counts" not in message or message["counts"].tolist() == counts[counts > 0].tolist()
         for c, row in held(round.after).items():
             owners = [i for i in sent if c in sent[i]]
-            n = [int((people[i].data.train.y == c).sum()) if weighting == "count" else 1 for i in owners]
+            n = [int((people[i].data.train.y == c).sum()) if counted else 1 for i in owners]
             assert row == pytest.approx(np.average([sent[i][c] for i in owners], axis=0, weights=n), abs=1e-6)
 
 
@@ -60,8 +62,9 @@ def test_prototypes_collected_during_training_take_no_pass(monkeypatch: pytest.M
     assert "counts" not in rounds(FedProto(collected="during", weighting="uniform"), people)[0].up[0]
 
 
-def test_a_class_that_nobody_sends_keeps_its_prototype() -> None:
-    first, second = rounds(FedProto(), members(), lose=lambda round, i: round == 2 and i in (0, 2))
+@pytest.mark.parametrize("method", [FedProto(), ProtoNorm(spread_steps=20, scale=3.0), FedSA(predictor="prototype")])
+def test_a_class_that_nobody_sends_keeps_its_prototype(method: Any) -> None:
+    first, second = rounds(method, members(), lose=lambda round, i: round == 2 and i in (0, 2))
     before, after = held(first.after), held(second.after)
     assert (before[0] == after[0]).all()
     assert not (before[2] == after[2]).all()

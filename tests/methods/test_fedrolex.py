@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from polyfed.methods import FedRolex
-from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.heterofl import RATES
-from polyfed.models import build
 from tests.helpers.slices import rounds, watched
-from tests.helpers.toys import clients, federation, net
+from tests.helpers.toys import clients, net
 
 WIDTH, FEATURES = 6, 5  # the toys'
 
@@ -46,16 +43,6 @@ def test_windows_roll_forwards_and_what_comes_back_is_averaged_where_it_was():
         for name, whole in before.items():
             expected = np.where(count[name] > 0, total[name] / np.maximum(count[name], 1), whole.double().numpy())
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
-
-
-def test_a_residual_stream_rolls_as_one():
-    fed, _ = federation(FedRolex(), clients(["shallow"] * 2, 8))
-    plan = channel_plan(build("resnet10", (3, 32, 32), 10))
-    fed.server.round = 5
-    kept = plan.kept(lambda size: torch.tensor(window(size, "b", 4)))
-    streams = [f"intermediate.stage2.0.{name}" for name in ("conv2.weight", "bn2.bias", "shortcut.conv.weight")]
-    assert len({plan.axes[name][0] for name in streams}) == 1
-    assert kept[plan.axes[streams[0]][0].group].tolist() == [*range(4, 68)]
 
 
 def test_scores_are_those_of_the_window_trained_last_with_its_own_statistics():

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.errors import ConfigError
 from polyfed.functional.masks import unpack_bits
 from polyfed.methods import FIARSE
 from tests.helpers.slices import order_of
@@ -151,8 +150,3 @@ def test_networks_with_shared_weights_train():
     assert {"first.weight", "second.bias"} <= after.keys()
     assert "second.weight" not in after, "it travels once"
     assert all(round.record["refused"] == [] for round in history)
-
-
-def test_what_cannot_work_is_refused():
-    with pytest.raises(ConfigError, match="expected shares of the network from 1 down"):
-        FIARSE(shares="0.5 0.25")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyfed as pf
-from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import clone, nbytes
 from polyfed.core.settings import Privacy
 from polyfed.engine.run import Run
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import build_federation
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
 from polyfed.methods.own_plus_common import _best_weight
 from polyfed.plugins.privacy import UploadPrivacy
@@ -158,16 +155,3 @@ def test_numbers_are_weighted_means_of_both_predictions() -> None:
     expected = (own.double() + ClosedForm().predict(None, x, client.state)) / 2
     found = fed.method.predict(done.models[0].network, x, client.state)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow  # in `make test`, the closed form shows it
-def test_on_digits_the_others_rows_are_worth_points() -> None:
-    path = Path(__file__).parents[2] / "suites" / "small" / "digits.toml"
-    found = {}
-    for method, alone in (("own-plus-common", "false"), ("own-plus-common", "true"), ("local", "false")):
-        settings = ["training.rounds=3", f"method.alone={alone}"]
-        result = build_federation(Recipe.load(path, settings, method=method)).run().result
-        found[method, alone] = result["accuracy"]
-    assert found["own-plus-common", "false"] > 0.975
-    assert found["own-plus-common", "false"] > found["own-plus-common", "true"] + 0.015
-    assert found["own-plus-common", "true"] > found["local", "false"]

@@ -29,11 +29,3 @@ def test_the_means_are_averaged_spread_and_lengthened() -> None:
         sent = {int(c): row for part in parts for c, row in zip(part["labels"], part["prototypes"], strict=True)}
         torch.testing.assert_close(torch.stack([sent[c] for c in range(CLASSES)]), expected, atol=1e-5, rtol=0)
     assert expected.norm(dim=1).tolist() == pytest.approx([3.0] * CLASSES)
-
-
-def test_a_class_that_nobody_sends_keeps_its_mean_and_is_spread_with_the_others() -> None:
-    first, second = rounds(NORMED, members(), lose=lambda round, i: round == 2 and i in (0, 2))
-    assert torch.equal(first.after["prototypes"][0], second.after["prototypes"][0])
-    expected = spread_of(second.after["prototypes"])
-    torch.testing.assert_close(second.after["spread"], expected, atol=1e-5, rtol=0)
-    assert not torch.equal(first.after["spread"][0], second.after["spread"][0])

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from polyfed.core import inference
-from polyfed.core.method import hyperparameters
 from polyfed.engine.plugin import Plugin
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import eval_mode, frozen_running_stats
 from polyfed.methods import SCAFFOLD, FedAvg
-from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     NETS,
-    Client,
     Two,
     clients,
     federation,
@@ -190,40 +184,6 @@ def test_the_pass_over_all_samples_leaves_no_trace(architecture):
 
 
 # ---- what it is for  ----
-
-
-@hyperparameters
-class Bowls(SCAFFOLD):
-    """Client k's loss is (a_k / 2) ||w - b_k||^2: a_k its input, b_k by its class."""
-
-    card = replace(SCAFFOLD.card, name="bowls")
-
-    def loss(self, model: Any, batch: Any, context: Any) -> torch.Tensor:
-        b = torch.tensor([[1.0, -1.0], [-1.0, 2.0]])[batch.y[0]]
-        return batch.x.mean() / 2 * (model.w - b).square().sum()
-
-
-@hyperparameters
-class Averaged(FedAvg):
-    """The same losses without variates."""
-
-    card = replace(FedAvg.card, name="bowls-averaged")
-    loss = Bowls.loss
-
-
-@pytest.mark.parametrize("control", others_slow(["mean", "I", "II"], quick=["II"]))
-def test_ten_local_steps_reach_the_common_optimum(control):
-    """Where averaging alone ends elsewhere, however long it goes on."""
-    members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]
-    optimum = torch.tensor([(1 - 4) / 5, (-1 + 8) / 5])
-    history = rounds(Bowls(control=control), members, {"two": Two}, classes=2, rounds=25, local_epochs=10, lr=0.1)
-    torch.testing.assert_close(shared(history[-1].after)["w"], optimum, atol=1e-4, rtol=0)
-    # averaging alone settles where its w = mean of w + (1 - (1 - lr a_k)^10) (b_k - w)
-    way = 1 - np.array([0.9, 0.6]) ** 10
-    settled = (way @ np.array([[1.0, -1.0], [-1.0, 2.0]])) / way.sum()
-    averaged = rounds(Averaged(), members, {"two": Two}, classes=2, rounds=25, local_epochs=10, lr=0.1)
-    np.testing.assert_allclose(shared(averaged[-1].after)["w"], settled, atol=1e-4)
-    assert np.abs(settled - optimum.numpy()).max() > 0.2
 
 
 # ---- bytes, refusals  ----

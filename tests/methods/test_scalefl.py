@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
@@ -133,18 +132,6 @@ def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level
 
 
 # bytes, folders, networks ---------------------------------------------------------------------------------------------
-
-
-def test_what_has_no_place_for_an_exit_is_refused_before_round_1(tmp_path):
-    one_layer = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))  # noqa: E731
-    uncut = lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))  # noqa: E731
-    for builder, why in ((one_layer, r"no place for an early exit.*heterofl"), (uncut, r"cannot be cut.*LayerNorm")):
-        with pytest.raises(ConfigError, match=why) as caught:
-            federation(ScaleFL(), clients(["odd"] * 2), {"odd": builder}, out=tmp_path / "run")
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="one architecture"):
-        federation(ScaleFL(), clients(["shallow", "deep"]))
 
 
 def test_a_level_of_the_whole_network_is_exported_as_that_network():

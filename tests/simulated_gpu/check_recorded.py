@@ -21,7 +21,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.settings import Training
-from polyfed.engine.executors import recorded_step
+from polyfed.engine.executors import recorded_step, stack_parts
 from polyfed.engine.executors.shared_stacks import run_together
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
@@ -145,6 +145,33 @@ def test_who_fails_beside_others_is_named() -> None:
 
 def test_widths_that_a_client_draws_have_a_graph_each() -> None:
     assert replayed(FjORD(), sizes=(64,) * 3)["captures"] > 3
+
+
+class Drawing(Local):
+    """Noise for each step, and in every fourth something that the loss only asks for, and does not read."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        drawn: dict[str, Any] = {"noise": torch.randn(1, 6, 6, generator=generator), "shared": SHARED}
+        return {**drawn, "loud": True} if step % 4 == 3 else drawn
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        loss = cross_entropy(model(batch.x + context["noise"] * context["shared"]), batch.y, batch.w)
+        return 2.0 * loss if "loud" in context else loss
+
+
+SHARED = torch.tensor(0.3)
+
+
+@pytest.mark.parametrize("ahead", [2**26, 2000, 0])
+def test_what_steps_draw_reaches_the_device_together(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many copies for 4 as for 24 steps; with less memory, in pieces."""
+    monkeypatch.setattr(stack_parts, "_AHEAD", ahead)
+    short, long = (replayed(Drawing(), sizes=(8 * steps,) * 3) for steps in (4, 24))
+    assert long["replays"] - short["replays"] == 3 * 2 * 20
+    if ahead == 2**26:
+        assert long["h2d"] == short["h2d"]
+    else:
+        assert long["h2d"] > short["h2d"]
 
 
 # what is kept --------------------------------------------------------------------------------------------------------

@@ -407,7 +407,10 @@ class Method:
 
     # more of local training ----------------------------------------------------------------------------------
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        """Random or additional inputs of one step, merged into the context. Use `generator` for all draws."""
+        """Random or additional inputs of one step, merged into the context. Use `generator` for all draws.
+
+        Tensors may lie in main memory: they are brought to the network's device, those of many steps together.
+        """
         return {}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:

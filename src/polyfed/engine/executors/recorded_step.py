@@ -41,15 +41,19 @@ class FixedTensors:
         self._held: dict[Hashable, list[Tensor]] = {}
         self._sources: dict[Hashable, Sequence[object]] = {}
 
-    def hold(self, name: Hashable, tensors: Sequence[Tensor], sources: Sequence[object] = ()) -> list[Tensor]:
-        """These values where those of the last time lie; fewer rows go to the beginning. sources: see `made_of`."""
+    def hold(
+        self, name: Hashable, tensors: Sequence[Tensor], sources: Sequence[object] = (), room: int = 0
+    ) -> list[Tensor]:
+        """These values where those of the last time lie; fewer rows go to the beginning.
+
+        Args:
+            sources: see `made_of`. room: for so many rows at least.
+        """
         held = self._held.get(name, [])
-        if len(held) == len(tensors) and all(map(_fits, tensors, held)):
-            places = [place[: len(t)] if t.dim() else place for place, t in zip(held, tensors, strict=True)]
-            _copy(places, tensors)
-        else:
+        if len(held) != len(tensors) or not all(map(_fits, tensors, held)):
             self.version += name in self._held
-            held = self._held[name] = [tensor.detach().clone() for tensor in tensors]
+            held = self._held[name] = [_with_room(tensor.detach(), room) for tensor in tensors]
+        _copy([place[: len(t)] if t.dim() else place for place, t in zip(held, tensors, strict=True)], tensors)
         self._sources[name] = list(sources)
         return held
 
@@ -95,6 +99,7 @@ class RecordedStack(FixedTensors):
         super().__init__()
         self.sums: Tensors = {}
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._first = torch.zeros(1, dtype=torch.int64, device=device)  # of steps in a row
         self._rate = torch.zeros((), device=device)
         self._lane = lane
         self._moving: list[Tensor] = []  # of which the optimizer is
@@ -123,6 +128,10 @@ class RecordedStack(FixedTensors):
     def clear_sums(self) -> None:
         if self.sums:
             torch._foreach_zero_(list(self.sums.values()))
+
+    def of_step(self, drawn: Tensor) -> Tensor:
+        """What was drawn for the step that is taken, of what was drawn for several in a row, (any, ...)."""
+        return drawn.index_select(0, self.number - self._first).squeeze(0)
 
     def take_in(self, losses: Tensor, sums: Tensors) -> frozenset[str]:
         """Losses and sums of the first clients in a step that is being recorded; the names of the sums."""
@@ -155,6 +164,7 @@ class RecordedStack(FixedTensors):
         known = self._recordings.pop(key)
         if known is None:
             self._come_to(number)
+            self._first.fill_(number)
             known = self._captured(step, keeps)
         self._recordings[key] = known  # as the one used last
         return known
@@ -193,14 +203,15 @@ class RecordedStack(FixedTensors):
             self.number.fill_(number)
             self._at = number
 
-    def replay(self, recording: Recording, first: int, count: int, beside: bool) -> Iterator[None]:
-        """So many steps, of which `first` is the number of the first, one at a time.
+    def replay(self, recording: Recording, first: int, count: int) -> Iterator[None]:
+        """So many steps, of which `first` is the number of the first, one at a time, in a stream of their own.
 
-        beside: other work may be asked for in between, which does not wait for these steps, nor they for it.
+        Other work that is asked for in between does not wait for them, nor they for it.
         """
         self._come_to(first)
+        self._first.fill_(first)
         current = torch.cuda.current_stream(self.number.device)
-        stream = self._lane.stream if beside else current
+        stream = self._lane.stream
         stream.wait_stream(current)
         for _ in range(count):
             with torch.cuda.stream(stream):
@@ -245,6 +256,12 @@ def _fits(tensor: Tensor, place: Tensor) -> bool:
     """Whether its rows have room there; of tensors without rows, whether they are alike."""
     same = tensor.dtype == place.dtype and tensor.shape[1:] == place.shape[1:] and tensor.dim() == place.dim()
     return same and (not tensor.dim() or len(tensor) <= len(place))
+
+
+def _with_room(tensor: Tensor, room: int) -> Tensor:
+    """Memory for it; for more rows, if it has fewer."""
+    more = tensor.dim() and len(tensor) < room
+    return tensor.new_empty(room, *tensor.shape[1:]) if more else torch.empty_like(tensor)
 
 
 def _copy(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

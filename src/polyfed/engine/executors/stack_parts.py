@@ -27,6 +27,7 @@ from polyfed.engine.local_training import class_weights, phase_data, shuffled_ba
 from polyfed.functional.device_copies import move_mappings, move_together
 
 MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that every layer has
+_AHEAD = 2**26  # bytes that methods draw at a time for steps to come
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
@@ -127,6 +128,7 @@ class ClientProgress:
         self.summed: set[str] = set()
         self.batches: Sequence[Tensor] = ()  # of the phase, and how many rows each has
         self.sizes: Sequence[int] = ()
+        self.drawn: dict[int, Context] = {}  # by the method, for steps to come
         self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
         self.exact: dict[StepSignature, int] = {}
 
@@ -135,6 +137,21 @@ class ClientProgress:
         rows = None if phase.rows is None else get_tensor(self.client.context, phase.rows)
         self.batches = list(shuffled_batches(self.client, phase, held, rows, self._order))
         self.sizes = [batch.shape[0] for batch in self.batches]
+        self.drawn = {}
+
+
+def draw_inputs(method: Method, walks: Sequence[ClientProgress], number: int, device: torch.device, ahead: int) -> None:
+    """Draw what the method does for the step of this number, and for so many more as take `ahead` bytes."""
+    first = [method.step_inputs(walk.client, walk.steps, walk.draws) for walk in walks]
+    nbytes = sum(value.nbytes for each in first for value in each.values() if isinstance(value, Tensor))
+    end = number + 1 + ahead // max(1, nbytes)
+    for walk, one in zip(walks, first, strict=True):
+        later = range(number + 1, min(end, len(walk.sizes)))
+        others = {n: method.step_inputs(walk.client, walk.steps + n - number, walk.draws) for n in later}
+        walk.drawn = {number: one, **others}
+    placed = iter(move_mappings([each for walk in walks for each in walk.drawn.values()], device))
+    for walk in walks:
+        walk.drawn = {step: next(placed) for step in walk.drawn}
 
 
 class RowIndices:
@@ -159,7 +176,7 @@ class ActiveGroup:
     tensors: (K, ...) by name; those of `names` are what moves. linear: names of linear layers' weights, which are laid
     as their gradients come out of the vectorized product, so that these need not be copied. number: of the next batch.
     groups: who is taken together in steps for which nothing is drawn, by how many rows each means. fixed: where
-    tensors, masks and the optimizer's memory are views of. contexts: those of a step that is recorded.
+    tensors, masks and the optimizer's memory are views of. contexts: those of a step that is recorded, and their names.
     """
 
     walks: Sequence[ClientProgress]
@@ -172,7 +189,7 @@ class ActiveGroup:
     number: int = 0
     groups: dict[tuple[int, ...], Sequence[tuple[StepSignature, Sequence[int]]]] = field(default_factory=dict)
     fixed: RecordedStack | None = None
-    contexts: tuple[StackedContext, StackedContext] | None = None
+    contexts: tuple[StackedContext, StackedContext, Collection[str]] | None = None
     optimizer: Optimizer = field(init=False)
     _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
@@ -194,9 +211,12 @@ class ActiveGroup:
         self.number += 1
         rows = tuple(row for row, walk in enumerate(self.walks) if number < len(walk.sizes))
         walks = [self.walks[row] for row in rows]
-        draws = type(method).step_inputs is not Method.step_inputs
-        drawn = [method.step_inputs(walk.client, walk.steps, walk.draws) for walk in walks if draws]
-        inputs = move_mappings(drawn, next(iter(self.tensors.values())).device)
+        inputs: list[Context] = []
+        if walks and type(method).step_inputs is not Method.step_inputs:
+            if number not in walks[0].drawn:
+                device = next(iter(self.tensors.values())).device
+                draw_inputs(method, walks, number, device, ahead=_AHEAD if self.fixed is not None else 0)
+            inputs = [walk.drawn[number] for walk in walks]
         return NextStep(rows, tuple(walk.sizes[number] for walk in walks), inputs, number)
 
     def some(self, rows: Sequence[int]) -> Tensors:

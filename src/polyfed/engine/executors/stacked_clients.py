@@ -16,6 +16,7 @@ Shapes: K clients, B rows.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -117,7 +118,7 @@ class StackedClients:
         self._drops = bool(dropout_layers(template))
         self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
         self._kinds: dict[Hashable, StepSignature] = {}
-        self._riding: dict[Hashable, tuple[ActiveGroup, StackedContext]] = {}  # of a phase's recorded steps
+        self._riding: dict[Hashable, tuple[ActiveGroup, StackedContext, Hashable]] = {}  # of a phase's recorded steps
         for walk in self._walks:
             walk.outline = self._number(structure(walk.client.context))
 
@@ -200,12 +201,12 @@ class StackedClients:
                 part = part.take(step.rows)
                 step = replace(step, rows=tuple(range(len(part.walks))))
             groups = self._groups(part, step, held, label)
-            recording = self._recording(part, step, held, groups, walks)
-            if recording is None:
+            recorded = self._recording(part, step, held, groups, walks)
+            if recorded is None:
                 together += self._step(part, groups, held)
                 yield
             else:
-                yield from self._replay(part, step, recording, groups[0][0].fills)
+                yield from self._replay(part, step, *recorded)
                 together.append(part)
 
     def _masks(self, walks: Sequence[ClientProgress], group_name: str | None, names: Sequence[str]) -> Tensors:
@@ -343,37 +344,51 @@ class StackedClients:
         held: PhaseData,
         groups: Sequence[tuple[StepSignature, NextStep]],
         walks: Sequence[ClientProgress],
-    ) -> Recording | None:
-        """The step as a graph; None where it is to be launched. walks: of the whole phase, in its order.
+    ) -> tuple[Recording, int] | None:
+        """The step as a graph, and how many steps from this one on it takes; None where it is to be launched.
 
         Where some are through, it is the graph of as many clients as there were, or of half as many.
+
+        Args:
+            walks: of the whole phase, in its order.
         """
         fixed = part.fixed
         if fixed is None or len(groups) > 1 or not self.records:
             return None
         assert isinstance(step.number, int)
         kind = groups[0][0]
-        riding, contexts = self._riders(part, step, kind, walks)
+        riding, static, constants = self._riders(part, step, kind, walks)
+        moving, inputs = self._moving(part, step, kind, len(riding.walks))
         width = held.width if kind.fills else max(step.counts)
         count = len(riding.walks)
         planned = NextStep(tuple(range(count)), (width,) * count, (), fixed.number)
+        names = {**walks[0].client.context, **step.drawn(0)}.keys()
 
         def taken() -> frozenset[str]:
+            riding.contexts = static, moving[0].holding([fixed.of_step(t) for t in inputs]), names
             grads, losses, sums = self.gradients(riding, planned, held, kind)
+            riding.contexts = None
             riding.move(grads)
             return fixed.take_in(losses, sums)
 
-        key = (count, kind, width, contexts, tuple(riding.masks), held.kind())
+        networks = tuple(map(id, static.networks + moving[0].networks))
+        drawn = structure(step.drawn(0), exact=True)
+        key = (count, kind, width, constants, static.shapes, moving[0].shapes, networks, drawn, tuple(riding.masks))
         try:
-            return fixed.recording(key, step.number, taken, (riding.contexts, held.looked_into))
+            keeps = (static, moving[0].form, held.looked_into)
+            recording = fixed.recording((key, held.kind()), step.number, taken, keeps)
         except Exception as error:
             self._known.recordings.refused[self._label] = kind_and_line(error)
             return None
+        if recording is None:
+            return None
+        alike = part.steps_alike(step.number, kind.fills)
+        return recording, min(alike, len(moving)) if step.inputs else alike
 
     def _riders(
         self, part: ActiveGroup, step: NextStep, kind: StepSignature, walks: Sequence[ClientProgress]
-    ) -> tuple[ActiveGroup, Hashable]:
-        """Those for whom a step is recorded, with their contexts where it finds them, and what is constant in these.
+    ) -> tuple[ActiveGroup, StackedContext, Hashable]:
+        """Those for whom a step is recorded, their contexts where it finds them, and what is constant in these.
 
         Who is through may ride along, as what comes of that is not looked at.
         """
@@ -383,29 +398,46 @@ class StackedClients:
             count //= 2
         if any(walk.exact.get(kind) != walks[0].exact[kind] for walk in walks[:count]):
             count = len(part.walks)
-        drawn = [only_of(inputs, kind.read) for inputs in step.inputs] or [{}]
-        names = kind.read.difference(drawn[0])
+        names = kind.read.difference(step.drawn(0))
         place = (count, kind, names)
         if place not in self._riding:
             riding = part.first(walks[:count])
             static = riding.packed(riding.walks, names)
             static.tensors = part.fixed.hold(("context", *place, static.shapes), static.tensors)
-            self._riding[place] = riding, static
-        riding, static = self._riding[place]
-        moving = StackedContext([*drawn, *[drawn[-1]] * (count - len(drawn))])
-        moving.tensors = part.fixed.hold(("inputs", *place, moving.shapes), moving.tensors)
-        riding.contexts = static, moving
-        parts = (only_of(walks[0].client.context, names), drawn[0])
-        networks = tuple(map(id, static.networks + moving.networks))
-        return riding, (static.shapes, moving.shapes, networks, *(structure(one, exact=True) for one in parts))
+            constants = structure(only_of(walks[0].client.context, names), exact=True)
+            self._riding[place] = riding, static, constants
+        return self._riding[place]
 
-    def _replay(self, part: ActiveGroup, step: NextStep, recording: Recording, fills: bool) -> Iterator[None]:
-        """Take this step, and the next ones as far as they differ in nothing but the batch."""
+    def _moving(
+        self, part: ActiveGroup, step: NextStep, kind: StepSignature, count: int
+    ) -> tuple[list[StackedContext], list[Tensor]]:
+        """What was drawn for `count` clients for this step and the next ones that are alike; all where it is fixed.
+
+        Those who ride along get what the last one gets.
+        """
+        assert part.fixed is not None
+        assert isinstance(step.number, int)
+        found: list[StackedContext] = []
+        form = structure(step.drawn(0), exact=True)
+        for number in itertools.count(step.number):
+            drawn = [walk.drawn.get(number) for walk in part.walks] if step.inputs else [{}]
+            if number > step.number and any(one is None or structure(one, exact=True) != form for one in drawn):
+                break
+            read = [only_of(one, kind.read) for one in drawn if one is not None]
+            found.append(StackedContext([*read, *[read[-1]] * (count - len(read))]))
+            if not step.inputs or found[-1].shapes != found[0].shapes:
+                break
+        found = [one for one in found if one.shapes == found[0].shapes]
+        tensors = [torch.stack(list(each)) for each in zip(*(one.tensors for one in found), strict=True)]
+        name = ("inputs", count, kind, found[0].shapes)
+        return found, part.fixed.hold(name, tensors, room=len(part.walks[0].drawn))
+
+    def _replay(self, part: ActiveGroup, step: NextStep, recording: Recording, count: int) -> Iterator[None]:
+        """Take this step, and so many in all, which differ in nothing but the batch and what was drawn."""
         assert part.fixed is not None
         assert isinstance(step.number, int)
         first, walks = step.number, part.walks
-        count = 1 if step.inputs else part.steps_alike(first, fills)
-        yield from part.fixed.replay(recording, first, count, beside=not step.inputs)
+        yield from part.fixed.replay(recording, first, count)
         part.number = first + count
         steps = [[walk.sizes[number] for walk in walks] for number in range(first, part.number)]
         self._losses.append((walks, steps, part.fixed.losses[first : part.number, : len(walks)]))
@@ -438,11 +470,11 @@ class StackedClients:
         tensors = part.tensors if whole else part.some(rows)
         batch, shares = held.batch(walks, step)
         drawn = step.drawn(0)
-        static, moving = part.contexts or (
+        static, moving, names = part.contexts or (
             part.packed(walks, kind.read.difference(drawn)),
             StackedContext([only_of(inputs, kind.read) for inputs in step.inputs] or [{}]),
+            {**walks[0].client.context, **drawn}.keys(),
         )
-        names = {**walks[0].client.context, **drawn, **moving.form}
         function = StackedLoss(self._loss, static, moving, names, self._drops)
         losses, sums = function(tensors, batch, shares)
         leaves = {name: tensors[name] for name in part.names}

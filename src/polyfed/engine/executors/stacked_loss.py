@@ -6,6 +6,7 @@ losses are computed as one must agree in all that is no tensor, and in the shape
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -98,6 +99,12 @@ class StackedContext:
         self.axes: list[int | None] = []
         self.networks: list[nn.Module] = []
         self.form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
+
+    def holding(self, tensors: list[Tensor]) -> StackedContext:
+        """The same with other tensors."""
+        other = copy.copy(self)
+        other.tensors = tensors
+        return other
 
     @property
     def shapes(self) -> Hashable:

@@ -40,7 +40,7 @@ def install(session, extras, *words):
     (wheel,) = DIST.glob("*.whl")
     if session.posargs:
         session.install(*session.posargs)
-    session.install(*words, f"{wheel}[{','.join(extras)}]")
+    session.install(*words, f"{wheel}[{','.join(extras)}]" if extras else str(wheel))
 
 
 def lower_bounds(extras, but=()):

@@ -33,8 +33,14 @@ def statements(root: Path) -> Iterator[str]:
         yield "pyproject.toml: [project.urls] with the addresses of the repository and the documentation"
     for classifier in project["classifiers"]:
         python = "python" + classifier.removeprefix("Programming Language :: Python :: ")
-        if re.fullmatch(r"python3\.\d+", python) and shutil.which(python) is None:
+        if re.fullmatch(r"python3\.\d+", python) and not is_here(python):
             yield f"{python} on the path: what is said of it was not tried"
+
+
+def is_here(python: str) -> bool:
+    """Whether an interpreter is on the path, and is none of the stand-ins of a version manager, which only fail."""
+    found = shutil.which(python)
+    return found is not None and subprocess.run([found, "--version"], capture_output=True).returncode == 0
 
 
 def changes(root: Path) -> Iterator[str]:

@@ -157,11 +157,11 @@ def test_a_release_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     project.write_text(
         project.read_text().replace("[project.scripts]", "[project.urls]\nSource = 'x'\n[project.scripts]")
     )
-    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(release, "is_here", lambda name: True)
     assert list(release.statements(tmp_path)) == []
     changelog.write_text("## [9.9] - unreleased\n")
     shutil.copy2(ROOT / "pyproject.toml", project)
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "python3.12" else name)
+    monkeypatch.setattr(release, "is_here", lambda name: name != "python3.12")
     found = "\n".join(release.statements(tmp_path))
     assert f"expected {__version__} first, got 9.9" in found
     assert "expected a date behind 9.9" in found

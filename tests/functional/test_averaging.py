@@ -104,18 +104,6 @@ def test_models_that_do_not_fit():
         layer_wise_mean([{"w": b["w"].T}], [1], a)
 
 
-def test_layer_wise_by_hand():
-    base = {"a": torch.tensor([9.0]), "b": torch.tensor([9.0]), "c": torch.tensor([9.0]), "n": torch.tensor(1)}
-    small, large = (
-        {"a": torch.tensor([-2.0]), "n": torch.tensor(4)},
-        {"a": torch.tensor([4.0]), "b": torch.tensor([7.0])},
-    )
-    mean = layer_wise_mean([small, large], [2, 1], base)
-    assert [float(mean[k]) for k in "abc"] == [0.0, 7.0, 9.0]
-    assert mean["n"] == 4
-    assert list(mean) == list(base)
-
-
 def test_layer_wise_of_one_architecture_is_the_plain_mean_and_a_sole_holder_keeps_its_tensor():
     """Of weights whose shares do not sum to exactly 1: to normalize these once more would change the last bits."""
     weights = [8, 9, 9, 9]
@@ -211,14 +199,6 @@ def test_if_all_are_worse_the_model_stays_bit_for_bit() -> None:
     assert shares.tolist() == [0, 0]
     mixed = interpolate_towards(MODEL, others(2), shares.tolist())
     assert all(torch.equal(mixed[name], t) and mixed[name] is not t for name, t in MODEL.items())
-
-
-def test_a_single_better_one_is_taken_over_bit_for_bit() -> None:
-    shares = normalize_positive(model_gains(1.0, [1.5, 0.9, 1.0], [1.0, 0.3, 1.0]))
-    assert shares.tolist() == [0, 1, 0]
-    candidates = others(3)
-    mixed = interpolate_towards(MODEL, candidates, shares.tolist())
-    assert all(torch.equal(mixed[name], candidates[1][name]) for name in MODEL)
 
 
 def test_a_mixture_by_hand() -> None:

@@ -81,19 +81,6 @@ def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
     assert shallow_references(zoo_weights("fedgh-cnn1")) == {}
 
 
-def test_no_reference_across_shapes_and_no_1_x_1():
-    weights = {
-        "body.0.conv.weight": torch.zeros(4, 3, 3, 3),
-        "body.1.conv.weight": torch.zeros(4, 4, 3, 3),
-        "body.2.conv.weight": torch.zeros(4, 3, 3, 3),
-        "top.0.conv.weight": torch.zeros(4, 4, 1, 1),
-        "top.1.conv.weight": torch.zeros(4, 4, 1, 1),
-        "fc.0.linear.weight": torch.zeros(4, 4),
-        "fc.1.linear.weight": torch.zeros(4, 4),
-    }
-    assert shallow_references(weights) == {"body.2.conv.weight": "body.0.conv.weight"}
-
-
 def test_last_blocks_of_the_resnets():
     """ResNet10 has 1 1 1 1 blocks, 14 1 1 2 2, 18 2 2 2 2, 22 2 2 3 3, 26 3 3 3 3."""
     chain = {14: {3: 0, 4: 0}, 18: {1: 0, 2: 0}, 22: {3: 1, 4: 1}, 26: {1: 1, 2: 1}}
@@ -112,12 +99,6 @@ def test_last_blocks_of_the_resnets():
         assert last_blocks(large, small) == {}
         assert last_blocks(large, large) == {}
         small = large
-
-
-def test_last_blocks_count_all_deeper_ones():
-    small = {"b.0.w.weight": torch.zeros(2), "c.0.w.weight": torch.zeros(2)}
-    large = {f"b.{i}.w.weight": torch.zeros(2) for i in range(4)}
-    assert last_blocks(small, large) == {"b.0.w.weight": [f"b.{i}.w.weight" for i in range(4)]}
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from polyfed.functional.feature_pooling import (
-    FeatureLayout,
     from_common,
     layout,
     nearest_orthogonal,
-    pooling_matrix,
     random_orthogonal,
     to_common,
 )
@@ -110,20 +108,6 @@ def test_the_nearest_orthogonal_matrix(rows: int, columns: int) -> None:
             assert float((other - matrix).norm()) >= float((found - matrix).norm()) - 1e-5
     torch.testing.assert_close(nearest_orthogonal(found), found)
     torch.testing.assert_close(nearest_orthogonal(3 * matrix), found)
-
-
-@pytest.mark.parametrize(("size", "to"), [(6, 3), (7, 3), (3, 8), (4, 4), (1, 5), (5, 1)])
-def test_pooling(size: int, to: int) -> None:
-    np.testing.assert_allclose(pooling_matrix(size, to).numpy(), bins(size, to), atol=1e-12)
-    assert np.linalg.matrix_rank(pooling_matrix(size, to).numpy()) == min(size, to)
-
-
-def test_layouts() -> None:
-    assert layout((7,)) == FeatureLayout(7, 1, 1)
-    assert layout((7, 3, 5)) == FeatureLayout(7, 3, 5)
-    assert layout((16, 7)) == FeatureLayout(7, 4, 4)
-    assert layout((17, 7)) == FeatureLayout(7, 4, 4, token=True)
-    assert (layout((1, 7)), layout((2, 7))) == (FeatureLayout(7, 1, 1), FeatureLayout(7, 1, 1, token=True))
 
 
 @pytest.mark.parametrize("shape", [(), (12, 7), (3, 7), (2, 3, 4, 5)])

@@ -259,6 +259,7 @@ def test_repeated_and_zero_singular_values_have_a_finite_gradient(dtype):
 # ---- all ------------------------------------------------------------------------------------------------------------
 
 DISTANCES = {
+    "linear": alignment,
     "to a factor": lambda a, b: rbf_alignment(a, b, 0.5, True),
     "of two RBF kernels": lambda a, b: rbf_alignment(a, b, 0.5, False),
     "procrustes": procrustes,

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from polyfed.functional import masks
-from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.masks import keep_large, magnitude_threshold
 
 
@@ -69,15 +68,6 @@ def test_the_mean_of_an_entry_is_over_those_who_share_it(weights: Sequence[float
     first, last = weights[0], weights[2]
     np.testing.assert_allclose(mean["b"], (first * models[0]["b"] + last * models[2]["b"]) / (first + last), atol=1e-6)
     assert torch.equal(mean["c"], base["c"])
-
-
-def test_without_masks_it_is_the_layer_wise_mean() -> None:
-    draws = torch.Generator().manual_seed(3)
-    base = {"a": torch.zeros(50), "b": torch.zeros(2)}
-    models = [{"a": torch.randn(50, generator=draws)} for _ in range(7)]
-    weights = [1.0, 2.0, 0.5, 3.0, 1.0, 7.0, 4.0]
-    found, plain = masks.entry_wise_mean(models, weights, [{}] * 7, base), layer_wise_mean(models, weights, base)
-    assert all(torch.equal(found[name], plain[name]) for name in base)
 
 
 def test_wrong_shapes_are_refused() -> None:

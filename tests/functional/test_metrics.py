@@ -107,11 +107,6 @@ def test_calibration_error_of_certain_and_of_no_predictions() -> None:
     assert math.isnan(metrics.calibration_error(certain, torch.tensor([0, 1])))
 
 
-def test_equal_values_share_their_mean_rank() -> None:
-    values = torch.tensor([2.0, 2.0, -1.0, 2.0, 5.0, 5.0])
-    assert metrics.ranks(values).tolist() == [3, 3, 1, 3, 5.5, 5.5]
-
-
 def test_the_error_of_numbers_is_scikit_learns() -> None:
     from sklearn import metrics as sklearn
 

@@ -112,12 +112,6 @@ def test_order_and_what_is_looked_at_together_are_nothing(name, monkeypatch):
     torch.testing.assert_close(rule(x), whole, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CENTERS)
-def test_equal_vectors_are_their_own_center_bit_for_bit(name):
-    x = draws(1, 100).repeat(7, 1)
-    assert torch.equal(CENTERS[name](x), x[0])
-
-
 def test_fewer_are_supposed_hostile_than_half():
     for count in range(1, 12):
         for share in (0.01, 0.2, 0.49):

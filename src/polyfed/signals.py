@@ -29,6 +29,7 @@ class TerminationSignal(KeyboardInterrupt):
 def raise_on_termination() -> Iterator[list[int]]:
     """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those received.
 
+    Only the first one does, as what it asks for may take a while. A second SIGINT ends the program at once.
     What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what
     Python drops (see `raise_if_lost`) it shows no traceback.
     """
@@ -36,7 +37,11 @@ def raise_on_termination() -> Iterator[list[int]]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        raise TerminationSignal(number)
+        if len(received) == 1:
+            raise TerminationSignal(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     asking = (signal.SIGINT, *TERMINATION_SIGNALS)
     heard = [number for number in asking if signal.getsignal(number) != signal.SIG_IGN]

@@ -100,7 +100,7 @@ def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     folder = Path("runs/tiny-fedgh-seed3")
     for words in ("accuracy personal", "accuracy received", "bytes ", " up, ", f"run folder {folder}"):
         assert words in said.out
-    assert "round 2/2" in said.error
+    assert "fedgh: done" in said.error
     result = json.loads((folder / "result.json").read_text())
     assert f"{100 * result['accuracy']:.2f} %" in said.out
     assert (result["method"], result["dataset"], result["clients"], result["seed"]) == ("fedgh", "digits", 3, 3)
@@ -194,7 +194,8 @@ def test_compare_goes_on_after_an_interruption(polyfed_: Terminal, monkeypatch: 
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", stop)
     said = polyfed_(*words, "--out", "stopped", status=130)
     assert said.error.count("\n") == 1
-    assert "fedgh, seed 0: interrupted in round 2" in said.error
+    assert "polyfed: fedgh, seed 0: interrupted; 1 whole round kept in stopped/fedgh/seed-0; go on with: " in said.error
+    assert said.error.endswith(f"go on with: polyfed {' '.join(words)} --out stopped\n")
     local = Path("stopped/local/seed-0/result.json").stat().st_mtime_ns
     polyfed_(*words, "--out", "stopped")
     assert Path("stopped/local/seed-0/result.json").stat().st_mtime_ns == local
@@ -308,8 +309,8 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed
     ended = forked([*many, "--out", "stopped"], folder)
     assert ended.status == 130, ended
     assert "Traceback" not in ended.stderr
-    assert "interrupted " in ended.stderr.splitlines()[-1]
-    assert ended.stderr.rstrip().endswith("go on with --resume")
+    assert "interrupted; " in ended.stderr.splitlines()[-1]
+    assert ended.stderr.endswith(f"; go on with: polyfed {' '.join(many)} --out stopped --resume\n")
     assert not (folder / "stopped" / "result.json").exists()
     assert len(rounds(folder / "stopped")) == 3, "round 4 is not over"
     for more in (["--out", "stopped", "--resume", "-q"], ["--out", "undisturbed", "-q"]):

@@ -28,8 +28,10 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import scoring
 from polyfed.engine.evaluation import summarize
 from polyfed.engine.federation import Federation
+from polyfed.engine.run_loop import Pace
 from polyfed.engine.scoring import Score
 from polyfed.engine.task import Execution, Task
+from polyfed.engine.transaction import Transaction
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FML, FedAvg, FedGH, Local
@@ -298,6 +300,45 @@ def test_interrupted_anywhere_and_resumed_it_is_the_same_run(tmp_path: Path, met
         assert (tmp_path / "straight" / "models" / name).read_bytes() == (
             tmp_path / "run" / "models" / name
         ).read_bytes()
+
+
+def test_ctrl_c_while_a_round_is_undone_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = usual(FedAvg(), FIVE)
+    straight.run()
+
+    def stop(self: Transaction) -> None:
+        self.server.state = {}  # half undone
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Transaction, "undo", stop)
+    run = usual(FedAvg(), FIVE, out=tmp_path / "run", loggers=[Interrupt(within=3)], checkpoint_every=2)
+    with pytest.raises(RunInterrupted, match="interrupted; 2 whole rounds kept in"):
+        run.run()
+    monkeypatch.undo()
+    again = usual(FedAvg(), FIVE, out=tmp_path / "run")
+    again.run(resume=True)
+    assert difference(all_state(straight), all_state(again)) is None
+
+
+def test_nothing_is_kept_of_an_interrupted_run_without_a_folder() -> None:
+    with pytest.raises(RunInterrupted, match="interrupted; 1 whole round done, of which nothing is kept without a run"):
+        usual(FedAvg(), loggers=[Interrupt(within=2)]).run()
+
+
+def test_the_time_left_is_that_of_rounds_with_and_without_evaluation() -> None:
+    pace = Pace()
+    for number in range(1, 11):  # every third one is evaluated, and the first ones take longer
+        evaluated = number % 3 == 0
+        pace.add((5.0 if evaluated else 1.0) + 10.0 * (number <= 2), evaluated)
+        left = pace.seconds_left(number, 20, 3)
+        if number == 2:
+            assert left == 18 * 11.0
+        if number > 5:
+            assert left == sum(5.0 if n % 3 == 0 or n == 20 else 1.0 for n in range(number + 1, 21))
+    assert pace.seconds_left(20, 20, 3) == 0.0
+    assert pace.seconds_left(21, 20, 3) == 0.0
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:

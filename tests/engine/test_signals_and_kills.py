@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from polyfed.signals import raise_on_termination
 from tests.helpers.processes import alive, becomes_true, children, ended, started
 
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.toml")
@@ -51,10 +52,23 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
     assert ended(process) == 128 + number
     assert becomes_true(lambda: not any(map(alive, workers)), 10)
     printed = log.read_text().splitlines()
-    assert printed[-1].startswith("polyfed: interrupted ")
-    assert printed[-1].endswith("go on with --resume")
+    assert printed[-1].startswith("polyfed: interrupted; ")
+    assert printed[-1].endswith(" --resume")
     assert "died" not in "".join(printed)
     (last,) = (int(path.name.removeprefix("round-")) for path in (out / "checkpoint").iterdir())
     lines = (out / "rounds.jsonl").read_text().splitlines()
     assert last in (len(lines), len(lines) - 1), "a line that is written before its round counts goes on resuming"
     assert [json.loads(line)["round"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    child = os.fork()
+    if child == 0:
+        with raise_on_termination():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:  # a checkpoint is being written
+                signal.raise_signal(signal.SIGTERM)  # changes nothing
+                signal.raise_signal(signal.SIGINT)
+                os._exit(0)
+    assert ended(child) == -signal.SIGINT

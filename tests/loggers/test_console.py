@@ -1,12 +1,15 @@
 """The live progress: on a terminal, on none, on bad ones."""
 
 import io
+import math
 import re
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from polyfed.loggers.console import Console
+from polyfed.loggers.console import Console, RunsLeft
 
 INFO = {
     "method": "fedgh",
@@ -48,7 +51,7 @@ def drive(
 ) -> None:
     console.start(INFO)
     for number in range(1, rounds + 1):
-        console.client_done(5, 10)
+        console.client_done(5, 10)  # too soon
         clock.now += seconds
         console.round(record(number), seconds * (5 - number))
     console.end(result)
@@ -59,19 +62,20 @@ def test_plain_lines_one_per_round() -> None:
     drive(Console(stream=stream, clock=clock), clock, seconds=2.0)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "fedgh on digits: 10 clients, 5 rounds, seed 0, accuracy of stage personal, into runs/a"
-    assert lines[3] == "fedgh  round 3/5  accuracy 30.00 %  4.0 s left  up 3.0 KiB  down 6.0 KiB  loss 0.5"
+    assert lines[3] == "fedgh  round 3/5  accuracy 30.00 %  loss 0.5  4.0 s left"
+    assert lines[5].startswith("fedgh  round 5/5  accuracy 50.00 %  loss 0.5")
     assert lines[-1] == "fedgh: done  accuracy 75.00 % (personal)  up 5.0 KiB  down 10.0 KiB  1 min 05 s"
     assert len(lines) == 7
     assert not {"\x1b", "\r"} & set(stream.getvalue())
 
 
-def test_quick_rounds_are_thinned_out_and_long_ones_say_how_far_they_are() -> None:
+def test_a_log_has_a_line_every_so_often_and_of_long_rounds_how_far_they_are() -> None:
     stream, clock = io.StringIO(), Clock()
-    drive(Console(stream=stream, clock=clock), clock, seconds=0.3)
-    assert re.findall(r"round (\d)/5", stream.getvalue()) == ["1", "5"]
+    drive(Console(stream=stream, clock=clock), clock, seconds=0.4)
+    assert re.findall(r"round (\d)/5", stream.getvalue()) == ["3"]
     stream, clock = io.StringIO(), Clock()
-    drive(Console(stream=stream, clock=clock), clock, seconds=0.3, rounds=3, result=None)  # interrupted after round 3
-    assert re.findall(r"round (\d)/5", stream.getvalue()) == ["1", "3"]
+    drive(Console(stream=stream, clock=clock), clock, seconds=0.4, rounds=4, result=None)  # interrupted after round 4
+    assert re.findall(r"round (\d)/5", stream.getvalue()) == ["3", "4"]
     assert "done" not in stream.getvalue()
     stream, clock = io.StringIO(), Clock()
     console = Console(stream=stream, clock=clock)
@@ -79,51 +83,144 @@ def test_quick_rounds_are_thinned_out_and_long_ones_say_how_far_they_are() -> No
     for done in range(1, 5):
         clock.now += 20
         console.client_done(done, 10)
-    assert re.findall(r"(\d) of 10 clients", stream.getvalue()) == ["2", "4"]
+    assert re.findall(r"round 0/5  client (\d)/10", stream.getvalue()) == ["2", "4"]
+    clock.now += 3600
+    for number in range(1, 100):
+        clock.now += 10
+        console.round(record(number), 1.0)
+    assert stream.getvalue().count("loss") == 17, "one a minute"
+
+
+def test_the_last_score_stays_and_the_time_left_is_counted_down() -> None:
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.start(INFO)
+    clock.now += 60
+    console.round(record(1), 240.0)
+    clock.now += 60
+    console.client_done(3, 10)
+    console.round(record(2, accuracy={}, train_loss=None), math.inf)
+    *_, first, within = stream.getvalue().splitlines()
+    assert first == "fedgh  round 1/5  accuracy 10.00 %  loss 0.5  4 min 00 s left"
+    assert within == "fedgh  round 1/5  client 3/10  accuracy 10.00 %  loss 0.5  3 min 00 s left"
+    console.end(None)
+    assert stream.getvalue().endswith("round 2/5  accuracy 10.00 % (round 1)\n")
+
+
+def test_several_runs_share_the_line_and_say_how_long_all_take() -> None:
+    stream, clock = Terminal(), Clock()
+    shared = Console(stream=stream, terminal=True, clock=clock)
+    titles = [f"run {number} of 9: {name}" for number, name in ((4, "a, seed 0"), (5, "b, seed 0"), (7, "b, seed 1"))]
+    left = RunsLeft({title: (title.split()[4], 2) for title in titles}, clock)
+    runs = [shared.of_several(left, title) for title in titles[:2]]
+    for run in runs:
+        run.start({**INFO, "rounds": 2})
+    assert "\nrun 5 of 9: b, seed 0 on digits: 10 clients, 2 rounds, accuracy" in stream.getvalue()
+    shown = []
+    for number, run, seconds in ((1, runs[0], 10), (1, runs[1], 30), (2, runs[0], 10), (2, runs[1], 30)):
+        clock.now += seconds
+        run.round(record(number), 7.0)
+        shown.append(stream.getvalue().rpartition("\r")[2])
+    assert "run 4 of 9: a, seed 0  round 1/2  accuracy 10.00 %  loss 0.5  7.0 s left\x1b[K" in shown[0]
+    assert "run 5 of 9: b, seed 0  round 1/2  accuracy 10.00 %  loss 0.5  7.0 s left, all runs 1 min 27 s" in shown[1]
+    assert "all runs 1 min 03 s" in shown[2]
+    assert "all runs" not in shown[3], "one run alone is left"
+    runs[0].end(None)
+    assert left.text() == ""
+
+
+def test_times_of_several_runs_are_those_of_their_names() -> None:
+    clock = Clock()
+    left = RunsLeft({"a, seed 0": ("a", 100), "b, seed 0": ("b", 100), "b, seed 1": ("b", 100)}, clock)
+    for title, seconds in (("a, seed 0", 1), ("b, seed 0", 9)):
+        left.set_rounds(title, 100)
+        for done in range(1, 101):
+            clock.now += seconds
+            left.round(title, 100 - done)
+            if done == 1 and title == "a, seed 0":
+                assert left.text() == "all runs 4 min 59 s"
+    left.set_rounds("a, seed 0", 10)  # gone on with
+    (minutes, seconds) = re.findall(r"\d+", left.text())
+    assert int(minutes) * 60 + int(seconds) == pytest.approx(100 * 9 + 10 * 1, rel=0.01)
+
+
+@pytest.mark.parametrize("end", [RESULT, None])
+def test_a_notebook_gets_one_output_that_is_updated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: dict[str, Any] | None
+) -> None:
+    outputs: list[str] = []
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
+        outputs.append(data["text/plain"])
+        return SimpleNamespace(update=lambda data, raw: outputs.__setitem__(-1, data["text/plain"]))
+
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))  # type: ignore[arg-type]
+    kernels = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", kernels)
+    clock = Clock()
+    console = Console(clock=clock)
+    drive(console, clock, seconds=2.0, rounds=4, result=end)
+    last = "fedgh: done  accuracy 75.00 %" if end else "fedgh  round 4/5  accuracy 40.00 %"
+    assert len(outputs) == 1
+    assert outputs[0].startswith(last)
+    assert capsys.readouterr().out.count("\n") == 1
+    assert kernels.getvalue() == ""
+    drive(console, clock, seconds=2.0)
+    assert len(outputs) == 2
 
 
 def test_a_resumed_variant_goes_by_its_name_and_its_count_goes_on() -> None:
-    stream = io.StringIO()
-    console = Console(stream=stream, clock=Clock())
-    console.start({**INFO, "label": "fedgh-alone", "start_round": 4, "bytes_up": 3072, "bytes_down": 0})
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.start({**INFO, "label": "fedgh-alone", "start_round": 4})
     refused = [{"client": c, "reason": "loss is nan"} for c in (4, 0, 1, 2, 3, 5)]
     console.round(record(4, accuracy={}, refused=refused), 1.0)
+    console.end(None)
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("fedgh-alone on digits: 10 clients, 5 rounds, from round 4")
     assert lines[1] == "round 4: client 4 refused: loss is nan"
     assert lines[4:] == [
-        "round 4: 3 more clients refused", "fedgh-alone  round 4/5  1.0 s left  up 4.0 KiB  down 2.0 KiB  loss 0.5",
+        "round 4: 3 more clients refused", "fedgh-alone  round 4/5  loss 0.5  1.0 s left",
     ]  # fmt: skip
 
 
-def drawn(stream: io.StringIO) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-
-
 @pytest.mark.parametrize("forced", [True, None])
-def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch: pytest.MonkeyPatch, forced: bool | None) -> None:
+def test_a_terminal_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch, forced: bool | None) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
     stream, clock = Terminal() if forced is None else io.StringIO(), Clock()
     console = Console(stream=stream, terminal=forced, clock=clock)
     drive(console, clock, seconds=2.0)
+    start, rest = stream.getvalue().split("\n", 1)
+    assert start.startswith("fedgh on digits")
+    (*lines, done) = rest.split("\r")[1:]
+    assert len(lines) == 5
+    assert lines[2] == (  # without wrapping; what an earlier line had more is erased
+        "\x1b[?7lfedgh  round 3/5  accuracy 30.00 %  loss 0.5  4.0 s left\x1b[K\x1b[?7h"
+    )
+    assert done == "\x1b[Kfedgh: done  accuracy 75.00 % (personal)  up 5.0 KiB  down 10.0 KiB  1 min 05 s\n"
     console.message("a message [in] two\nlines")
-    text = drawn(stream)
-    assert "\x1b[" in stream.getvalue()
-    assert "fedgh  round 3/5  accuracy 30.00 %  4.0 s left  up 3.0 KiB  down 6.0 KiB" in text
-    assert "client 5/10" in text
-    assert text.count("\n") == 4  # the lines before and after, the bar once, which rich erases again, and the message
-    assert "fedgh: done" in text
-    assert text.endswith("a message [in] two lines\n")
-    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")  # the cursor is back
+    assert stream.getvalue().endswith("\na message [in] two lines\n")
 
 
-@pytest.mark.parametrize("width", ["1", "20", "300"])
-def test_any_width(monkeypatch: pytest.MonkeyPatch, width: str) -> None:
-    monkeypatch.setenv("COLUMNS", width)
+def test_a_message_stands_above_the_line_of_a_terminal_which_stays_after_an_interruption() -> None:
     stream, clock = io.StringIO(), Clock()
-    drive(Console(stream=stream, terminal=True, clock=clock), clock, seconds=2.0)
-    assert "fedgh: done" in drawn(stream)
+    console = Console(stream=stream, terminal=True, clock=clock)
+    console.start(INFO)
+    clock.now += 1
+    console.round(record(1), 1.0)
+    line = stream.getvalue().rpartition("\r")[2]
+    console.message("odd")
+    assert stream.getvalue().endswith(f"\r\x1b[Kodd\n\r{line}")
+    for number in (2, 3):
+        console.round(record(number), 1.0)
+    assert stream.getvalue().endswith(line), "too soon"
+    console.end(None)
+    assert "round 3/5" in stream.getvalue().rpartition("\r")[2]
+    assert stream.getvalue().endswith("\n")
+    before = stream.getvalue()
+    console.end(None)
+    assert stream.getvalue() == before
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -135,10 +232,8 @@ def test_any_encoding(encoding: str, terminal: bool) -> None:
     console.start({**INFO, "method": "föderiert→", "out": "läufe/日本"})
     console.round(record(1), 3.0)
     console.message("± …")
-    console.end(RESULT)
+    console.end(None)
     assert b"round 1/5" in raw.getvalue()
-    if encoding == "ascii":
-        assert b"+/- ..." in raw.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

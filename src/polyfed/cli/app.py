@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -181,8 +182,8 @@ def status(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_status(error, received))
     except RunInterrupted as error:
-        is_single = "whole rounds" in str(error) and "same command" not in str(error)  # of several it says so itself
-        return _fail(f"{error}{'; go on with --resume' if is_single else ''}", exit_status(error, received))
+        hint = _how_to_go_on(arguments) if "kept" in str(error) else ""
+        return _fail(f"{error}{hint}", exit_status(error, received))
     except PolyfedError as error:
         return _fail(str(error), error.exit_status)
     except Exception as error:
@@ -191,6 +192,13 @@ def status(arguments: Sequence[str]) -> int:
         if os.environ.get("POLYFED_DEBUG"):
             raise
         return _fail(f"{type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where)", 1)
+
+
+def _how_to_go_on(arguments: Sequence[str]) -> str:
+    """The command that goes on with an interrupted one: of several runs it is the same one."""
+    again = [word for word in arguments if word not in ("--overwrite", "--resume")]
+    resume = [] if arguments[0] in ("compare", "sweep", "benchmark") else ["--resume"]
+    return f"; go on with: {shlex.join(['polyfed', *again, *resume])}"
 
 
 def _fail(text: str, code: int) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ from polyfed.errors import RunInterrupted
 from polyfed.profiling import own_seconds, processor_seconds, profile
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
+from polyfed.units import human_count
+
+_RECENT = 40  # rounds by which the time left is estimated
 
 
 class RunLoop:
@@ -28,7 +34,8 @@ class RunLoop:
         self._federation = federation
         self._remarks = remarks  # what a user should know before round 1
         self._last_was_refused = False  # the last round, by a plugin
-        self._seconds: list[float] = []  # of the rounds that this loop has run, with the turns of other runs
+        self._pace = Pace()
+        self._told = 0.0  # when the last round was, by the clock of `time.perf_counter`
 
     def run(self) -> dict[str, Any]:
         """The rounds after the last checkpoint, and then the result.
@@ -45,11 +52,8 @@ class RunLoop:
                 result = federation.write_result()
                 federation.server.state = contiguous(federation.server.state)
             except KeyboardInterrupt:
-                done = len(federation.history)
-                if done:
-                    federation.checkpointer.save(done)
                 federation.tell("end", None)
-                raise RunInterrupted(f"interrupted after {done} whole rounds, which are kept") from None
+                raise RunInterrupted(self._keep()) from None
             except BaseException:
                 federation.tell("end", None)
                 raise
@@ -69,6 +73,7 @@ class RunLoop:
         federation.tell("start", info)
         for remark in self._remarks:
             federation.tell("message", remark)
+        self._told = time.perf_counter()
 
     def _begin_excluded(self) -> None:
         """Who takes no part keeps the network that it begins with, and is scored with it."""
@@ -116,27 +121,25 @@ class RunLoop:
             if federation.folder is not None:
                 federation.folder.append(record)
             federation.history.append(record)
-        except KeyboardInterrupt:
-            federation.transaction.undo()
-            if number > 1:
-                federation.checkpointer.save(number - 1)
-            raise RunInterrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
+            federation.transaction.end()
         except RoundRefused:
             federation.transaction.undo()
             self._last_was_refused = True
             return
-        except Exception:
-            federation.transaction.undo()
+        except BaseException:
+            if federation.transaction.is_open:
+                federation.transaction.undo()
             raise
-        federation.transaction.end()
-        pace = sum(self._seconds) / len(self._seconds)
-        federation.tell("round", record, pace * max(0, federation.training.rounds - number))
+        now = time.perf_counter()
+        self._pace.add(now - self._told, record["evaluated"])
+        self._told = now
+        left = self._pace.seconds_left(number, federation.training.rounds, federation.evaluation.every_n_rounds)
+        federation.tell("round", record, left)
         self._remark()
 
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record with the seconds that it took, on the clock and of processors."""
         federation = self._federation
-        started = time.perf_counter()
         began = own_seconds()
         used = processor_seconds()
         with profile(federation.execution.profile) as watch:
@@ -152,7 +155,6 @@ class RunLoop:
             )
             record = federation.runner.run(round, final or federation.method.exchanges(number))
         record["seconds"] = own_seconds() - began
-        self._seconds.append(time.perf_counter() - started)
         record["processor_seconds"] = processor_seconds() - used
         if watch is not None:
             record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)
@@ -167,6 +169,17 @@ class RunLoop:
             has_spoken = bool(text) and any(method.remark(record) for record in earlier)
         if text and not has_spoken:
             self._federation.tell("message", f"round {newest['round']}: {text}")
+
+    def _keep(self) -> str:
+        """Keep the whole rounds of an interrupted run; says so."""
+        federation = self._federation
+        done = human_count(len(federation.history), "whole round")
+        if federation.folder is None:
+            return f"interrupted; {done} done, of which nothing is kept without a run folder"
+        if federation.history and not federation.transaction.is_open:  # a second Ctrl-C may have stopped the undoing
+            federation.tell("message", f"interrupted; writing a checkpoint of {done}")
+            federation.checkpointer.save(len(federation.history))
+        return f"interrupted; {done} kept in {federation.folder.path}"
 
     def _is_over(self) -> bool:
         """Whether the last regular round is done; by the records, so that a resumed run stops alike."""
@@ -189,6 +202,28 @@ class RunLoop:
     def _next_refused(self) -> str | None:
         """What another round would do, for which a plugin does not let it begin; None: it may."""
         return self._federation.why_not([len(self._federation.history) + 1])
+
+
+class Pace:
+    """How long rounds take, with the turns of other runs and the checkpoints between them."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=_RECENT) for kind in (False, True)}
+
+    def add(self, seconds: float, evaluated: bool) -> None:
+        """A round took so long. evaluated: whether networks were scored in it."""
+        self._seconds[evaluated].append(seconds)
+
+    def seconds_left(self, number: int, rounds: int, every: int) -> float:
+        """What the rounds after `number` take, of which each `every`th and the last are evaluated.
+
+        Rounds take as long as the later half of those before, as the first ones are slower.
+        """
+        left = max(0, rounds - number)
+        evaluated = min(left, math.ceil(rounds / every) - number // every)
+        paces = {kind: fmean(list(own)[len(own) // 2 :]) for kind, own in self._seconds.items() if own}
+        usual = max(paces.values())
+        return evaluated * paces.get(True, usual) + (left - evaluated) * paces.get(False, usual)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class Transaction:
     Attributes:
         server, clients: whose state it is. plugins: may hold uploads back. history: the records so far.
         present: number of a round -> who is in the federation then. made_of: see `RunResult`.
+        is_open: whether a round has begun that is neither through nor undone.
     """
 
     server: Server
@@ -53,10 +54,12 @@ class Transaction:
     def __post_init__(self) -> None:
         self._begun = Snapshot(0, {}, {}, {})
         self._before: dict[int, tuple[WeightRow | None, State]] = {}  # of those whom this round has changed
+        self.is_open = False
 
     def begin(self, number: int) -> None:
         """Begin round `number`."""
         self._before = {}
+        self.is_open = True
         self._begun = Snapshot(number - 1, shallow_copy(self.server.state), {}, {}, self.late_uploads, self.work)
 
     def commit(self, outcomes: Sequence[JobResult]) -> None:
@@ -82,6 +85,7 @@ class Transaction:
 
     def end(self) -> None:
         """The round counts; what was before is forgotten, or rows that nobody needs would stay."""
+        self.is_open = False
         self._before = {}
 
     def undo(self) -> None:
@@ -90,6 +94,7 @@ class Transaction:
         states = {client_id: own for client_id, (_, own) in self._before.items()}
         begun = self._begun
         self.restore(Snapshot(begun.round, begun.server, weights, states, begun.late, begun.work))
+        self.is_open = False
 
     def snapshot(self, number: int) -> Snapshot:
         """The present state, after round `number`."""

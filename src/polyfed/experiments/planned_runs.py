@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
-from polyfed.loggers.console import Console
+from polyfed.loggers.console import Console, RunsLeft
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
 
@@ -133,6 +133,9 @@ def run_planned(
     """
     failures: dict[str, str] = {}
     started: list[PlannedRun] = []
+    titles = {one.title: f"run {number} of {len(members)}: {one.title}" for number, one in enumerate(members, 1)}
+    left = RunsLeft({titles[one.title]: (one.name, one.recipe.training.rounds) for one in pending if one in members})
+    shown = {title: [_for_one(watcher, left, text) for watcher in watchers] for title, text in titles.items()}
     for member in members:
         if member not in pending:
             for watcher in watchers:
@@ -141,8 +144,13 @@ def run_planned(
             others = [one for one in members if one in pending and one not in started]
             group = _side_by_side(member, others, data)
             started += group
-            _run_group(group, overwrite, data, watchers, failures)
+            _run_group(group, overwrite, data, shown, failures)
     return failures
+
+
+def _for_one(watcher: Logger, left: RunsLeft, title: str) -> Logger:
+    """Who watches one of the runs."""
+    return watcher.of_several(left, title) if isinstance(watcher, Console) else watcher
 
 
 def _side_by_side(first: PlannedRun, others: Sequence[PlannedRun], data: DataCache) -> list[PlannedRun]:
@@ -172,27 +180,22 @@ def _run_group(
     group: Sequence[PlannedRun],
     overwrite: bool,
     data: DataCache,
-    watchers: Sequence[Logger],
+    watchers: Mapping[str, Sequence[Logger]],
     failures: dict[str, str],
 ) -> None:
-    """Run one, or several side by side."""
-    if len(group) == 1:
-        _run_one(group[0], overwrite, data, watchers, failures)
+    """Run one, or several side by side. watchers: by title of a run."""
+    runs = [functools.partial(_run_one, one, overwrite, data, watchers[one.title], failures) for one in group]
+    if len(runs) == 1:
+        runs[0]()
         return
     first = group[0]
-    for watcher in watchers:
+    for watcher in watchers[first.title]:
         watcher.message(f"{len(group)} runs side by side, from {first.title} to {group[-1].title}")
-    runs = []
-    for member in group:
-        own = [one.beside(member.title) if isinstance(one, Console) else one for one in watchers]
-        runs.append(functools.partial(_run_one, member, overwrite, data, own, failures))
     try:
         with single_threaded():
             run_together(runs, first.recipe.run.workers or _SHARED_SIZE, parse_device(first.recipe.run.device))
     except KeyboardInterrupt:
-        raise RunInterrupted(
-            f"interrupted in {len(group)} runs side by side; whole rounds are kept; the same command goes on"
-        ) from None
+        raise RunInterrupted(f"interrupted in {len(group)} runs side by side; their whole rounds are kept") from None
 
 
 def _run_one(
@@ -204,7 +207,7 @@ def _run_one(
             resume=not overwrite, overwrite=overwrite
         )
     except RunInterrupted as stop:
-        raise RunInterrupted(f"{member.title}: {stop}; the same command goes on") from None
+        raise RunInterrupted(f"{member.title}: {stop}") from None
     except PolyfedError as error:
         failures[member.title] = str(error)
         for watcher in watchers:

@@ -1,4 +1,4 @@
-"""Live progress in the terminal: a bar that is redrawn, or plain lines where the output is no terminal.
+"""Live progress: one line that is rewritten in a terminal and in a notebook, and a line every so often in a log.
 
 Progress is a courtesy: nothing here may stop a run. A stream that is closed or full is given up silently, and
 characters that it cannot encode are replaced.
@@ -7,10 +7,12 @@ characters that it cannot encode are replaced.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
@@ -18,21 +20,64 @@ from polyfed.escaping import client_text, visible
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["Console"]
+__all__ = ["Console", "RunsLeft"]
 
-_PAUSE = 1.0  # seconds between plain lines, at least
-_PATIENCE = 30.0  # seconds without a plain line after which a long round says how far it is
+_REWRITE = 0.2  # seconds before a line is rewritten, at least
+_PAUSES = (1.0, 60.0)  # seconds between two lines of a log, from a run's first seconds to its hours
+_PATIENCE = 30.0  # seconds without a line after which a long round says in a log how far it is
 _REFUSALS = 3  # that are named per round; the rest is counted
-_BROKEN = (OSError, ValueError, AttributeError)  # closed, full, hung up; None under pythonw
-_ASCII = str.maketrans({"±": "+/-", "…": "...", "━": "-", "╸": "-", "╺": "-", "–": "-", "—": "-", "→": "->"})
+# closed, full, hung up; None under pythonw; of an encoding that Python does not know
+_BROKEN = (OSError, ValueError, AttributeError, LookupError)
+
+
+class RunsLeft:
+    """How long the rest of several runs takes, one after the other or side by side.
+
+    Args:
+        runs: title -> name, and rounds to be run; those of one name take alike long. clock: seconds, monotonic.
+    """
+
+    def __init__(self, runs: Mapping[str, tuple[str, int]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._names = {title: name for title, (name, _) in runs.items()}
+        self._rounds = {title: rounds for title, (_, rounds) in runs.items()}
+        self._clock = clock
+        self._told = clock()
+        self._seconds: Counter[str] = Counter()  # by name; those since the last round of any run are the next one's
+        self._done: Counter[str] = Counter()
+        self._begun: set[str] = set()
+
+    def set_rounds(self, title: str, rounds: int) -> None:
+        """So many rounds of a run that has begun are left; 0 at its end."""
+        self._begun.add(title)
+        self._rounds[title] = rounds
+
+    def round(self, title: str, rounds: int) -> None:
+        """A round of a run is through; so many are left."""
+        now = self._clock()
+        self._seconds[self._names[title]] += now - self._told  # type: ignore[assignment]
+        self._done[self._names[title]] += 1
+        self._told = now
+        self.set_rounds(title, rounds)
+
+    def text(self) -> str:
+        """For the line of a run: the time that all take, once each at work may have had a round; "" for one alone."""
+        if self._done.total() < len(self._begun) or sum(rounds > 0 for rounds in self._rounds.values()) < 2:
+            return ""
+        usual = self._seconds.total() / self._done.total()
+        names = set(self._names.values())
+        # two usual rounds are counted with each name's own, so that its first, slow one does not decide alone
+        paces = {name: (self._seconds[name] + 2 * usual) / (self._done[name] + 2) for name in names}
+        left = sum(rounds * paces[self._names[title]] for title, rounds in self._rounds.items())
+        return f"all runs {human_seconds(left)}"
 
 
 class Console:
     """Shows how a run gets on.
 
     Args:
-        stream: where to; standard error by default, so that standard output stays free for results.
-        terminal: draw a bar (True) or plain lines (False); by default the stream is asked.
+        stream: where to; by default standard error, so that standard output stays free for results, and in a notebook
+            the cell's output.
+        terminal: rewrite one line (True) or write one every so often (False); by default the stream is asked.
         clock: seconds, monotonic (tests hand in their own).
     """
 
@@ -42,11 +87,10 @@ class Console:
         terminal: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = _SafeStream(sys.stderr if stream is None else stream)
-        self._terminal = self._stream.isatty() if terminal is None else terminal
         self._clock = clock
+        self._line = _Line(stream, terminal, clock)
         self._title = ""  # in place of a run's own name
-        self._progress: Any = None  # rich's, while a run is shown on a terminal
+        self._runs: RunsLeft | None = None
         self._begin({})
 
     def _begin(self, info: Mapping[str, Any]) -> None:
@@ -54,14 +98,15 @@ class Console:
         self._row = self._title or visible(str(info.get("label") or info.get("method", "?")))
         self._rounds = int(info.get("rounds") or 0)
         self._done = max(0, int(info.get("start_round") or 1) - 1)
-        self._state = f"round {self._done}/{self._rounds}"
-        self._sent = {way: float(info.get(f"bytes_{way}") or 0) for way in ("up", "down")}
-        self._began = self._shown = self._clock()  # when the last plain line was
-        self._pending: str | None = None  # a plain line held back because it was too soon
+        self._number = f"round {self._done}/{self._rounds}"
+        self._score = self._loss = ""
+        self._scored = self._done  # the round of the score
+        self._ends = math.nan  # when the run will be over
 
-    def beside(self, title: str) -> Console:
-        """For one of several runs at the same time: plain lines, by a title."""
-        other = Console(self._stream, terminal=False, clock=self._clock)  # type: ignore[arg-type]
+    def of_several(self, runs: RunsLeft, title: str) -> Console:
+        """For one of several runs, in turn or at the same time, which share the line."""
+        other = copy.copy(self)
+        other._runs = runs
         other._title = visible(title)
         return other
 
@@ -70,27 +115,24 @@ class Console:
 
         Args:
             info: method, label (in its place, of a variant or a control), dataset, clients, rounds, start_round (the
-                first to be done), seed, evaluation, out; on resume also bytes_up and bytes_down spent so far.
+                first to be done), seed, evaluation, out.
         """
-        self._stop()
         self._begin(info)
+        if self._runs is not None:
+            self._runs.set_rounds(self._title, self._rounds - self._done)
         score = main_score_of(str(info.get("score")).split())
         begin = f", from round {self._done + 1}" if self._done else ""
         where = f", into {info['out']}" if info.get("out") else ""
+        seed = "" if self._title else f", seed {info.get('seed', '?')}"
         self.message(
             f"{self._row} on {info.get('dataset', '?')}: {info.get('clients', '?')} clients, {self._rounds} rounds"
-            f"{begin}, seed {info.get('seed', '?')}, {score.title} of stage {self._stage()}{where}"
+            f"{begin}{seed}, {score.title} of stage {self._stage()}{where}"
         )
-        if self._terminal:
-            self._draw()
-        self._shown = -math.inf
 
     def client_done(self, done: int, total: int) -> None:
         """A client of the running round has finished: ``done`` of ``total``."""
-        if self._progress is not None:
-            self._update(self._done + done / total, f"{self._state}  client {done}/{total}")
-        elif self._clock() - max(self._shown, self._began) >= _PATIENCE:
-            self._line(f"{self._row}  round {self._done + 1}/{self._rounds}: {done} of {total} clients done")
+        if self._line.is_due(_PATIENCE):
+            self._line.show(self._text(f"client {done}/{total}"))
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         """A round is complete.
@@ -100,53 +142,52 @@ class Console:
             remaining_seconds: the engine's estimate for the rest of the run.
         """
         self._done = int(record.get("round") or self._done + 1)
-        for way in self._sent:
-            self._sent[way] += record.get(f"bytes_{way}") or 0
         self._show_refused(record)
+        if self._runs is not None:
+            self._runs.round(self._title, max(0, self._rounds - self._done))
+        self._ends = self._clock() + remaining_seconds if remaining_seconds > 0 else math.nan
         score = main_score_of(record)
         mean = ((record.get(score.name) or {}).get(self._stage()) or {}).get("mean")
         loss = record.get("train_loss")
-        known = remaining_seconds > 0 and math.isfinite(remaining_seconds)
-        parts = [
-            "final round" if record.get("final_round") else f"round {self._done}/{self._rounds}",
-            "" if mean is None else f"{score.title} {score.text(mean)}{score.unit}",
-            f"{human_seconds(remaining_seconds)} left" if known else "",
-            f"up {human_bytes(self._sent['up'])}  down {human_bytes(self._sent['down'])}",
-            "" if loss is None else f"loss {loss:.4g}",
-        ]
-        self._state = "  ".join(filter(None, parts))
-        if self._progress is not None:
-            self._update(self._done, self._state)
-        elif self._clock() - self._shown < _PAUSE and self._done < self._rounds:
-            self._pending = f"{self._row}  {self._state}"
-        else:
-            self._line(f"{self._row}  {self._state}")
+        self._number = "final round" if record.get("final_round") else f"round {self._done}/{self._rounds}"
+        if mean is not None:
+            self._score = f"{score.title} {score.text(mean)}{score.unit}"
+            self._scored = self._done
+        self._loss = "" if loss is None else f"loss {loss:.4g}"
+        self._line.show(self._text())
 
     def message(self, text: str) -> None:
         """Something the user should know, above the progress."""
-        line = visible(" ".join(str(text).splitlines()))
-        if self._progress is not None:
-            self._guard(lambda: self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True))
-        else:
-            self._stream.write(line + "\n")
-            self._stream.flush()
+        self._line.message(visible(" ".join(str(text).splitlines())))
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """The run is over; ``result`` is None when it was interrupted or failed. May be called more than once."""
-        self._stop()
-        if self._pending is not None:
-            self._line(self._pending)
+        if self._runs is not None:
+            self._runs.set_rounds(self._title, 0)
+        last = ""
         if result is not None:
             score = main_score_of(result)
             value = result.get(score.name)
             parts = [
                 f"{self._row}: {'nothing was learnt' if result.get('nothing_learnt') else 'done'}",
                 "" if value is None else f"{score.title} {score.text(value)}{score.unit} ({self._stage()})",
-                f"up {human_bytes(result.get('bytes_up') or self._sent['up'])}",
-                f"down {human_bytes(result.get('bytes_down') or self._sent['down'])}",
-                human_seconds(result.get("seconds") or self._clock() - self._began),
+                f"up {human_bytes(result.get('bytes_up') or 0)}  down {human_bytes(result.get('bytes_down') or 0)}",
+                human_seconds(result.get("seconds") or math.nan),
             ]
-            self.message("  ".join(filter(None, parts)))
+            last = visible("  ".join(filter(None, parts)))
+        self._line.end(last)
+
+    def _text(self, client: str = "") -> str:
+        left = self._ends - self._clock()
+        times = [
+            f"{human_seconds(max(0.0, left))} left" if math.isfinite(left) else "",
+            "" if self._runs is None else self._runs.text(),
+        ]
+        score = self._score
+        if score and self._scored < self._done:
+            score += f" (round {self._scored})"
+        parts = [self._row, self._number, client, score, self._loss, ", ".join(filter(None, times))]
+        return "  ".join(filter(None, parts))
 
     def _stage(self) -> str:
         return visible(str((self._info.get("evaluation") or {}).get("stage", "?")))
@@ -161,73 +202,91 @@ class Console:
         if len(refused) > _REFUSALS:
             self.message(f"round {self._done}: {len(refused) - _REFUSALS} more clients refused")
 
-    def _line(self, line: str) -> None:
-        self.message(line)
+
+class _Line:
+    """Where progress is shown: a line that is rewritten, or lines of a log."""
+
+    def __init__(self, stream: TextIO | None, terminal: bool | None, clock: Callable[[], float]) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._in_notebook = terminal is None and type(self._stream).__module__ == "ipykernel.iostream"
+        if self._in_notebook:
+            self._stream = sys.stdout  # the other one is shown in red
+        self._is_terminal = self._asked() if terminal is None else terminal
+        self._clock = clock
+        self._created = self._shown = clock()
+        self._text = ""  # what stands in the line
+        self._held = ""  # a line of a log held back because it was too soon
+        self._handle: Any = None  # of the line in a notebook
+
+    def is_due(self, least: float = 0.0) -> bool:
+        """Whether enough time has passed since the last line. least: seconds between two lines of a log."""
+        now = self._clock()
+        pause = _REWRITE
+        if not (self._is_terminal or self._in_notebook):
+            shortest, longest = _PAUSES
+            pause = max(least, min(max((now - self._created) / 50, shortest), longest))
+        return now - self._shown >= pause
+
+    def show(self, text: str) -> None:
+        """Have the line say this; or, where it is too soon, if nothing comes after it."""
+        if self.is_due():
+            self._rewrite(text)
+        else:
+            self._held = text
+
+    def message(self, text: str) -> None:
+        """A line of its own, above."""
+        current = self._text
+        self._write_whole(text)
+        if current:
+            self._rewrite(current)
+
+    def end(self, text: str) -> None:
+        """Have the line be this for good; "" what it last was to be."""
+        last = text or self._held
+        if self._in_notebook and last:
+            self._rewrite(last)
+        elif last:
+            self._write_whole(last)
+        elif self._text:
+            self._write("\n")
+        self._text = self._held = ""
+        self._handle = None
+
+    def _rewrite(self, text: str) -> None:
         self._shown = self._clock()
-        self._pending = None
+        self._held = ""
+        if self._in_notebook:
+            self._display(text)
+        elif self._is_terminal:
+            self._text = text
+            self._write(f"\r\x1b[?7l{text}\x1b[K\x1b[?7h")  # what is longer than the terminal is wide is cut by it
+        else:
+            self._write(f"{text}\n")
 
-    # the bar ----------------------------------------------------------------------------------------------------
-    def _draw(self) -> None:
-        def begin() -> None:
-            from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, Progress, TextColumn
-            from rich.table import Column
+    def _write_whole(self, text: str) -> None:
+        self._shown = self._clock()
+        erase = "\r\x1b[K" if self._text else ""
+        self._text = ""
+        self._write(f"{erase}{text}\n")
 
-            # Whether it is a terminal is decided already. No thread redraws: workers may be forked at any time.
-            console = RichConsole(file=self._stream, force_terminal=True, legacy_windows=False)  # type: ignore[arg-type]
-            state = TextColumn(
-                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
-            )
-            bar = BarColumn(bar_width=20)
-            progress = Progress(bar, state, console=console, auto_refresh=False, transient=True, expand=True)
-            progress.add_task(f"{self._row}  {self._state}", total=self._rounds or None, completed=self._done)
-            progress.start()
-            console.show_cursor(True)  # a run may be killed at any time: never leave the user without a cursor
-            self._progress = progress
+    def _display(self, text: str) -> None:
+        from IPython.display import display
 
-        self._guard(begin)
+        plain = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(plain, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(plain, raw=True)
 
-    def _update(self, completed: float, state: str) -> None:
-        text = f"{self._row}  {state}"
-        self._guard(lambda: self._progress.update(0, completed=completed, description=text, refresh=True))
-
-    def _stop(self) -> None:
-        progress, self._progress = self._progress, None
-        if progress is not None:
-            self._guard(progress.stop)
-
-    def _guard(self, act: Callable[[], None]) -> None:
-        """Does it; if drawing fails for any reason, goes on with plain lines."""
-        try:
-            act()
-        except Exception:
-            self._terminal = False
-            self._progress = None
-
-
-class _SafeStream:
-    """A text stream that replaces what it cannot encode and falls silent when it breaks."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        """Whether a line can be redrawn there."""
-        try:
+    def _asked(self) -> bool:
+        """Whether the stream says that a line can be rewritten there."""
+        with contextlib.suppress(*_BROKEN):
             return self._stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-        except _BROKEN:
-            return False
+        return False
 
-    def write(self, text: str) -> int:
-        try:
-            text.encode(self.encoding)
-        except (UnicodeEncodeError, LookupError):  # an encoding that Python does not know
-            text = text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+    def _write(self, text: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
         with contextlib.suppress(*_BROKEN):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(*_BROKEN):
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()

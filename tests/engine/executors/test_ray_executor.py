@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_another_executor(tmp_path: Path, ray: RayStub) -> No
             raise KeyboardInterrupt
 
     ray.fault = stop
-    with pytest.raises(RunInterrupted, match="interrupted in round 2; 1 whole rounds are kept"):
+    with pytest.raises(RunInterrupted, match="interrupted; 1 whole round kept"):
         experiment.run(on_ray(recipe), out=tmp_path / "run")
     assert not ray.is_on
     same(experiment.run(recipe, out=tmp_path / "run", resume=True), whole)

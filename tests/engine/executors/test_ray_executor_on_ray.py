@@ -132,7 +132,7 @@ def test_who_is_ended_leaves_whole_rounds_and_no_process(recipe: Path, tmp_path:
         _, said = caller.process.communicate(timeout=PATIENCE)
     if ended != "SIGKILL":
         assert caller.process.returncode == 128 + (signal.SIGINT if ended == "Ctrl-C" else signal.SIGTERM), said
-        assert "whole rounds" in said.splitlines()[-1]
+        assert "whole round" in said.splitlines()[-1]
         assert list(tmp_path.glob("polyfed-*")) == []
     until = time.monotonic() + PATIENCE
     while caller.offspring() and time.monotonic() < until:

@@ -224,16 +224,16 @@ MOST = {  # in docs/gpu.md
 ON_DEVICE = ["fedavg", "fedmrl", "fednova", "fedopt", "fedrep", "inclusivefl", "incoavg", "lgfedavg", "moon"]
 WAITS = {  # whatever the number of clients
     **dict.fromkeys(("closed-form", "fedavg", "fedgh", "fedproto", "fedtgp", "scaffold"), 3),
-    "fedmd": 5,
+    **dict.fromkeys(("fedgen", "fedmd"), 5),
     "local-mutual": 2,
 }
 WAITS_PER_CLIENT = {
-    **dict.fromkeys(("feddpa", "fedkd", "own-plus-common"), 1),
-    **dict.fromkeys(("fedfomo", "fedgen", "fedin"), 2),
+    **dict.fromkeys(("feddpa", "fedfomo", "fedkd", "own-plus-common"), 1),
+    "fedin": 2,
     "fedhenn": 3,
 }
 SMALL = {"fedhenn": {"alignment_data": AlignmentData(size=16, batch=8)}}
-COPIES_PER_CLIENT = {"fedhenn": 6, "fedfomo": 4, "fedgen": 1, "fedin": 4, "fedkd": 1, "fedproto": 2, "fedtgp": 2}
+COPIES_PER_CLIENT = {"fedhenn": 6, "fedfomo": 2, "fedin": 4, "fedkd": 1, "fedproto": 2, "fedtgp": 2}
 
 
 def counted(

@@ -15,6 +15,8 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from polyfed.functional.device_copies import in_float64
+
 _SAME = 1e-12  # models nearer than this are one model
 ENTRIES_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
 
@@ -283,7 +285,7 @@ def interpolate_towards(
         model: W by name. others: W_n, each any subset of the names, in the same shapes. shares: omega_n.
 
     Returns:
-        New tensors on the CPU in the dtypes of ``model``; sums are float64, so that a share of 1 gives W_n itself.
+        New tensors as those of ``model``; sums are float64, so that a share of 1 gives W_n itself.
 
     Source: FedFomo, section 3.
 
@@ -292,7 +294,7 @@ def interpolate_towards(
     """
     mixed = {}
     for name, tensor in model.items():
-        total = here = tensor.detach().cpu().double()  # not every GPU has float64
+        total = here = in_float64(tensor.detach())
         for other, share in zip(others, shares, strict=True):
             if share and name in other:
                 total = total + share * (other[name].to(here) - here)
@@ -300,12 +302,13 @@ def interpolate_towards(
     return mixed
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """||a - b||, the Euclidean norm over the entries of all tensors that both have.
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """||a - b||, the Euclidean norm over the entries of all tensors that both have, 0-d float64.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 4.0]), "v": torch.ones(1)}
     >>> distance(a, b)
-    5.0
+    tensor(5., dtype=torch.float64)
     """
-    gaps = [(a[name].cpu().double() - b[name].cpu().double()).flatten() for name in a if name in b]
-    return float(torch.linalg.vector_norm(torch.cat(gaps))) if gaps else 0.0
+    gaps = [(in_float64(a[name]) - in_float64(b[name])).flatten() for name in a if name in b]
+    norm: Tensor = torch.linalg.vector_norm(torch.cat(gaps or [torch.zeros(0, dtype=torch.float64)]))
+    return norm

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor, numbers_of
 from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
@@ -122,10 +122,11 @@ class FedFomo(Method):
     def receive(self, client: Client, message: Message) -> Context:
         if client.weights is None:
             load_state(client.model, get_group(message, "start"))
-        own = {name: t.clone() for name, t in move_group(float_state(client.model), "cpu").items()}
-        others = [get_group(message, name) for name in message if name != "start"]
+        own = {name: t.clone() for name, t in float_state(client.model).items()}
+        device = next(iter(own.values())).device
+        others: list[Group] = [move_group(get_group(message, name), device) for name in message if name != "start"]
         if "before" in client.state:
-            old = get_group(client.state, "before")
+            old: Group = move_group(get_group(client.state, "before"), device)
             candidates = [own, *others]
         else:  # it has not trained yet
             old = own
@@ -133,20 +134,21 @@ class FedFomo(Method):
         delta = self._delta(client, old, candidates)
         mixed = interpolate_towards(old, candidates, normalize_positive(delta).tolist())
         load_state(client.model, mixed)
-        client.state["before"] = move_group(mixed, "cpu")
+        client.state["before"] = mixed
         return {"delta": delta[len(candidates) - len(others) :]}
 
     def _delta(self, client: Client, old: Group, candidates: list[Group]) -> Tensor:
         """Improvement of each candidate over `old` on the client's validation rows, per distance."""
         held = client.data.validation
-        outputs = []
+        losses = []
         for candidate in (old, *candidates):
             load_state(client.model, {**old, **candidate})
-            outputs.append(inference.map_batches(client.model, client.model, held, client.prepare))
-        ones = torch.ones(len(held))
-        losses = [float(task_loss(logits, held.y, ones)) for logits in torch.stack(outputs).cpu()]
+            logits = inference.map_batches(client.model, client.model, held, client.prepare)
+            y = held.at(logits.device).y.to(logits.device)
+            losses.append(task_loss(logits, y, torch.ones_like(y, dtype=torch.float32)))
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
-        return model_gains(losses[0], losses[1:], [distance(weights, one) for one in candidates])
+        found = numbers_of([*losses, *(distance(weights, one) for one in candidates)])
+        return model_gains(found[0], found[1 : len(losses)], found[len(losses) :])
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         delta: Tensor = client.context["delta"]

@@ -34,7 +34,7 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters, loads_message
-from polyfed.core.modules import as_split_model
+from polyfed.core.modules import as_split_model, head_names, load_state
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -110,10 +110,16 @@ class FedGen(FedAvg):
         known = observed_classes(counts_SC)
         if not known.any():
             return
+        plain: dict[str, nn.Module] = {}  # heads by architecture, whatever their weights
         heads = []
         for i, message in uploads.items():
-            model = server.model(server.clients[i].architecture, get_group(message, "model"))
-            heads.append(frozen_head(model))
+            architecture = server.clients[i].architecture
+            model = server.model(architecture, {})
+            if architecture not in plain:
+                plain[architecture] = frozen_head(model)
+            heads.append(copy.deepcopy(plain[architecture]))
+            sent = get_group(message, "model")
+            load_state(heads[-1], {inner: sent[name] for name, inner in head_names(model).items() if name in sent})
         lr = _GENERATOR_LR * _GENERATOR_LR_DECAY ** (server.round - 1)
         generator = get_group(server.state, "generator")
         moments = get_group(server.state, "moments") if "moments" in server.state else {}
@@ -129,7 +135,7 @@ class FedGen(FedAvg):
         if "generator" not in message:
             return {}
         like = next(client.model.parameters())
-        generator = {name: t.to(like.dtype, copy=True) for name, t in get_group(message, "generator").items()}
+        generator = {name: t.to(like.dtype) for name, t in get_group(message, "generator").items()}
         weights = torch.tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)], dtype=like.dtype)
         return {"generator": generator, "counts": get_tensor(message, "counts").clone(), "weights": weights}
 

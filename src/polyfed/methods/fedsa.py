@@ -105,7 +105,7 @@ class FedSA(prototypes.PrototypeUploads):
         if "gap" in client.state:
             margin = torch.maximum(margin, get_tensor(client.state, "gap"))
         dtype = next(client.model.parameters()).dtype
-        return {"anchors": anchors.to(dtype, copy=True), "margin": margin.to(dtype)}
+        return {"anchors": anchors.to(dtype), "margin": margin.to(dtype)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         z = model.represent(batch.x)

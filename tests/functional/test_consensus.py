@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.consensus import confidence_weights, confidences, consensus, mean_scores, transfer_loss
+from polyfed.functional.consensus import confidence_weights, consensus, mean_scores, transfer_loss
 
 
 def draw(*shape, seed=0):
@@ -44,7 +44,7 @@ def test_consensus_by_hand():
 
 
 def test_shares_sum_to_one_and_leave_out_who_is_not_counted():
-    v, counted = confidences(draw(5, 40, 4)), draw(5, 40, seed=1) > 0
+    v, counted = draw(5, 40).square(), draw(5, 40, seed=1) > 0
     counted[:, 0] = False
     v[:, 1], counted[:, 1] = 0.0, torch.tensor([True, False, True, False, False])
     found = confidence_weights(v, counted)

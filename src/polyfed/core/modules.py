@@ -203,7 +203,7 @@ def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: s
 
 
 class FrozenModel(nn.Module):
-    """A reference network inside a loss: `model` with other weights, in eval mode, without gradient."""
+    """A network that a loss refers to, such as a teacher: `model` with `weights`, in eval mode, without gradient."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -253,11 +253,6 @@ class _Call(nn.Module):
 
     def forward(self, method: str, *args: Any) -> Any:
         return getattr(self.model, method)(*args)
-
-
-def freeze_copy(model: nn.Module, weights: Mapping[str, Tensor]) -> FrozenModel:
-    """A reference network for a loss (teacher, previous model): the template `model` holding `weights` (by name)."""
-    return FrozenModel(model, weights)
 
 
 def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:

@@ -31,7 +31,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor, members
 from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
-from polyfed.core.modules import freeze_copy, load_state
+from polyfed.core.modules import FrozenModel, load_state
 from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.executors.client_work import Executor, part_of
@@ -240,7 +240,7 @@ class Tuned(Local):
         if _TUNED not in context:
             return super().predict(model, x, context)
         weights = {name: tensor.to(x.device) for name, tensor in get_group(context, _TUNED).items()}
-        return super().predict(freeze_copy(model, weights), x, context)
+        return super().predict(FrozenModel(model, weights), x, context)
 
 
 class SharedByNetwork:

@@ -26,19 +26,6 @@ class Consensus(NamedTuple):
     disagreement: Tensor
 
 
-def confidences(scores_SNC: Tensor) -> Tensor:
-    """How sure each network is of each sample, (S, N): the variance over the classes of its scores.
-
-    Of logarithms of probabilities it is the same as of scores, which differ from these by the same for all classes.
-
-    Source: Cho et al. (Fed-ET), IJCAI 2022, section 3.2.
-
-    >>> confidences(torch.tensor([[[1.0, 5.0], [2.0, 2.0]]]))
-    tensor([[4., 0.]])
-    """
-    return scores_SNC.var(dim=2, correction=0)
-
-
 def confidence_weights(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
     """Shares (S, N): v over its sum among those counted, 0 for the others; equal ones where all counted have v = 0.
 
@@ -57,16 +44,19 @@ def confidence_weights(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
 def consensus(scores_SNC: Tensor) -> Consensus:
     """The class with the highest score in sum_s alpha_s score_s, and the same mean over those who see another class.
 
+    A network is as sure of a sample, v, as the variance over the classes of its scores, which is also that of
+    logarithms of probabilities. All is in float64, so that the order of the networks does not show.
+
     Args:
         scores_SNC: scores before the softmax.
 
-    Source: Fed-ET, weighted consensus and diversity, in float64 so that the order of the networks does not show.
+    Source: Cho et al. (Fed-ET), IJCAI 2022, section 3.2, weighted consensus and diversity.
 
     >>> consensus(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
     Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disagreement=tensor([True]))
     """
     wide_SNC = scores_SNC.double()
-    v_SN = confidences(wide_SNC)
+    v_SN = wide_SNC.var(dim=2, correction=0)
     everybody_SN = torch.ones_like(v_SN, dtype=torch.bool)
     labels_N = torch.einsum("sn,snc->nc", confidence_weights(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
     differs_SN = wide_SNC.argmax(dim=2) != labels_N

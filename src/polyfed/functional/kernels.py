@@ -211,43 +211,75 @@ class Factor(NamedTuple):
     rank: int
 
 
-class ExactMeanKernel:
-    """F with F F^T = sum_j H K_j H up to scale, exactly: F = [G_1, ..., G_N], G_j = Ac_j.
+class MeanKernelFactor:
+    """F with F F^T = sum_j H K_j H up to scale.
+
+    It is exact while the sum of the widths is at most ``exact_rank``: F = [G_1, ..., G_N], G_j = Ac_j. Beyond that it
+    is compressed to ``rank`` columns. Columns are gathered, and what is too wide gives way to its leading part, half as
+    wide: U S of G = U S V^T, by the eigenvectors V of the small G^T G. From the first A_j with as many columns as rows
+    on, of at most 1024 rows, the kernel itself is added up instead, which takes less time, and nothing more gives way.
+    Memory is at most L x 2 (rank + 16), L x L, or the kept A_j while it is exact, and a few copies of one A_j, however
+    many there are.
 
     Args:
+        rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
+        exact_rank: largest sum of widths for which F is exact.
         norm: "none" (the paper), or "fro": K_j / ||Ac_j^T Ac_j||_F, so that a wide network's large kernel does not
             drown the others. Representations with equal rows then count 0.
 
     Source: K_bar of FedHeNN, eq. 6.
     """
 
-    def __init__(self, norm: str = "none") -> None:
+    def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
         self.count = 0  # representations so far
+        self._rank = rank
+        self._exact_rank = exact_rank
         self._fro = norm == "fro"
         self._first: Tensor | None = None  # column of the first
         self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
         self._parts: list[_Part] = []
+        self._width = 0  # sum of the widths
+        self._columns: Tensor | None = None  # G, once it was too wide
+        self._kernel: Tensor | None = None  # G G^T in place of G, once an A_j was wide
+        self._left_out = 0.0  # sum of the norms of what gave way
 
     @torch.no_grad()
     def add(self, a_LD: Tensor) -> None:
         """Take in A_j, of finite numbers and as many rows as the others have."""
         self._first = a_LD[:, :1].clone() if self._first is None else self._first
         same_rows(self._first, a_LD)
+        before = self._peak
+        self.count += 1
+        self._width += a_LD.shape[1]
         with torch.autocast(a_LD.device.type, enabled=False):
             ready_LD = center_and_scale(a_LD)
             size = _gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
-            self.count += 1
             peak, size = torch.stack([max_abs(a_LD).double(), size.double()]).cpu()  # at once, as a GPU waits for it
             self._parts.append(_Part(a_LD, mean_D, size, peak))
-            self._peak = torch.maximum(self._peak, peak)
+            self._peak = torch.maximum(before, peak)
+            if not self._fro and self._peak > before:
+                self._shrink(float(nonzero(before) / self._peak))
+            if self._width > self._exact_rank:
+                for part in self._parts:
+                    self._gather(self._scaled(part, 1.0))  # 1/N left out: CKA does not see the scale
+                self._parts = []
 
     @torch.no_grad()
     def result(self) -> Factor:
-        """The factor of what was added so far, one at least."""
+        """The factor of what was added so far, one at least.
+
+        Its truncation error is an upper bound, and close where it is not tiny. What gave way is positive semidefinite,
+        so that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
+        """
         with torch.autocast(self._like.device.type, enabled=False):
-            f_Lr = torch.cat([self._scaled(part, 1 / self.count) for part in self._parts], dim=1)
-            return Factor(f_Lr / nonzero(max_abs(f_Lr)), 0.0, f_Lr.shape[1])
+            if self._columns is None and self._kernel is None:
+                f_Lr = torch.cat([self._scaled(part, 1 / self.count) for part in self._parts], dim=1)
+                return Factor(f_Lr / nonzero(max_abs(f_Lr)), 0.0, f_Lr.shape[1])
+            f_Lr, norm, rest = self._leading_columns()
+            rest += self._left_out
+            tail = rest / math.hypot(norm, rest) if rest else 0.0
+            return Factor(f_Lr / nonzero(max_abs(f_Lr)), tail, f_Lr.shape[1])
 
     @property
     def _like(self) -> Tensor:
@@ -260,57 +292,6 @@ class ExactMeanKernel:
         unit = nonzero(part.size) * nonzero(part.peak) ** 2 if self._fro else nonzero(self._peak) ** 2
         square = torch.where(part.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
         return (part.a_LD.to(dtype) - part.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
-
-
-class MeanKernelFactor(ExactMeanKernel):
-    """The same while the sum of the widths is at most ``exact_rank``; beyond that compressed to ``rank`` columns.
-
-    Columns are gathered, and what is too wide gives way to its leading part, half as wide: U S of G = U S V^T, by the
-    eigenvectors V of the small G^T G. From the first A_j with as many columns as rows on, of at most 1024 rows, the
-    kernel itself is added up instead, which takes less time, and nothing more gives way. Memory is at most
-    L x 2 (rank + 16), L x L, or the kept A_j while it is exact, and a few copies of one A_j, however many there are.
-
-    Args:
-        rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
-        exact_rank: largest sum of widths for which F is exact. norm: see `ExactMeanKernel`.
-    """
-
-    def __init__(self, rank: int = 128, exact_rank: int = 256, norm: str = "none") -> None:
-        super().__init__(norm)
-        self._rank = rank
-        self._exact_rank = exact_rank
-        self._width = 0  # sum of the widths
-        self._columns: Tensor | None = None  # G, once it was too wide
-        self._kernel: Tensor | None = None  # G G^T in place of G, once an A_j was wide
-        self._left_out = 0.0  # sum of the norms of what gave way
-
-    @torch.no_grad()
-    def add(self, a_LD: Tensor) -> None:
-        before = self._peak
-        super().add(a_LD)
-        self._width += a_LD.shape[1]
-        with torch.autocast(a_LD.device.type, enabled=False):
-            if not self._fro and self._peak > before:
-                self._shrink(float(nonzero(before) / self._peak))
-            if self._width > self._exact_rank:
-                for part in self._parts:
-                    self._gather(self._scaled(part, 1.0))  # 1/N left out: CKA does not see the scale
-                self._parts = []
-
-    @torch.no_grad()
-    def result(self) -> Factor:
-        """The factor of what was added so far.
-
-        Its truncation error is an upper bound, and close where it is not tiny. What gave way is positive semidefinite,
-        so that with e, the sum of its norms, tau <= e / sqrt(||F F^T||_F^2 + e^2).
-        """
-        if self._columns is None and self._kernel is None:
-            return super().result()
-        with torch.autocast(self._like.device.type, enabled=False):
-            f_Lr, norm, rest = self._leading_columns()
-            rest += self._left_out
-            tail = rest / math.hypot(norm, rest) if rest else 0.0
-            return Factor(f_Lr / nonzero(max_abs(f_Lr)), tail, f_Lr.shape[1])
 
     def _leading_columns(self) -> tuple[Tensor, float, float]:
         if self._kernel is None:

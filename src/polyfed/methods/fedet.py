@@ -105,7 +105,7 @@ class FedET(FedAvg):
         names = head_names(server.model(server.auxiliary_model, {}))
         w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = consensus_targets(server, models)
+            targets = consensus(torch.stack(public_outputs(server, models, "scores")))
             model = server.model(server.auxiliary_model, w)
 
             def loss(scores: Tensor, rows: Tensor) -> Tensor:
@@ -127,11 +127,3 @@ class FedET(FedAvg):
             names = head_names(server.model(architecture, {}))
             tensors = {own: head[inner] for own, inner in names.items()}
             weight_averaging.set_tensors(server, self.aggregation, architecture, tensors)
-
-
-# the networks teach --------------------------------------------------------------------------------------------------
-
-
-def consensus_targets(server: Server, models: Mapping[int, Group]) -> Consensus:
-    """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    return consensus(torch.stack(public_outputs(server, models, "scores")))

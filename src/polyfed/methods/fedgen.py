@@ -168,7 +168,11 @@ class FedGen(FedAvg):
         return {"model": super().upload(client, trained)["model"], "counts": counts}
 
     def remark(self, record: Mapping[str, Any]) -> str:
-        return outweighed(record["sums"])
+        own, generated = (record["sums"].get(f"{which}_loss", 0.0) for which in ("own", "generated"))
+        if not own or generated < _TOO_MUCH * own:
+            return ""
+        times = f"{generated / own:.0f} times as much as the clients' own data"
+        return f"generated features count {times} (loss {generated:.3g}, own {own:.3g}); lower alpha and beta"
 
 
 # the generator -------------------------------------------------------------------------------------------------------
@@ -222,25 +226,6 @@ def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
 def decayed(weight: float, round: int) -> float:
     """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
     return max(weight * DECAY ** (round - 1), min(weight, _LEAST))
-
-
-def outweighed(sums: Mapping[str, float]) -> str:
-    """A warning if generated features outweigh the clients' own data many times; else "".
-
-    Args:
-        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features (weighted).
-
-    >>> outweighed({"own_loss": 2.0, "generated_loss": 84.0})
-    "generated features count 42 times as much as the clients' own data (loss 84, own 2); lower alpha and beta"
-    >>> outweighed({"own_loss": 2.0, "generated_loss": 8.0})
-    ''
-    """
-    own = sums.get("own_loss", 0.0)
-    generated = sums.get("generated_loss", 0.0)
-    if not own or generated < _TOO_MUCH * own:
-        return ""
-    times = f"{generated / own:.0f} times as much as the clients' own data"
-    return f"generated features count {times} (loss {generated:.3g}, own {own:.3g}); lower alpha and beta"
 
 
 def train_generator(

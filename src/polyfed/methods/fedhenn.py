@@ -361,7 +361,7 @@ def _passed(server: Server, members: Sequence[int]) -> dict[int, Tensor]:
     """A_j by passes, which are not made again for the same weights and RAD."""
     rad = get_tensor(server.state, "rad")
     cache: _RepresentationCache | None = server.cache.get(("representations", 0))
-    if cache is None or not cache.is_of(rad):
+    if cache is None or cache.rad() is not rad:
         cache = server.cache["representations", 0] = _RepresentationCache(rad)
     firsts = {j: next(iter(server.client_weights(j).values())) if server.has_weights(j) else None for j in members}
     known = {j: cache.get(j, firsts[j]) for j in members}
@@ -382,13 +382,9 @@ class _RepresentationCache:
     """
 
     def __init__(self, rad: Tensor) -> None:
-        self._rad = weakref.ref(rad)
+        self.rad = weakref.ref(rad)
         self._kept: dict[int, tuple[weakref.ref[Tensor] | None, Tensor]] = {}
         self._nbytes = 0
-
-    def is_of(self, rad: Tensor) -> bool:
-        """Whether it is of this RAD."""
-        return self._rad() is rad
 
     def get(self, client_id: int, first: Tensor | None) -> Tensor | None:
         """A_j (L, D), if it is here of these weights."""

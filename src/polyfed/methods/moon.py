@@ -26,7 +26,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Requirements, hyperparameters, loads_message
-from polyfed.core.modules import float_state, freeze_copy
+from polyfed.core.modules import FrozenModel, float_state
 from polyfed.functional.losses import model_contrastive_loss, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
@@ -54,7 +54,7 @@ class MOON(FedAvg):
         previous = {name: t.clone() for name, t in float_state(model).items()}
         super().receive(client, message)
         received = {name: t.clone() for name, t in float_state(model).items()}
-        return {"received": freeze_copy(model, received), "previous": freeze_copy(model, previous)}
+        return {"received": FrozenModel(model, received), "previous": FrozenModel(model, previous)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         z = model.represent(batch.x)

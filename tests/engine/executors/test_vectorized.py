@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Method, NotVectorizable, StepResult, TrainingResult
-from polyfed.core.modules import freeze_copy
+from polyfed.core.modules import FrozenModel
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import choice, stacked_clients
@@ -480,7 +480,7 @@ def test_contexts_are_stacked_or_shared() -> None:
     def context(k: int) -> Context:
         own = {"weight": torch.full((1, 2), float(k)), "bias": torch.zeros(1)}
         return {"own": torch.tensor(k), "common": common, "at": 3, "group": {"a": common, "k": torch.tensor([k])},
-                "net": freeze_copy(net, own), "pair": pair}  # fmt: skip
+                "net": FrozenModel(net, own), "pair": pair}  # fmt: skip
 
     packed = StackedContext([context(k) for k in range(4)])
     assert packed.axes.count(None) == 4  # common twice, the pair's two

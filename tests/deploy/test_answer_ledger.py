@@ -132,7 +132,7 @@ def test_a_final_round_comes_once(tmp_path: Path) -> None:
 
 def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:
     wire, envelope = asked(tmp_path, **NOISY)
-    (file,) = (tmp_path / "nodes" / "node-0" / "answered").iterdir()
+    (file,) = (tmp_path / "nodes" / "node-0" / "answered").glob("[!.]*")
     kinds = [json.loads(line)[0] for line in file.read_text().splitlines()]
     assert kinds.count("training in round 1, exchange 0") == 1
     file.unlink()  # its keeper's word

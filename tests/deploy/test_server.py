@@ -158,7 +158,7 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     wire = Nearby(recipe, tmp_path, configs={1: {"share-model": True}})
     run = serve(recipe, wire, out=out, deadline=5)
     assert {path.name for path in out.iterdir()} == {
-        *("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models", "tensorboard"),
+        *(".lock", "recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models", "tensorboard"),
         EVENT_LOG,
     }
     assert Recipe.load(out / "recipe.toml").method.name == "fedgh"

@@ -424,7 +424,7 @@ SLIM: Mapping[str, Any] = {
     "method": {"name": "fedavg"},
     "training": {"rounds": 4, "batch_size": 10, "lr": 0.05},
 }
-RECORDS = {"recipe.toml", "result.json", "rounds.jsonl"}
+RECORDS = {".lock", "recipe.toml", "result.json", "rounds.jsonl"}
 
 
 def recipe_nothing(keep: str = "nothing", rounds: int = 4) -> Recipe:

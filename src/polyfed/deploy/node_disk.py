@@ -127,7 +127,7 @@ def count_answer(path: Path, kind: str, request: str, most: int) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with lock_folder(path.parent, waits=True):
+        with lock_folder(path.parent, waits=True, needed=True):
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line without end has no answer
             known = {asked for asked_kind, asked in map(_entry, lines) if asked_kind == kind}
             if request in known:

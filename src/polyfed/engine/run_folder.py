@@ -5,6 +5,7 @@
     models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
                      texts words.txt, the words that have ids
     tensorboard/, mlflow/, wandb/     of the loggers that were asked for
+    .lock            empty; locked by the process that is at work
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
 a folder that resumes.
@@ -18,6 +19,7 @@ import json
 import os
 import shutil
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ from polyfed.results.read import (
 from polyfed.results.schema import RoundRecord, RunResult, check_complete
 from polyfed.results.stored_files import StoredRecipe
 
+LOCK = ".lock"
+_claimed: set[Path] = set()  # run folders that this process has locked for its next `RunFolder.open`
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
 # keys of [run] that may differ when a run goes on: where, how often and by whom, and what stands beside results
 _MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "loggers", "paper_tables", "preset_note"}
@@ -140,8 +144,8 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"expected a folder for the run, got the file {self.path}")
         present = [name for name in PARTS if (self.path / name).exists()]
-        half_written = tuple(f".{name}." for name in PARTS)  # by `atomic_write` of a process that was killed
-        strange = self.path.exists() and any(not e.name.startswith(half_written) for e in self.path.iterdir())
+        own = (LOCK, *(f".{name}." for name in PARTS))  # half-written by `atomic_write` of a process that was killed
+        strange = self.path.exists() and any(not e.name.startswith(own) for e in self.path.iterdir())
         if strange and not present:
             raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
         if present and not resume and not overwrite:
@@ -192,6 +196,30 @@ class RunFolder:
             )
 
     @contextlib.contextmanager
+    def claim(self) -> Iterator[None]:
+        """Keep other processes out of the folder, which is made, within the block; one `open` in it needs no lock.
+
+        Raises:
+            FolderInUse: another process has it.
+        """
+        with explain_disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        place = self.path.resolve()
+        with lock_folder(self.path):
+            _claimed.add(place)
+            try:
+                yield
+            finally:
+                _claimed.discard(place)
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        place = self.path.resolve()
+        if place not in _claimed:
+            return lock_folder(self.path)
+        _claimed.remove(place)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
     def open(self, settings: Mapping[str, Any], resume: bool, overwrite: bool, planned: str = "") -> Iterator[None]:
         """Make the folder ready, after `validate`, and keep other processes out of it within the block.
 
@@ -201,7 +229,7 @@ class RunFolder:
         self.validate(settings, resume, overwrite, planned)
         with explain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with lock_folder(self.path):
+        with self._locked():
             self.validate(settings, resume, overwrite, planned)  # it may have changed hands meanwhile
             with explain_disk_errors(self.path):
                 if overwrite:
@@ -370,12 +398,22 @@ def _remove(entry: Path) -> None:
     shutil.rmtree(entry) if whole else entry.unlink(missing_ok=True)
 
 
+class FolderInUse(ConfigError):
+    """Another process is at work in a folder."""
+
+
 @contextlib.contextmanager
-def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, waits: bool = False, needed: bool = False) -> Iterator[None]:
     """The folder for this process alone, where system and disk have such locks; they end with the process.
 
+    A file in it is locked, and stays: disks of a network have locks of files that all machines see, none of folders.
+
+    Args:
+        waits: until other processes have left it. needed: an error where the disk has no locks.
+
     Raises:
-        ConfigError: another process has it, unless this one `waits` for it; or the disk has no locks to wait for.
+        FolderInUse: another process has it, and this one does not wait.
+        ConfigError: the disk has no locks, and they are needed.
     """
     try:
         import fcntl
@@ -383,15 +421,16 @@ def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
         yield
         return
     with explain_disk_errors(folder):
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise ConfigError(f"another process is at work in {folder}; let it end, or choose another") from None
+            raise FolderInUse(f"another process is at work in {folder}; let it end, or choose another") from None
         except OSError as error:  # a disk without locks, as of some clusters
-            if waits:
+            if needed:
                 raise ConfigError(f"expected a disk with file locks for {folder}, got: {error.strerror}") from None
+            warnings.warn("the disk has no file locks: let only one process at a time use a folder", stacklevel=3)
         yield
     finally:
         os.close(handle)

@@ -22,11 +22,13 @@ from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.config.resolve import parse_override, to_toml
 from polyfed.engine.arguments import list_of
+from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import (
+    AtWorkElsewhere,
     PlannedRun,
     check_planned_runs,
     data_checksum,
@@ -134,10 +136,22 @@ def benchmark(
     _check_named(protocol, every)
     wanted = {setting.name: setting.wanted for setting in every}
     make_folder(figures)
-    for number, setting in enumerate(asked, start=1):
-        is_new = setting.run(f"{number} of {len(asked)}")
-        if is_new and number < len(asked):  # the next setting may be interrupted
-            write_page(figures, protocol.title, wanted, protocol.primary)
+    left = dict(enumerate(asked, start=1))
+    while left:
+        elsewhere = {}
+        for number, setting in left.items():
+            try:
+                is_new = setting.run(f"{number} of {len(asked)}")
+            except AtWorkElsewhere as busy:
+                elsewhere[number] = busy
+                continue
+            if is_new and number < len(asked):  # the next setting may be interrupted
+                write_page(figures, protocol.title, wanted, protocol.primary)
+        left = {number: left[number] for number in elsewhere}
+        if elsewhere:
+            others = next(iter(elsewhere.values()))
+            request.tell(f"waiting: {others}")
+            others.wait()
     found, files = write_page(figures, protocol.title, wanted, protocol.primary)
     table = tuple(map(worth_of, found)) or None
     return Benchmark(place, table, found, files, request.failures, request.unlearnt)
@@ -170,7 +184,7 @@ class BenchmarkRequest:
         folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
         out: the folder of runs. figures: the folder of the settings' files.
         progress, workers, executor, device, overwrite: see `benchmark`.
-        failures, unlearnt: what went wrong so far, see `Benchmark`.
+        failures, unlearnt: what went wrong so far, see `Benchmark`. failed: folder -> why its run failed.
     """
 
     folder: Path
@@ -186,6 +200,7 @@ class BenchmarkRequest:
     overwrite: bool = False
     failures: dict[str, str] = field(default_factory=dict)
     unlearnt: dict[str, str] = field(default_factory=dict)
+    failed: dict[Path, str] = field(default_factory=dict)
 
     @property
     def all_again(self) -> bool:
@@ -287,6 +302,7 @@ class BenchmarkSetting:
         Raises:
             ConfigError: a method does not fit; nothing of the setting has been run.
             RunInterrupted: Ctrl-C; call it again to go on.
+            AtWorkElsewhere: other processes are at runs that it needs; all else is done.
         """
         every = {method: self._runs_left(method) for method in self.methods}
         left = {method: runs for method, runs in every.items() if runs is not None}
@@ -300,10 +316,16 @@ class BenchmarkSetting:
         for method, own in left.items():
             if own:
                 build_federation(self.recipe.choose(method), data=data, pretrained=False)  # whether it fits at all
+        elsewhere = []
         for method, own in left.items():
             if own:
                 self.request.tell(f"{self.name}, {method}: {human_count(own, 'run')}")
-            self._run_method(method, data)
+            try:
+                self._run_method(method, data)
+            except AtWorkElsewhere as others:
+                elsewhere.append(others)
+        if elsewhere:
+            raise elsewhere[0]
         return True
 
     def _check_trials(self, method: str) -> None:
@@ -408,7 +430,10 @@ class BenchmarkSetting:
     # running --------------------------------------------------------------------------------------------------------
 
     def _run_method(self, method: str, data: DataCache) -> None:
-        """Tune a method where that is to be done, run its rows, and write them."""
+        """Tune a method where that is to be done, run its rows, and write them; nothing if others have done so."""
+        self._stored = self._read_stored()
+        if self._runs_left(method) is None:
+            return
         forced = self._is_forced(self._row_name(method))
         choices: dict[bool, Mapping[str, Any]] = {}
         tuning = {}
@@ -424,14 +449,17 @@ class BenchmarkSetting:
         own, *controls = self._rows_of(method, choices, data)
         found = self._run_rows((own, *controls), forced, data)
         epochs = self._epochs_of_local(own, data)
-        self._write(found, tuning, {} if epochs is None else {own.name: epochs})
+        with lock_folder(self.request.figures, waits=True):
+            is_written = self._write(found, tuning, {} if epochs is None else {own.name: epochs})
+        if not is_written:
+            self._run_method(method, data)
 
     def _run_rows(self, rows: Sequence[Recipe], forced: bool, data: DataCache) -> list[RowRuns]:
         """Run what the figures lack of some rows."""
         planned = self._plan(rows)
         self._check_data(data)
         pending = check_planned_runs(planned, self.request.out / self.name, forced, data)
-        failed = run_planned(planned, pending, forced, data, self.request.loggers)
+        failed = run_planned(planned, pending, forced, data, self.request.loggers, self.request.failed)
         self.request.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
         done = [one for one in planned if one.title not in failed]
         if not done:
@@ -514,6 +542,7 @@ class BenchmarkSetting:
             preset=protocol.settings[self.name].preset,
             local=False,
             race=protocol.race,
+            failed=request.failed,
         )
         self.request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
         if tried.chosen is None:
@@ -602,18 +631,24 @@ class BenchmarkSetting:
         rows: Sequence[RowRuns],
         tuning: Mapping[str, tuple[Tuning, Sequence[RunRecord]]],
         epochs: Mapping[str, int],
-    ) -> None:
-        """Write what was found into the figures. tuning: row -> what was chosen for it, and its trials."""
+    ) -> bool:
+        """Write what was found into the figures, unless others have written these rows since the runs began.
+
+        tuning: row -> what was chosen for it, and its trials.
+        """
         trials = {name: runs for name, (_, runs) in tuning.items()}
         tuned = {name: one for name, (one, _) in tuning.items()}
         spent = processor_time(rows, trials)
+        known = self._stored
         stored = self._read_stored()  # as it is now: others may have added rows
+        if any(_row_of(stored, row.name) != _row_of(known, row.name) for row in rows):
+            return False
         if rows:
             found = setting_result(self.name, rows, described(self.recipe), tuned, epochs)
         elif stored is not None:
             found = stored.model_copy(update={"rows": [], "tuning": tuned, "epochs_of_local": dict(epochs)})
         else:
-            return
+            return True
         if stored is not None:
             every = dict.fromkeys((*self.request.protocol.methods_of(self.name), *self.methods))
             found = join_results(stored, found, [self._row_name(method) for method in every])
@@ -622,6 +657,11 @@ class BenchmarkSetting:
         write_result(found, spent, self.request.figures)
         self._stored = found
         self._made.update(row.name for row in rows)
+        return True
+
+
+def _row_of(stored: SettingResult | None, name: str) -> RowResult | None:
+    return None if stored is None else stored.row(name)
 
 
 def one_beyond(values: Sequence[Any], chosen: Any) -> Any:

@@ -1,7 +1,12 @@
-"""Several runs of one request, of a comparison or a sweep: all are checked before the first one begins."""
+"""Several runs of one request, of a comparison or a sweep: all are checked before the first one begins.
+
+Several processes may have the same request, on one machine or on several with a shared disk. Whoever claims a run has
+it alone until it ends; a lock of the system's ends with the process, so that others go on with what a killed one left.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Mapping, Sequence
@@ -14,7 +19,7 @@ from polyfed.engine.device import parse_device
 from polyfed.engine.executors.shared_stacks import run_together, settings_of_steps
 from polyfed.engine.executors.vectorized import SIZE
 from polyfed.engine.method_wrappers import step_of
-from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_folder import FolderInUse, RunFolder, lock_folder
 from polyfed.engine.run_loop import single_threaded
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation
@@ -25,7 +30,14 @@ from polyfed.loggers.console import Console, RunsLeft
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
 
-__all__ = ["PlannedRun", "check_planned_runs", "data_checksum", "nothing_learnt_in", "run_planned"]
+__all__ = [
+    "AtWorkElsewhere",
+    "PlannedRun",
+    "check_planned_runs",
+    "data_checksum",
+    "nothing_learnt_in",
+    "run_planned",
+]
 
 
 _SHARED_SIZE = 4 * SIZE  # clients of several runs in a stack, where the recipe does not say
@@ -114,49 +126,129 @@ def data_checksum(recipe: Recipe, data: DataCache) -> str | None:
         gc.collect()
 
 
+class AtWorkElsewhere(Exception):
+    """Other processes are at some of the runs. folder: of the first of these."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"another process is at work in {folder}")
+        self.folder = folder
+
+    def wait(self) -> None:
+        """Until the process has ended the run, or has itself ended."""
+        with lock_folder(self.folder, waits=True):
+            pass
+
+
 def run_planned(
     members: Sequence[PlannedRun],
     pending: Sequence[PlannedRun],
     overwrite: bool,
     data: DataCache,
     watchers: Sequence[Logger],
+    failed: dict[Path, str] | None = None,
 ) -> dict[str, str]:
     """Run what is pending, in order; a run that fails does not keep the others from running.
 
-    On a GPU runs whose clients may train in one stack go on side by side, as many as fill it.
+    On a GPU runs whose clients may train in one stack go on side by side, as many as fill it. What other processes are
+    at comes last: this one waits for them, and goes on with what they left.
+
+    Args:
+        failed: folder -> why its run failed in this process, which does not try again; is added to. Where it is given,
+            the caller has other work, and nothing is waited for.
 
     Returns:
         ``"fedin, seed 0"`` -> why it failed.
 
     Raises:
         RunInterrupted: Ctrl-C; what is done is kept.
+        AtWorkElsewhere: other processes are at the runs that are left, and `failed` is given.
     """
-    failures: dict[str, str] = {}
-    started: list[PlannedRun] = []
+    failures = {} if failed is None else failed
     titles = {one.title: f"run {number} of {len(members)}: {one.title}" for number, one in enumerate(members, 1)}
-    left = RunsLeft({titles[one.title]: (one.name, one.recipe.training.rounds) for one in pending if one in members})
-    shown = {title: [_for_one(watcher, left, text) for watcher in watchers] for title, text in titles.items()}
     for member in members:
         if member not in pending:
-            for watcher in watchers:
-                watcher.message(f"{member.title}: already done, in {member.folder}")
-        elif member not in started:
-            others = [one for one in members if one in pending and one not in started]
-            group = _side_by_side(member, others, data)
-            started += group
-            _run_group(group, overwrite, data, shown, failures)
-    return failures
+            _tell(watchers, f"{member.title}: already done, in {member.folder}")
+    left = [member for member in members if member in pending and member.folder not in failures]
+    rounds_left = RunsLeft({titles[one.title]: (one.name, one.recipe.training.rounds) for one in left})
+    request = _Request(overwrite, data, watchers, titles, rounds_left, failures)
+    while left := _run_free(left, request):
+        others = AtWorkElsewhere(left[0].folder)
+        if failed is not None:
+            raise others
+        _tell(watchers, f"{left[0].title}: waiting for another process, which is at work on it")
+        others.wait()
+    return {member.title: failures[member.folder] for member in members if member.folder in failures}
 
 
-def _for_one(watcher: Logger, left: RunsLeft, title: str) -> Logger:
-    """Who watches one of the runs."""
-    return watcher.of_several(left, title) if isinstance(watcher, Console) else watcher
+def _tell(watchers: Sequence[Logger], line: str) -> None:
+    for watcher in watchers:
+        watcher.message(line)
 
 
-def _side_by_side(first: PlannedRun, others: Sequence[PlannedRun], data: DataCache) -> list[PlannedRun]:
-    """The first run and those of the others that go on beside it."""
-    most = runs_in_a_stack(first.recipe, data)
-    return [one for one in others if one is first or (most > 1 and _kind(one.recipe) == _kind(first.recipe))][:most]
+@dataclass(frozen=True)
+class _Request:
+    """What holds for all runs of a request. titles: for progress. left: by these. failures: folder -> why."""
+
+    overwrite: bool
+    data: DataCache
+    watchers: Sequence[Logger]
+    titles: Mapping[str, str]
+    left: RunsLeft
+    failures: dict[Path, str]
+
+    def watchers_of(self, member: PlannedRun) -> list[Logger]:
+        """Who watches one of the runs."""
+        title = self.titles[member.title]
+        return [one.of_several(self.left, title) if isinstance(one, Console) else one for one in self.watchers]
+
+    def leave(self, member: PlannedRun) -> None:
+        """To another process, for the time that is left."""
+        self.left.set_rounds(self.titles[member.title], 0)
+
+    def fail(self, member: PlannedRun, error: PolyfedError) -> None:
+        """Note it and tell."""
+        self.failures[member.folder] = str(error)
+        _tell(self.watchers_of(member), f"{member.title} failed: {error}")
+
+
+def _run_free(members: Sequence[PlannedRun], request: _Request) -> list[PlannedRun]:
+    """Run those that no other process is at; returns the others."""
+    busy = []
+    untried = list(members)
+    while untried:
+        group: list[PlannedRun] = []
+        first = untried[0]
+        most = runs_in_a_stack(first.recipe, request.data)
+        alike = [one for one in untried if one is first or (most > 1 and _kind(one.recipe) == _kind(first.recipe))]
+        with contextlib.ExitStack() as claims:
+            while alike and len(group) < most:
+                member = alike.pop(0)
+                untried.remove(member)
+                try:
+                    if _claim(member, request, claims):
+                        group.append(member)
+                except FolderInUse:
+                    request.leave(member)
+                    busy.append(member)
+                except PolyfedError as error:
+                    request.fail(member, error)
+            _run_group(group, request)
+    return busy
+
+
+def _claim(member: PlannedRun, request: _Request, claims: contextlib.ExitStack) -> bool:
+    """Keep other processes out of a run until the end of `claims`; False: they have done it.
+
+    Raises:
+        FolderInUse: another one is at it.
+    """
+    place = RunFolder(member.folder)
+    claims.enter_context(place.claim())
+    if request.overwrite or place.finished(member.recipe.to_dict()) is None:
+        return True
+    request.leave(member)
+    _tell(request.watchers, f"{member.title}: done by another process, in {member.folder}")
+    return False
 
 
 def runs_in_a_stack(recipe: Recipe, data: DataCache) -> int:
@@ -176,21 +268,15 @@ def _kind(recipe: Recipe) -> tuple[object, ...]:
     return own, recipe.data, recipe.models, settings_of_steps(recipe.training), step_of(recipe.chosen_method)
 
 
-def _run_group(
-    group: Sequence[PlannedRun],
-    overwrite: bool,
-    data: DataCache,
-    watchers: Mapping[str, Sequence[Logger]],
-    failures: dict[str, str],
-) -> None:
-    """Run one, or several side by side. watchers: by title of a run."""
-    runs = [functools.partial(_run_one, one, overwrite, data, watchers[one.title], failures) for one in group]
-    if len(runs) == 1:
-        runs[0]()
+def _run_group(group: Sequence[PlannedRun], request: _Request) -> None:
+    """Run one, or several side by side."""
+    runs = [functools.partial(_run_one, one, request) for one in group]
+    if len(runs) < 2:
+        for run in runs:
+            run()
         return
     first = group[0]
-    for watcher in watchers[first.title]:
-        watcher.message(f"{len(group)} runs side by side, from {first.title} to {group[-1].title}")
+    _tell(request.watchers_of(first), f"{len(group)} runs side by side, from {first.title} to {group[-1].title}")
     try:
         with single_threaded():
             run_together(runs, first.recipe.run.workers or _SHARED_SIZE, parse_device(first.recipe.run.device))
@@ -198,20 +284,17 @@ def _run_group(
         raise RunInterrupted(f"interrupted in {len(group)} runs side by side; their whole rounds are kept") from None
 
 
-def _run_one(
-    member: PlannedRun, overwrite: bool, data: DataCache, watchers: Sequence[Logger], failures: dict[str, str]
-) -> None:
+def _run_one(member: PlannedRun, request: _Request) -> None:
     """Run one, and free its memory: a federation's parts know each other, so that only the collector frees them."""
+    watchers = request.watchers_of(member)
     try:
-        build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
-            resume=not overwrite, overwrite=overwrite
+        build_federation(member.recipe, out=member.folder, loggers=watchers, data=request.data).run(
+            resume=not request.overwrite, overwrite=request.overwrite
         )
     except RunInterrupted as stop:
         raise RunInterrupted(f"{member.title}: {stop}") from None
     except PolyfedError as error:
-        failures[member.title] = str(error)
-        for watcher in watchers:
-            watcher.message(f"{member.title} failed: {error}")
+        request.fail(member, error)
     finally:
         gc.collect()
 

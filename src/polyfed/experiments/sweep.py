@@ -114,6 +114,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     preset: str | None = None,
     local: bool = True,
     race: int | None = None,
+    failed: dict[Path, str] | None = None,
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
@@ -134,6 +135,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         local: False: without Local beside them.
         race: so many combinations, the best by validation with the first seed, are run with the other ones; default:
             all.
+        failed: for callers with other work, see `polyfed.experiments.planned_runs.run_planned`.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -160,7 +162,9 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     pending = check_planned_runs(members, folder, overwrite, data)
     _check_validation(pending, data)
     watchers: list[Logger] = [Console()] if progress else []
-    run = functools.partial(run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers)
+    run = functools.partial(
+        run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers, failed=failed
+    )
     if race is None:
         failures = run(members)
     else:

@@ -47,8 +47,9 @@ class RunsLeft:
         self._begun: set[str] = set()
 
     def set_rounds(self, title: str, rounds: int) -> None:
-        """So many rounds of a run that has begun are left; 0 at its end."""
-        self._begun.add(title)
+        """So many rounds of a run that has begun are left; 0 at its end, or where others do it."""
+        if rounds:
+            self._begun.add(title)
         self._rounds[title] = rounds
 
     def round(self, title: str, rounds: int) -> None:

@@ -173,19 +173,3 @@ def test_a_recipe_names_any_registered_network(shared: str, name: str | None) ->
         for a in fed.server.architectures
     }
     assert fed.server.auxiliary_model == (name or max(sizes, key=lambda a: sizes[a]))
-
-
-@pytest.mark.parametrize(
-    ("shared", "message"),
-    [
-        ("digits-cnn9", "did you mean 'digits-cnn"),
-        ("nowhere:net", "cannot import model 'nowhere:net'"),
-        ("fedgh-cnn1", "fedgh-cnn1"),
-    ],
-)
-def test_a_recipe_with_a_wrong_name_is_refused_before_anything_is_written(
-    tmp_path: Any, shared: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        pf.run(recipe(shared=shared), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,50 +54,40 @@ def test_renewed_keeps_what_is_not_new() -> None:
     assert torch.equal(rows, torch.stack([old[0], new[0], new[1], old[2]]))
 
 
-def test_pull_against_numpy_and_its_gradient() -> None:
-    z, prototypes, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
+def numpy_distance(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return ((z - t) ** 2).mean(1), 2 * (z - t) / z.shape[1]
+
+
+def numpy_angle(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.linalg.norm(z, axis=1, keepdims=True)
+    unit = t / np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-12)
+    cosine = (z * unit).sum(1, keepdims=True) / lengths
+    return 1 - cosine[:, 0], (cosine * z / lengths - unit) / lengths
+
+
+def numpy_cross_entropy(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    return -(t * np.log(p)).sum(1), p - t
+
+
+@pytest.mark.parametrize(
+    ("loss", "by_hand"),
+    [(prototype_distance, numpy_distance), (align, numpy_angle), (soft_cross_entropy, numpy_cross_entropy)],
+)
+def test_losses_towards_known_rows_against_numpy_and_their_gradients(loss: Any, by_hand: Any) -> None:
+    """Targets are rows that sum to 1, as soft cross entropy has them."""
+    z, targets, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3).softmax(1), torch.tensor([0, 2]), 3)
     y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
-    value = prototype_distance(z, y, w, prototypes, known)
-    gap = z.detach().double().numpy() - prototypes.double().numpy()[y]
-    counts = (w * known[y]).double().numpy()
-    assert float(value.detach()) == pytest.approx(float((counts * (gap**2).mean(1)).sum() / 4), rel=1e-6)
+    value = loss(z, y, w, targets, known)
+    rows, slopes = by_hand(z.detach().double().numpy(), targets.double().numpy()[y])
+    shares = (w * known[y]).double().numpy() / 4
+    assert float(value.detach()) == pytest.approx(float((shares * rows).sum()), rel=1e-6)
     (gradient,) = torch.autograd.grad(value, z)
-    assert gradient.numpy() == pytest.approx(2 * gap * counts[:, None] / 4 / 4, rel=1e-5)
-    assert (gap[0] > 0).any()
-    assert (gap[0] < 0).any()  # both signs
-    assert not gradient[[1, 2, 4]].any()  # no prototype, or no weight
-    assert float(prototype_distance(z.detach(), y, torch.zeros(5), prototypes, known)) == 0.0
-
-
-def test_soft_cross_entropy_against_numpy_and_its_gradient() -> None:
-    logits, y, w = draw(4, 3).requires_grad_(), torch.tensor([0, 1, 2, 0]), torch.ones(4)
-    targets, known = to_dense(torch.softmax(draw(2, 3, seed=5), 1), torch.tensor([0, 1]), 3)
-    value = soft_cross_entropy(logits, y, w, targets, known)
-    f = logits.detach().double().numpy()
-    p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
-    t = targets.double().numpy()[y]
-    there = np.array([1, 1, 0, 1])
-    assert float(value.detach()) == pytest.approx(float(-(there * (t * np.log(p)).sum(1)).sum() / 4), rel=1e-6)
-    (gradient,) = torch.autograd.grad(value, logits)
-    assert gradient.numpy() == pytest.approx((p - t) * there[:, None] / 4, abs=1e-6)
-
-
-def test_align_against_numpy_and_its_gradient() -> None:
-    z, prototypes, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
-    y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
-    value = align(z, y, w, prototypes, known)
-    a, b = z.detach().double().numpy(), prototypes.double().numpy()[y]
-    lengths = np.linalg.norm(a, axis=1, keepdims=True)
-    unit = b / np.maximum(np.linalg.norm(b, axis=1, keepdims=True), 1e-12)
-    cosine = (a * unit).sum(1, keepdims=True) / lengths
-    counts = (w * known[y]).double().numpy()[:, None]
-    assert float(value.detach()) == pytest.approx(float((counts * (1 - cosine)).sum() / 4), rel=1e-6)
-    (gradient,) = torch.autograd.grad(value, z)
-    assert gradient.numpy() == pytest.approx(-counts / 4 * (unit - cosine * a / lengths) / lengths, abs=1e-6)
-    assert not gradient[[1, 2, 4]].any()  # no prototype, or no weight
-    twice = align(2 * z.detach(), y, w, 3 * prototypes, known)
-    assert float(twice) == pytest.approx(float(value.detach()), rel=1e-6)  # only angles count
-    assert torch.autograd.grad(align(z * 0, y, w, prototypes, known), z)[0].isfinite().all()
+    assert gradient.numpy() == pytest.approx(slopes * shares[:, None], abs=1e-6)
+    assert gradient.min() < 0 < gradient.max()
+    assert not gradient[[1, 2, 4]].any()  # no target, or no weight
+    assert float(loss(z.detach(), y, torch.zeros(5), targets, known)) == 0.0
+    assert torch.autograd.grad(loss(z * 0, y, w, targets, known), z)[0].isfinite().all()
 
 
 # prediction ---------------------------------------------------------------------------------------------------------

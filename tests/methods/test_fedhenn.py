@@ -185,13 +185,6 @@ def test_gradient_of_a_step(every, rows, norm):
             torch.testing.assert_close(gradient.double(), expected[name], atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("every", "share"), [(1, 1.0), (2, 0.6), (5, 0.2)])
-def test_how_often_the_term_enters(every, share):
-    """20 rows in batches of 4, one epoch: 5 steps, counted from 0."""
-    history = rounds(hetero(every=every), clients(["deep", "shallow"], 20), held=public())
-    assert history[1].record["sums"]["d_cka_steps"] == pytest.approx(share)
-
-
 def test_the_pass_over_the_rad_is_in_eval_mode_and_leaves_statistics_alone():
     method = hetero()
     _, at, _, context = received(method, clients(["dropout"] * 2, 12), number=1)

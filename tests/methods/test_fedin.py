@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.core.client import Client
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
@@ -32,7 +31,6 @@ from tests.helpers.toys import (
     numpy_mean,
     rounds,
     same,
-    samples,
     shared,
     worker,
 )
@@ -276,16 +274,6 @@ def test_weights_of_the_average(aggregation, weighting):
                 np.testing.assert_allclose(value.numpy(), numpy_mean(ends, shares, name), atol=1e-6)
     names = {n for n in history[0].after if n.startswith("model")}
     assert names == ({"model union"} if aggregation == "layer-wise" else {"model shallow", "model deep"})
-
-
-def test_features_are_all_that_crosses_between_architectures_in_same_shape():
-    """What the deep clients learn reaches the shallow ones only through pairs."""
-    members, others = clients(MIXED), clients(MIXED)
-    others[1], others[3] = Client("deep", samples(12, 77)), Client("deep", samples(12, 78))
-    for train_in in (False, True):
-        method = FedIN(aggregation="same-shape", exchange_features=train_in)
-        a, b = (rounds(method, group, rounds=3)[-1].after["model shallow"] for group in (members, others))
-        assert same(a, b) != train_in
 
 
 # ---- projections: networks of different widths  ----

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import polyfed
-from polyfed.config.recipe import Recipe
 from polyfed.engine.executors.client_work import part_of
 from polyfed.engine.scoring import SCORES, predictions
-from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, FedSA, FedSAF, ProtoNorm
 from polyfed.methods.building_blocks import prototypes
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
@@ -127,37 +123,3 @@ def test_both_predictors_share_a_pass() -> None:
         z = model.represent(person.data.test.x)  # type: ignore[operator]
     assert torch.equal(whole[""], whole[SCORES].argmax(dim=1))
     torch.testing.assert_close(whole[SCORES], -torch.cdist(z, at.state["prototypes"]))
-
-
-def test_a_score_is_new_when_only_the_prototypes_are() -> None:
-    """Who is not drawn keeps its weights and is scored with what it would be sent now, remembered or not."""
-    fed, watch = federation(FedProto(), members(test=40), rounds=3, client_fraction=0.25)
-    fed.run()
-    drawn = [set(r.record["clients"]) for r in watch.rounds]
-    for before, after, who in zip(watch.rounds, watch.rounds[1:], drawn[1:], strict=False):
-        for i in set(range(4)) - who:
-            assert before.weights[i] is after.weights[i]
-    straight = [r.record["accuracy"] for r in watch.rounds]
-    fed.evaluator.forget()
-    assert fed.evaluator.record({})["accuracy"] == straight[-1]
-
-
-def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) -> None:
-    recipe = {
-        "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 20, "max_test_per_client": 10},
-        "models": {"architectures": ["digits-cnn1", "digits-cnn2"], "feature_dim": 16},
-        "method": {"name": "fedproto"},
-        "evaluation": {"stage": "personal"},
-        "training": {"rounds": 2, "lr": 0.05},
-        "run": {"seed": 1},
-    }
-    run = polyfed.run(Recipe.from_dict(recipe), out=tmp_path / "run")
-    assert run.path is not None
-    assert list(run.result["accuracy_by_predictor"]["personal"]) == ["head"]
-    found = load_model(run.path, 1)
-    prototypes, labels = found.state["prototypes"], found.state["labels"]
-    x = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        scores = found.method.predict(found.network, x, found.state)
-        z = found.network.represent(x)  # type: ignore[operator]
-    assert scores.argmax(1).tolist() == labels[torch.cdist(z, prototypes).argmin(1)].tolist()

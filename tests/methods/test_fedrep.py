@@ -102,8 +102,6 @@ def test_all_begin_with_the_same_head_wherever_heads_are_of_one_shape(
     for one, other in itertools.combinations(range(len(architectures)), 2):
         alike = ("broad" in architectures[one]) == ("broad" in architectures[other])
         assert same(heads[one], heads[other]) == alike
-    bodies = [worker(fed, i).model.state_dict()["extractor.linear.weight"].clone() for i in (0, len(heads) - 2)]
-    assert not torch.equal(bodies[0], bodies[1][: len(bodies[0])]), "the other parts are each client's own draw"
     other_seed, _ = federation(method, members, rounds=1, seed=1)
     assert not same(heads[0], first_heads(other_seed)[0])
     fed.run()

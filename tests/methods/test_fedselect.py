@@ -75,10 +75,10 @@ def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
         held = [round.after.get(f"mask {i}", {}) for round in history]
         assert held[0] == {}
         assert all(mask.keys() == names for mask in held[1:])
-        for before, after in itertools.pairwise(held[1:]):
-            assert all((after[name] | ~before[name]).all() for name in names), "an entry became shared again"
-        shares = {n: float(m.float().mean()) for n, m in held[-1].items()}
-        assert all(0.6 <= share <= 0.82 for share in shares.values())  # one half, then half of the rest
+        assert not any(
+            (before[name] & ~after[name]).any() for before, after in itertools.pairwise(held[1:]) for name in names
+        )
+        assert all(0.6 <= float(m.float().mean()) <= 0.82 for m in held[-1].values())  # one half, then half of the rest
         assert same(held[-1], held[3])
 
 

@@ -70,18 +70,22 @@ def _steps(name: str, length: int) -> int:
     return length
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", [*TEXTS, "fedhenn-lstm1", "fedhenn-lstm2", "text-transformer"])
 def test_padding_changes_nothing(name: str) -> None:
     torch.manual_seed(0)
     model = build(name, (12,), 4, words=40).eval()
-    assert model.feature_dim == 512
     with torch.no_grad():
         scores = model(texts())
         assert torch.isfinite(scores).all()
         torch.testing.assert_close(model(texts()[1:2, :7]), scores[1:2])
         assert not torch.allclose(model(texts().roll(3, 1))[:1], scores[:1]) or name in ("fasttext", "text-linear")
-    with pytest.raises(ConfigError, match="learns its words' vectors"):
-        build(name, (12,), 4, words=torch.zeros(40, 50))
+        other = texts()
+        other[1, 6] = other[1, 6] % 39 + 1
+        assert not torch.allclose(model(other)[1], scores[1]), "the last word counts"
+    if name in TEXTS:
+        assert model.feature_dim == 512
+        with pytest.raises(ConfigError, match="learns its words' vectors"):
+            build(name, (12,), 4, words=torch.zeros(40, 50))
 
 
 def test_recurrent_networks_are_torchs_on_each_text_alone() -> None:

@@ -24,6 +24,8 @@ from polyfed.models.adapt import Adapted, split
 from polyfed.models.third_party import auto_split, pretrained_normalization
 
 IMAGE = (1, 32, 32)
+GRAY = (1, 8, 8)
+Made = list[dict[str, Any]]
 
 
 class Residual(nn.Module):
@@ -118,6 +120,7 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
         auto_split(Around(), "mine", 3, "layer1")
 
 
+@pytest.mark.usefixtures("here", "made")
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -125,42 +128,73 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
         ("our_nets:already@layer1", "is a SplitModel already; expected no '@layer1'"),
         ("our_nets:Tensor", "failed"),
         ("digits-cnn1@extractor", "is a SplitModel already"),
+        ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
+        ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* got .* behind 'digits-cnn1'"),
+        ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* got 8 x 8; set data.image_size = 224"),
+        ("mynets:tiny?pretrained", r"behind 'mynets:tiny'"),
+        ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
     ],
 )
-def test_names_that_are_refused(here: str, name: str, says: str) -> None:
+def test_names_that_are_refused(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        build(name, IMAGE, 3)
+        build(name, GRAY, 10)
     assert "\n" not in str(caught.value)
 
 
 # the packages: a stand-in, which every machine has, and the real ones -------------------------------------------
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """A timm of two networks; what they were made with."""
-    made: list[dict[str, Any]] = []
+class Net(nn.Module):
+    def __init__(self, channels: int, classes: int, width: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 3), nn.BatchNorm2d(width)
+        self.layer1, self.fc = nn.Conv2d(width, width, 3), nn.Linear(width, classes)
 
-    def create_model(name: str, *, num_classes: int, in_chans: int, **rest: Any) -> nn.Module:
-        made.append({"name": name, "num_classes": num_classes, "in_chans": in_chans, **rest})
-        return Residual(in_chans, num_classes) if name == "net10" else nn.Sequential(nn.Conv2d(3, 2, 40))
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.layer1(self.bn1(self.conv1(x)).relu()).relu().mean((2, 3)))
+        return out
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """A timm of a few networks, whose trained weights are all 0.5; what they were made with."""
+    asked: Made = []
+    means = {"small": (0.1, 0.2, 0.3), "large": (0.1, 0.2, 0.3), "other": (0.5, 0.5, 0.5), "patch16": (0.5, 0.5, 0.5)}
+
+    def create_model(name: str, **options: Any) -> nn.Module:
+        asked.append({"name": name, **options})
+        if name == "patch16":
+            return nn.Sequential(nn.Conv2d(3, 2, 40))
+        net = Net(options["in_chans"], options["num_classes"], {"small": 3, "large": 4, "other": 5}[name])
+        if options.get("pretrained"):
+            for tensor in net.state_dict().values():
+                tensor.fill_(0.5)
+        return net
+
+    def about(name: str) -> Any:
+        return types.SimpleNamespace(fixed_input_size=name == "patch16", mean=means[name], std=(0.2, 0.2, 0.5))
 
     timm = types.ModuleType("timm")
-    timm.is_model = ["net10", "patch16"].__contains__  # type: ignore[attr-defined]
-    timm.list_models = lambda: ["net10", "patch16"]  # type: ignore[attr-defined]
-    timm.get_pretrained_cfg = lambda name: types.SimpleNamespace(fixed_input_size=name == "patch16")  # type: ignore[attr-defined]
-    timm.create_model = create_model  # type: ignore[attr-defined]
+    vars(timm).update(is_model=means.__contains__, list_models=lambda: [*means], get_pretrained_cfg=about)
+    vars(timm).update(create_model=create_model)
     monkeypatch.setitem(sys.modules, "timm", timm)
-    return made
+    yield asked
+    third_party.fetch_weights.cache_clear()  # what has been fetched is remembered in a process
+    third_party.read_normalization.cache_clear()
 
 
-def test_a_network_of_timm_gets_channels_classes_and_size(fake: list[dict[str, Any]]) -> None:
-    model = build("timm:net10", IMAGE, 5)
+def fetched(made: Made) -> list[str]:
+    """The networks whose weights were fetched."""
+    return [asked["name"] for asked in made if asked.get("pretrained")]
+
+
+def test_a_network_of_timm_gets_channels_classes_and_size(made: Made) -> None:
+    model = build("timm:small", IMAGE, 5)
     assert model(torch.rand(2, *IMAGE)).shape == (2, 5)
     with pytest.raises(ConfigError, match=r"^timm:patch16 cannot take 3 x 32 x 16 images \(RuntimeError.*image_size"):
         build("timm:patch16", (3, 32, 16), 7)
-    assert fake == [
-        {"name": "net10", "num_classes": 5, "in_chans": 1},
+    assert made == [
+        {"name": "small", "num_classes": 5, "in_chans": 1},
         {"name": "patch16", "num_classes": 7, "in_chans": 3, "img_size": (32, 16)},
     ]
 
@@ -220,7 +254,6 @@ def test_networks_of_hugging_face(tmp_path: Path) -> None:
         build(f"hf:{tmp_path / 'nothing'}", IMAGE, 5)
 
 
-GRAY = (1, 8, 8)
 RECIPE = """
 [data]
 dataset = "digits"
@@ -241,61 +274,18 @@ rounds = 1
 """
 
 
-class Net(nn.Module):
-    def __init__(self, channels: int, classes: int, width: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, width, 3), nn.BatchNorm2d(width)
-        self.layer1, self.fc = nn.Conv2d(width, width, 3), nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.layer1(self.bn1(self.conv1(x)).relu()).relu().mean((2, 3)))
-        return out
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """What has been fetched is remembered in a process, but not from test to test."""
-    yield
-    third_party.fetch_weights.cache_clear()
-    third_party.read_normalization.cache_clear()
-
-
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A timm of two networks, whose trained weights are all 0.5; those that were fetched."""
-    fetched_names: list[str] = []
-    means = {"small": (0.1, 0.2, 0.3), "large": (0.1, 0.2, 0.3), "other": (0.5, 0.5, 0.5)}
-
-    def create_model(name: str, *, num_classes: int, in_chans: int, pretrained: bool = False) -> nn.Module:
-        net = Net(in_chans, num_classes, {"small": 3, "large": 4, "other": 5}[name])
-        if pretrained:
-            fetched_names.append(name)
-            for tensor in net.state_dict().values():
-                tensor.fill_(0.5)
-        return net
-
-    def about(name: str) -> Any:
-        return types.SimpleNamespace(fixed_input_size=False, mean=means[name], std=(0.2, 0.2, 0.5))
-
-    timm = types.ModuleType("timm")
-    vars(timm).update(is_model=means.__contains__, list_models=lambda: [*means], get_pretrained_cfg=about)
-    vars(timm).update(create_model=create_model)
-    monkeypatch.setitem(sys.modules, "timm", timm)
-    return fetched_names
-
-
 def body(network: dict[str, Tensor]) -> Tensor:
     return torch.cat([t.flatten() for name, t in network.items() if "fc" not in name and t.dim()])
 
 
-def test_all_begin_with_the_same_body_and_a_head_of_their_own(fetched: list[str]) -> None:
-    made = build_federation(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
-    weights = [made.model_factory.initial_state(c.architecture, owner=c.id) for c in made.clients]
+def test_all_begin_with_the_same_body_and_a_head_of_their_own(made: Made) -> None:
+    federation = build_federation(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
+    weights = [federation.model_factory.initial_state(c.architecture, owner=c.id) for c in federation.clients]
     assert all((body(one) == 0.5).all() for one in weights)
     heads = [one["original.fc.weight"] for one in weights]
     assert not torch.equal(heads[0], heads[2]), "clients of one network"
     assert not (heads[0] == 0.5).any()
-    assert fetched == ["small", "large"], "once each, however many clients there are"
+    assert fetched(made) == ["small", "large"], "once each, however many clients there are"
     torch.manual_seed(5)
     trained = build("timm:small?pretrained", GRAY, 10)
     torch.manual_seed(5)
@@ -305,22 +295,22 @@ def test_all_begin_with_the_same_body_and_a_head_of_their_own(fetched: list[str]
     assert trained.architecture == "timm:small?pretrained"
 
 
-def test_the_cut_stands_behind(fetched: list[str]) -> None:
+def test_the_cut_stands_behind(made: Made) -> None:
     model = build("timm:small?pretrained@bn1", GRAY, 10, feature_dim=6)
     assert model.names("extractor")[-1].startswith("original.bn1")
     assert model.feature_dim == 6
 
 
-def test_images_are_normalized_as_the_weights_want(fetched: list[str]) -> None:
+def test_images_are_normalized_as_the_weights_want(made: Made) -> None:
     settings = tomllib.loads(RECIPE)
-    made = build_federation(pf.Recipe.from_dict(settings))
-    (mean,), (std,) = (getattr(made.clients[0].prepare, key) for key in ("mean", "std"))
+    alike = build_federation(pf.Recipe.from_dict(settings))
+    (mean,), (std,) = (getattr(alike.clients[0].prepare, key) for key in ("mean", "std"))
     assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "gray: the mean of the channels"
-    assert made.server.prepare == made.server.public.prepare == made.clients[1].prepare  # type: ignore[union-attr]
+    assert alike.server.prepare == alike.server.public.prepare == alike.clients[1].prepare  # type: ignore[union-attr]
     plain = build_federation(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
-    assert plain.clients[0].prepare != made.clients[0].prepare
+    assert plain.clients[0].prepare != alike.clients[0].prepare
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
-    assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
+    assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == alike.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
     with pytest.raises(ConfigError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"):
         build_federation(pf.Recipe.from_dict(settings | {"models": two}))
@@ -329,29 +319,29 @@ def test_images_are_normalized_as_the_weights_want(fetched: list[str]) -> None:
 
 
 def test_a_run_and_its_models_without_a_second_fetch(
-    fetched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(RECIPE, encoding="utf-8")
     assert status(["run", "mine.toml", "--out", "run", "-q"]) == 0
-    del fetched[:]
+    before = fetched(made)
     third_party.fetch_weights.cache_clear()
     found = predict("run", 0, torch.zeros(2, *GRAY, dtype=torch.uint8))
     assert found.scores.shape == (2, 10)
-    assert fetched == []
+    assert fetched(made) == before
 
 
 def test_without_a_network_one_line_and_nothing_is_written(
-    fetched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = sys.modules["timm"].create_model
+    create_model = sys.modules["timm"].create_model
 
     def offline(name: str, **options: Any) -> nn.Module:
         if options.pop("pretrained", False):
             print("Downloading")
             logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
             raise OSError("cannot reach the Hub\nTraceback ...")
-        return made(name, **options)  # type: ignore[no-any-return]
+        return create_model(name, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(sys.modules["timm"], "create_model", offline)
     monkeypatch.chdir(tmp_path)
@@ -366,22 +356,7 @@ def test_without_a_network_one_line_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
-        ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* got .* behind 'digits-cnn1'"),
-        ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* got 8 x 8; set data.image_size = 224"),
-        ("mynets:tiny?pretrained", r"behind 'mynets:tiny'"),
-        ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
-    ],
-)
-def test_names_of_weights_that_are_refused(fetched: list[str], name: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        build(name, GRAY, 10)
-
-
-def test_weights_of_another_network_are_refused(fetched: list[str]) -> None:
+def test_weights_of_another_network_are_refused(made: Made) -> None:
     weights = dict(Net(1, 10, 3).state_dict())
     del weights["bn1.running_mean"]
     with pytest.raises(ConfigError, match=r"'bn1.running_mean' of shape \(3,\), got nothing; set data.image_size"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import polyfed as pf
 from polyfed import registry
-from polyfed.errors import ConfigError
+from tests.helpers.refusals import refusal
 
 SOURCE = """
 from typing import ClassVar
@@ -136,9 +137,7 @@ def test_it_acts_and_is_recorded_alike_by_all_executors() -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
-        pf.Recipe.load(recipe(**settings))
-    assert "\n" not in str(refused.value)
+    assert re.search(said, refusal(lambda: pf.Recipe.load(recipe(**settings))))
 
 
 def test_a_run_builds_its_plugins_and_its_method_once() -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
-from polyfed.errors import ConfigError
+from tests.helpers.refusals import refusal
 
 
 def purposes(seed: int) -> Callable[[str], np.random.Generator]:
@@ -34,13 +33,10 @@ def reading(kind: str) -> tuple[Callable[..., DatasetSource], Callable[..., str]
     def read(place: Path, **options: Any) -> DatasetSource:
         return load_dataset(f"{kind}:{place}", **options)
 
-    def refusal(place: Path, **options: Any) -> str:
-        with pytest.raises(ConfigError) as caught:
-            read(place, **options)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
+    def refused(place: Path, **options: Any) -> str:
+        return refusal(lambda: read(place, **options))
 
-    return read, refusal
+    return read, refused
 
 
 def put(place: Path, content: str | bytes) -> Path:

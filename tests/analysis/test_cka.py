@@ -1,31 +1,25 @@
 """CKA between clients against NumPy's from the definition; what is drawn is what was found."""
 
-from typing import Any
+import itertools
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, pairwise_cka, similarity
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
+from tests.helpers.kernels import numpy_cka
 
 WHO = [ClientRef(0, "a"), ClientRef(2, "a"), ClientRef(1, "b")]
 INPUTS = ProbeInputs(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), "6 rows", ("zero",))
 
 
-def numpy_cka(a: Any, b: Any) -> float:
-    """HSIC with the centering matrix written out."""
-    size = len(a)
-    centering = np.eye(size) - np.ones((size, size)) / size
-
-    def hsic(k: Any, m: Any) -> float:
-        return float(np.trace(k @ centering @ m @ centering)) / (size - 1) ** 2
-
-    k, m = a @ a.T, b @ b.T
-    return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
+def cka(a: Tensor, b: Tensor) -> float:
+    """Of two representations' linear kernels."""
+    return numpy_cka(*((t.double() @ t.double().T).numpy() for t in (a, b)))
 
 
 @pytest.fixture
@@ -36,7 +30,7 @@ def representations() -> list[torch.Tensor]:
 
 def test_cka_of_any_width_is_numpys(representations: list[torch.Tensor]) -> None:
     found = pairwise_cka([unit_kernel(a_LD) for a_LD in representations])
-    expected = [[numpy_cka(a.double().numpy(), b.double().numpy()) for b in representations] for a in representations]
+    expected = [[cka(a, b) for b in representations] for a in representations]
     assert found.tolist() == [pytest.approx(row, abs=1e-5) for row in expected]
     turned = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))[0]
     alike = pairwise_cka([unit_kernel(representations[0]), unit_kernel(-7 * representations[0] @ turned + 3)])
@@ -53,8 +47,7 @@ def found_in(
 
 def test_means_within_and_between_architectures(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
     found = found_in(runs[0], representations, ("logits",)).layers["logits"]
-    a, b, c = (t.double().numpy() for t in representations)
-    pairs = numpy_cka(a, b), numpy_cka(a, c), numpy_cka(b, c)
+    pairs = [cka(a, b) for a, b in itertools.combinations(representations, 2)]
     assert found["within"] == pytest.approx(pairs[0], abs=1e-5)
     assert found["between"] == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
     assert found["all"] == pytest.approx(sum(pairs) / 3, abs=1e-5)

@@ -300,14 +300,6 @@ def numpy_mean(models: Sequence[Mapping[str, Tensor]], shares: Sequence[float], 
     return sum(t * s for t, s in held) / sum(s for _, s in held)
 
 
-def bits(message: Message) -> dict[str, Tensor]:
-    """Group and tensor names -> tensors, for comparison."""
-    flat: dict[str, Tensor] = {}
-    for name, value in message.items():
-        flat |= {name: value} if isinstance(value, Tensor) else {f"{name}/{k}": v for k, v in value.items()}
-    return flat
-
-
 def softmax(scores: Any) -> Any:
     """Of each row of a NumPy array."""
     e = np.exp(scores - scores.max(1, keepdims=True))

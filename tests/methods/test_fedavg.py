@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.core.message import flatten
 from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep
 from tests.helpers.toys import (
     NETS,
     Two,
-    bits,
     clients,
     numpy_mean,
     public,
@@ -59,8 +59,8 @@ def test_given_weights_reach_the_means_of_other_methods(method):
     members = clients(["deep"] * 2, [8, 16])
     equal, given = (rounds(method, members, held=public(), client_weights=w) for w in ([1.0, 1.0], [1.0, 5.0]))
     plain = rounds(method, members, held=public())
-    assert all(same(bits(a.after), bits(b.after)) for a, b in zip(plain, equal, strict=True))
-    assert not same(bits(plain[-1].after), bits(given[-1].after))
+    assert all(same(flatten(a.after), flatten(b.after)) for a, b in zip(plain, equal, strict=True))
+    assert not same(flatten(plain[-1].after), flatten(given[-1].after))
 
 
 def test_shares_are_over_those_who_answered():

@@ -20,7 +20,7 @@ from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
 from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local, fedhenn
 from polyfed.models.split import SequentialSplit
 from polyfed.testing.fixtures import TIMES
-from tests.helpers.nested import nested
+from polyfed.validation.hyperparameters import flat_fields
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     INPUTS,
@@ -39,6 +39,19 @@ from tests.helpers.toys import (
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 ROW = INPUTS * 4  # bytes of one input
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
+
+TABLE_OF = {inner: table for table, _, inner in (name.partition(".") for name in flat_fields(FedHeNN)) if inner}
+
+
+def nested(**flat):
+    """What `FedHeNN` takes: settings of its tables in a mapping each, the others as they are."""
+    found = {}
+    for name, value in flat.items():
+        if name in TABLE_OF:
+            found.setdefault(TABLE_OF[name], {})[name] = value
+        else:
+            found[name] = value
+    return found
 
 
 def hetero(**hyperparameters):

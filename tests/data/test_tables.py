@@ -211,21 +211,38 @@ RECIPE = {
 }
 
 
+CLINICS = """weight;color;height;label;clinic
+70,5;red;1,8;3,0;a
+;blue;1,75;4;a
+61;red;1,7;3;a
+73;;1,6;4;a
+90,5;red;1,8;3;b
+-;blue;;4;b
+81;red;1,7;3;b
+83;;1,6;4;b
+"""
+
+
 def test_a_model_reads_new_rows_as_its_run_read_its_own(tmp_path: Path) -> None:
-    place = table(tmp_path / "a.csv", GERMAN.replace("4\n", "4\n71;1,7;4\n70;1,9;3\n"))
-    data = {"dataset": f"csv:{place}", "decimal": ",", "missing_words": ["-"], "missing_values": "client_mean"}
+    """Decimal commas, words for missing values, categories; its client's mean stands for what is missing."""
+    options = {"decimal": ",", "missing_words": ["-"], "missing_values": "client_mean", "category_columns": ["color"]}
+    dealt = {"partition": "by_group", "group_by": "clinic", "split": "1:0:1"}
+    data = {"dataset": f"csv:{table(tmp_path / 'a.csv', CLINICS)}", **options, **dealt}
     recipe = {**RECIPE, "training": {"rounds": 1}, "method": {"name": "local"}}
     with pytest.raises(ConfigError, match="missing_words expects missing_values = 'client_mean', or category_columns"):
-        pf.Recipe.from_dict({"data": {**data, "missing_values": "error"}, **recipe})
-    pf.run(pf.Recipe.from_dict({"data": {**data, "num_clients": 1, "split": "1:0:1"}, **recipe}), out=tmp_path / "run")
-    form = prediction.load_model(tmp_path / "run", 0).form
-    new = inference_inputs.read(table(tmp_path / "new.csv", "height;weight;label\n1,5;-;3,0\n2;7,25;4\n"), form)
-    assert new.x[1].tolist() == [7.25, 2, 0, 0]
-    assert new.x[0, 1:].tolist() == [1.5, 1, 0]
-    assert new.y is not None
-    assert new.y.tolist() == [0, 1]
+        pf.Recipe.from_dict({"data": {**data, "missing_values": "error", "category_columns": None}, **recipe})
+    pf.run(pf.Recipe.from_dict({"data": data, **recipe}), out=tmp_path / "run")
+    source = load_dataset(data["dataset"], **options, columns=("clinic",))  # type: ignore[arg-type]
+    for number, client in enumerate(pf.federate(source, None, **dealt).clients):  # type: ignore[arg-type]
+        form = prediction.load_model(tmp_path / "run", number).form
+        rows = "height;weight;color;label\n1,5;-;red;3,0\n2;7,25;blue;4\n"
+        new = inference_inputs.read(table(tmp_path / "new.csv", rows), form)
+        known = client.train.x[client.train.x[:, 3] == 0, 0]
+        assert new.x.tolist() == [[pytest.approx(float(known.mean())), 1.5, 2, 1, 0], [7.25, 2, 1, 0, 0]]
+        assert new.y is not None
+        assert new.y.tolist() == [0, 1]
     with pytest.raises(ConfigError, match=r"got '1.5'; write such rows as those of the run, or drop them"):
-        inference_inputs.read(table(tmp_path / "new.csv", "height;weight\n1.5;-\n"), form)
+        inference_inputs.read(table(tmp_path / "new.csv", "height;weight;color\n1.5;-;red\n"), form)
 
 
 def test_two_networks_on_a_table_and_their_use_on_new_rows(
@@ -282,12 +299,6 @@ def frame() -> Any:
     )
 
 
-def test_a_frame_with_clients_is_dealt_by_them() -> None:
-    made = pf.from_frame(frame(), "kind", "clinic", missing_values="client_mean")
-    assert pf.federate(made, split="1:0:1").names == ("a", "b")
-    assert len(pf.federate(made, 2, "iid", split="1:0:1").clients) == 2
-
-
 def test_a_frame_is_read_as_a_csv_file_of_its_cells(tmp_path: Path) -> None:
     made = pf.from_frame(frame(), "kind", "clinic", frame()[:2], missing_values="client_mean", name="people")
     for side, rows in (("train", frame()), ("test", frame()[:2])):
@@ -299,20 +310,13 @@ def test_a_frame_is_read_as_a_csv_file_of_its_cells(tmp_path: Path) -> None:
     assert read_.test is not None
     assert torch.equal(made.train.x, read_.train.x)
     assert torch.equal(made.test.x, read_.test.x)
-    assert (
-        made.feature_names
-        == read_.feature_names
-        == (
-            *("age", "ill", "weight", "color"),
-            *("age is missing", "ill is missing", "weight is missing"),
-        )
-    )
-    assert (made.mean, made.std, made.class_names, made.columns) == (
-        *(read_.mean, read_.std, ("no", "yes")),
-        read_.columns,
-    )
-    federated = pf.federate(made, None, "by_group", group_by="clinic", split="1:0:1")
-    assert federated.names == ("a", "b")
+    names = ("age", "ill", "weight", "color", *(f"{name} is missing" for name in ("age", "ill", "weight")))
+    assert made.feature_names == read_.feature_names == names
+    assert (made.mean, made.std, made.columns) == (read_.mean, read_.std, read_.columns)
+    assert made.class_names == ("no", "yes")
+    assert pf.federate(made, split="1:0:1").names == ("a", "b")
+    assert pf.federate(made, None, "by_group", group_by="clinic", split="1:0:1").names == ("a", "b")
+    assert len(pf.federate(made, 2, "iid", split="1:0:1").clients) == 2
 
 
 @pytest.mark.parametrize(
@@ -435,40 +439,6 @@ def test_folders_of_clients_share_their_categories(tmp_path: Path) -> None:
     source = load_dataset(f"clients:{tmp_path}", category_columns=("color",), missing_values="client_mean")
     assert source.train.x[:, 1].tolist() == [3, 1, 1, 2]
     assert source.columns.counts == (0, 4, 0)
-
-
-def test_a_run_and_what_its_models_say_of_new_rows(tmp_path: Path) -> None:
-    """A stored model reads categories and missing values as its client did."""
-    place = tmp_path / "a.csv"
-    place.write_text(PATIENTS)
-    recipe = pf.Recipe.from_dict(
-        {
-            "data": {
-                "dataset": f"csv:{place}",
-                "partition": "by_group",
-                "group_by": "clinic",
-                "category_columns": ["color"],
-                "missing_values": "client_mean",
-                "split": "1:0:1",
-            },
-            "models": {"architectures": ["mlp-16-32", "mlp-64-32"]},
-            "method": {"name": "local"},
-            "training": {"rounds": 1, "lr": 0.1},
-        }
-    )
-    pf.run(recipe, out=tmp_path / "run")
-    data = pf.federate(load_dataset(f"csv:{place}", **OPTIONS), None, "by_group", group_by="clinic", split="1:0:1")  # type: ignore[arg-type]
-    for client in (0, 1):
-        model = prediction.load_model(tmp_path / "run", client)
-        scores = prediction.predict(tmp_path / "run", client, place).scores
-        own = data.clients[client]
-        rows = torch.cat([own.train.x, own.test.x])
-        expected = model.network(model.prepare(rows)).detach()
-        of_client = scores[:4] if client == 0 else scores[4:]
-        ages = torch.tensor(
-            [30.0, 40, 50, 36] if client == 0 else [20.0, 40, 60]
-        )  # which tell the rows of a clinic apart
-        assert torch.allclose(expected[rows[:, 0].argsort()], of_client[ages.argsort()], atol=1e-6)
 
 
 def costs(folder: Path) -> DatasetSource:

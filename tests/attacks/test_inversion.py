@@ -42,17 +42,12 @@ def attacked(s: Tensor, seed: int = 7, **options: object) -> Tensor:
 EXTRACTOR = orthogonal()
 
 
-def test_an_invertible_extractor_gives_the_images_away() -> None:
-    x = smooth(3)
-    assert float(psnr(attacked(EXTRACTOR(x)), x).min()) > 50
-
-
 def test_the_more_noise_the_further() -> None:
     x = smooth(6)
     s = EXTRACTOR(x)
     noisy = [s, *(add_noise(s, level, drawn(*s.shape, seed=5)) for level in (0.4, 0.8, 1.2))]
     found = [float(psnr(attacked(each), x).mean()) for each in noisy]
-    assert found == sorted(found, reverse=True)
+    assert found[0] > 50, "an invertible extractor gives the images away"
     assert all(before - after > 1 for before, after in itertools.pairwise(found))
     # sigma is that of s; an orthogonal map brings the noise back as it is
     expected = psnr(x, x + 0.8 * float(s.std(correction=0)) * drawn(*x.shape, seed=9)).mean()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -187,35 +188,27 @@ def uploads_have_their_form(kit: ConformanceKit) -> None:
     if form is None:
         return
 
-    def look(scene: AggregationScene) -> None:
+    for scene in kit.scenes:
         for number, message in scene.uploads.items():
             sent = kit.method.broadcast(scene.server, number)
             if problem := find_mismatch(form, message, UploadContext(kit.method, scene.server, number, sent)):
                 kit.fail(f"client {number} uploads what `form` does not allow: {problem}")
 
-    for scene in kit.scenes:
-        look(scene)
-
 
 def order_of_uploads(kit: ConformanceKit) -> None:
     """The order in which the uploads lie in their mapping changes nothing (up to rounding)."""
-
-    def look(scene: AggregationScene) -> None:
+    for scene in kit.scenes:
         backwards = {number: scene.uploads[number] for number in reversed(list(scene.uploads))}
         a = scene.after(scene.uploads)
         b = scene.after(backwards)
         kit.same(flatten(a.state), flatten(b.state), "uploads in another order give another state", 1e-5)
 
-    for scene in kit.scenes:
-        look(scene)
-
 
 def client_order_invariant(kit: ConformanceKit) -> None:
     """Renumbering the clients renumbers the result: no client is special."""
-
-    def look(scene: AggregationScene) -> None:
+    for scene in kit.scenes:
         if scene.server.round > 1 or not scene.uploads:
-            return
+            continue
         last = len(scene.server.clients) - 1
         turned = copy_server(scene.server)
         turned.clients = {last - number: member for number, member in reversed(list(scene.server.clients.items()))}
@@ -229,14 +222,10 @@ def client_order_invariant(kit: ConformanceKit) -> None:
             other = flatten(kit.method.broadcast(b, last - number))
             kit.same(one, other, f"with the clients renumbered, client {number} gets something else", 1e-5)
 
-    for scene in kit.scenes:
-        look(scene)
-
 
 def any_subset(kit: ConformanceKit) -> None:
     """With any subset of uploads nothing breaks; with none, what the server sends stays as it is."""
-
-    def look(scene: AggregationScene) -> None:
+    for scene in kit.scenes:
         for chosen in subsets(sorted(scene.uploads)):
             who = f"when of {sorted(scene.uploads)} only {chosen} answer"
             try:
@@ -254,9 +243,6 @@ def any_subset(kit: ConformanceKit) -> None:
                     b = flatten(kit.method.broadcast(last, number))
                     kit.same(a, b, f"it is not deterministic {who}")
                 _unmoved(kit, scene, after)
-
-    for scene in kit.scenes:
-        look(scene)
     few = SHORT.model_copy(update={"client_fraction": 0.34, "rounds": 3})
     kit.all_finite(kit.run(training=few), "with two of six clients a round")
 
@@ -474,7 +460,7 @@ def nothing_written_in_place(kit: ConformanceKit) -> None:
     """Messages, states, contexts and data are replaced and never written into, with any subset of uploads."""
     kit.no_offence("written")
 
-    def look(scene: AggregationScene) -> None:
+    for scene in kit.scenes:
         for chosen in subsets(sorted(scene.uploads)):
             trial = copy_server(scene.server)
             trial.state = clone(scene.server.state)
@@ -486,9 +472,6 @@ def nothing_written_in_place(kit: ConformanceKit) -> None:
             for (place, now), was in zip(tensors, before, strict=True):
                 if worlds.difference({"": now}, {"": was}) is not None:
                     kit.fail(f"aggregate writes into {place}, when of {sorted(scene.uploads)} only {chosen} answer")
-
-    for scene in kit.scenes:
-        look(scene)
 
 
 def broadcast_without_side_effects(kit: ConformanceKit) -> None:
@@ -893,47 +876,12 @@ def _of_one(federation: Federation) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in whole.items() if name.startswith(marks)}
 
 
-# all of them, in the order in which they are asked ------------------------------------------------------------
+# all of them, the public functions of this module, in the order in which they are asked -----------------------------
 
-_IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
-    has_hyperparameters,
-    speaks_in_tensors,
-    runs,
-    declared,
-    refused_before_round_1,
-    same_seed_same_result,
-    other_seed_other_result,
-    global_generators_untouched,
-    data_are_shuffled,
-    uploads_have_their_form,
-    order_of_uploads,
-    client_order_invariant,
-    any_subset,
-    missing_upload_is_not_zero,
-    samples_counted_once,
-    degenerate_clients,
-    batchnorm,
-    begins_alike,
-    nan_is_rejected,
-    unselected_are_left_alone,
-    nothing_aliased,
-    nothing_written_in_place,
-    broadcast_without_side_effects,
-    state_is_explicit,
-    goes_on_after_its_end,
-    scoring_changes_nothing,
-    scored_together_alike,
-    bytes_metered,
-    expected_bytes,
-    loss_is_pure,
-    row_weights_count,
-    oracle,
-    hyperparameters_matter,
-    reductions,
-    learns,
-    alone_with_one_client,
-    alone_knows_nobody,
-)
-PROPERTIES = {check.__name__: check for check in _IN_ORDER}
+PROPERTIES: dict[str, Callable[[ConformanceKit], None]] = {
+    name: found
+    for name, found in globals().items()
+    if isinstance(found, types.FunctionType) and found.__module__ == __name__ and not name.startswith("_")
+}
 # where one of these does not hold, no other is asked
 FIRST = tuple(check.__name__ for check in (has_hyperparameters, speaks_in_tensors, runs))

@@ -228,6 +228,38 @@ def test_runs_side_by_side_replay_the_steps_of_one(networks: Sequence[Callable[[
     assert launched[0][1] == len(networks) * (3 * 2 * 2 - 1)  # the first step is launched
 
 
+class Full(Local):
+    """Memory runs out once, in the third round on a GPU."""
+
+    left: ClassVar[list[int]] = [1]
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        if client.round == 3 and next(client.model.parameters()).is_cuda and self.left:
+            self.left.pop()
+            raise torch.OutOfMemoryError
+        return {}
+
+
+def test_what_is_kept_is_given_up_where_memory_runs_out() -> None:
+    assert replayed(Full(), sizes=(16,) * 4)["captures"] == 2
+    assert not Full.left
+
+
+class Varying(Local):
+    """A context whose tensor is a shorter one in every round."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        return {"weights": torch.ones(7 - client.round, device=next(client.model.parameters()).device)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w) * context["weights"].sum()
+
+
+def test_contexts_of_other_shapes() -> None:
+    training = TRAINING.model_copy(update={"rounds": 4, "lr": 0.02})
+    assert replayed(Varying(), sizes=(16,) * 4, training=training)["captures"] == 4
+
+
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_step, "RECORDS", False)
     done = replayed(Local())

@@ -9,9 +9,12 @@ Shapes: K clients, S steps of a phase.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +26,11 @@ from polyfed.functional.modes import dropout_layers
 
 Rates = tuple[float, Tensor | None]  # the highest learning rate, and everybody's share of it where they differ, (K,)
 
+T = TypeVar("T")
 RECORDS = True  # benchmarks switch it off, to tell what recorded steps are worth
 _WARM_UPS = 3  # eager steps before a capture, in which libraries choose kernels and allocate, as PyTorch asks for
 _MOST_GRAPHS = 24  # of a stack: kinds of steps, widths of batches, numbers of clients
-_MOST_STACKS = 32  # that are remembered, each with its clients' weights
+_MOST_STACKS = 64  # that are remembered, each with its clients' weights, and kinds of data
 
 
 class FixedTensors:
@@ -42,17 +46,18 @@ class FixedTensors:
         self._sources: dict[Hashable, Sequence[object]] = {}
 
     def hold(
-        self, name: Hashable, tensors: Sequence[Tensor], sources: Sequence[object] = (), room: int = 0
+        self, name: Hashable, tensors: Sequence[Tensor], sources: Sequence[object] = (), room: int | None = 0
     ) -> list[Tensor]:
         """These values where those of the last time lie; fewer rows go to the beginning.
 
         Args:
-            sources: see `made_of`. room: for so many rows at least.
+            sources: see `made_of`. room: for so many rows at least; None: exactly for these.
         """
         held = self._held.get(name, [])
-        if len(held) != len(tensors) or not all(map(_fits, tensors, held)):
+        fits = _is_alike if room is None else _fits
+        if len(held) != len(tensors) or not all(map(fits, tensors, held)):
             self.version += name in self._held
-            held = self._held[name] = [_with_room(tensor.detach(), room) for tensor in tensors]
+            held = self._held[name] = [_with_room(tensor.detach(), room or 0) for tensor in tensors]
         _copy([place[: len(t)] if t.dim() else place for place, t in zip(held, tensors, strict=True)], tensors)
         self._sources[name] = list(sources)
         return held
@@ -60,7 +65,7 @@ class FixedTensors:
     def made_of(self, name: Hashable, sources: Sequence[object]) -> list[Tensor] | None:
         """What lies there, if it was made of the very same objects."""
         known = self._sources.get(name, ())
-        same = len(known) == len(sources) and all(map(lambda one, other: one is other, known, sources))
+        same = len(known) == len(sources) and all(one is other for one, other in zip(known, sources, strict=True))
         return self._held[name] if known and same else None
 
 
@@ -156,17 +161,12 @@ class RecordedStack(FixedTensors):
             step: takes it, and returns the names of what it sums. keeps: what it looks into beside tensors here.
         """
         key = (key, self.version, self.optimizer.shares is None)
-        if key not in self._recordings:
-            if len(self._recordings) >= _MOST_GRAPHS:
-                del self._recordings[next(iter(self._recordings))]
-            self._recordings[key] = None
-            return None
-        known = self._recordings.pop(key)
-        if known is None:
+        is_new = key not in self._recordings
+        known = _recent(self._recordings, key, lambda: None, _MOST_GRAPHS)
+        if known is None and not is_new:
             self._come_to(number)
             self._first.fill_(number)
-            known = self._captured(step, keeps)
-        self._recordings[key] = known  # as the one used last
+            known = self._recordings[key] = self._captured(step, keeps)
         return known
 
     def _captured(self, step: Callable[[], frozenset[str]], keeps: object) -> Recording:
@@ -175,17 +175,15 @@ class RecordedStack(FixedTensors):
         summed = set(self.sums)
         stream = self._lane.stream
         current = torch.cuda.current_stream(self.number.device)
-        mode = torch.cuda.get_sync_debug_mode()
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                for warm_up in range(_WARM_UPS):
-                    if warm_up == _WARM_UPS - 1:  # who waits for the device is found out before a capture breaks off
-                        torch.cuda.set_sync_debug_mode("error")
+                for _ in range(_WARM_UPS - 1):
                     step()
                     _copy(written, before)
+                with _waits_are_errors():  # as a capture that breaks off leaves things behind
+                    step()
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
             current.wait_stream(stream)
             _copy(written, before)
             for name in self.sums.keys() - summed:
@@ -194,8 +192,9 @@ class RecordedStack(FixedTensors):
         try:
             with torch.cuda.graph(graph, pool=self._lane.pool, stream=stream):  # nothing is computed
                 sums = step()
-        finally:
-            torch.cuda.set_stream(current)  # which a capture that breaks off does not do
+        except BaseException:
+            torch.cuda.set_stream(current)  # where the capture has left another one
+            raise
         return Recording(graph, sums, keeps)
 
     def _come_to(self, number: int) -> None:
@@ -213,11 +212,13 @@ class RecordedStack(FixedTensors):
         current = torch.cuda.current_stream(self.number.device)
         stream = self._lane.stream
         stream.wait_stream(current)
-        for _ in range(count):
-            with torch.cuda.stream(stream):
-                recording.graph.replay()
-            yield
-        current.wait_stream(stream)
+        try:
+            for _ in range(count):
+                with torch.cuda.stream(stream):
+                    recording.graph.replay()
+                yield
+        finally:
+            current.wait_stream(stream)
         self._at = first + count
 
 
@@ -232,30 +233,58 @@ class Recordings:
 
     def worthwhile(self, label: Hashable, network: nn.Module) -> bool:
         """Whether steps are recorded; those of dropout layers are not, as a graph has the states of no generator."""
-        device = next(iter(network.parameters())).device
-        return RECORDS and device.type == "cuda" and label not in self.refused and not dropout_layers(network)
+        parameter = next(network.parameters(), None)
+        on_gpu = parameter is not None and parameter.is_cuda
+        return RECORDS and on_gpu and label not in self.refused and not dropout_layers(network)
+
+    def forget(self) -> bool:
+        """Give back the memory; whether there was any."""
+        had = bool(self._stacks)
+        self._stacks.clear()
+        self._data.clear()
+        return had
 
     def data(self, kind: Hashable) -> FixedTensors:
         """Where the samples of this kind lie."""
-        return self._data.setdefault(kind, FixedTensors())
+        return _recent(self._data, kind, FixedTensors, _MOST_STACKS)
 
     def stack(self, label: Hashable, kind: Hashable, device: torch.device) -> RecordedStack:
         """That of the label's clients in a phase of this kind."""
-        key = (label, kind)
-        if key not in self._stacks:
-            if len(self._stacks) >= _MOST_STACKS:
-                del self._stacks[next(iter(self._stacks))]
-            if label not in self._lanes:
-                self._lanes[label] = Lane(device)
-            self._stacks[key] = RecordedStack(self._lanes[label], device)
-        self._stacks[key] = self._stacks.pop(key)  # as the one used last
-        return self._stacks[key]
+        if label not in self._lanes:
+            self._lanes[label] = Lane(device)
+        make = functools.partial(RecordedStack, self._lanes[label], device)
+        return _recent(self._stacks, (label, kind), make, _MOST_STACKS)
+
+
+def _recent(known: dict[Hashable, T], key: Hashable, make: Callable[[], T], most: int) -> T:
+    """What is known by the key, or made, as the one used last; of more than `most` the one used first is forgotten."""
+    if key not in known and len(known) >= most:
+        del known[next(iter(known))]
+    known[key] = known.pop(key) if key in known else make()
+    return known[key]
+
+
+@contextlib.contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    """Within the block nobody may wait for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # PyTorch calls it a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def _is_alike(tensor: Tensor, place: Tensor) -> bool:
+    return tensor.dtype == place.dtype and tensor.shape == place.shape
 
 
 def _fits(tensor: Tensor, place: Tensor) -> bool:
-    """Whether its rows have room there; of tensors without rows, whether they are alike."""
-    same = tensor.dtype == place.dtype and tensor.shape[1:] == place.shape[1:] and tensor.dim() == place.dim()
-    return same and (not tensor.dim() or len(tensor) <= len(place))
+    """Whether its rows have room there."""
+    if not tensor.dim() or not place.dim():
+        return _is_alike(tensor, place)
+    return _is_alike(tensor[:0], place[:0]) and len(tensor) <= len(place)
 
 
 def _with_room(tensor: Tensor, room: int) -> Tensor:

@@ -353,7 +353,7 @@ class StackedClients:
             walks: of the whole phase, in its order.
         """
         fixed = part.fixed
-        if fixed is None or len(groups) > 1 or not self.records:
+        if fixed is None or len(groups) > 1 or self._label in self._known.recordings.refused:
             return None
         assert isinstance(step.number, int)
         kind = groups[0][0]
@@ -403,7 +403,7 @@ class StackedClients:
         if place not in self._riding:
             riding = part.first(walks[:count])
             static = riding.packed(riding.walks, names)
-            static.tensors = part.fixed.hold(("context", *place, static.shapes), static.tensors)
+            static.tensors = part.fixed.hold(("context", *place), static.tensors, room=None)
             constants = structure(only_of(walks[0].client.context, names), exact=True)
             self._riding[place] = riding, static, constants
         return self._riding[place]
@@ -429,8 +429,7 @@ class StackedClients:
                 break
         found = [one for one in found if one.shapes == found[0].shapes]
         tensors = [torch.stack(list(each)) for each in zip(*(one.tensors for one in found), strict=True)]
-        name = ("inputs", count, kind, found[0].shapes)
-        return found, part.fixed.hold(name, tensors, room=len(part.walks[0].drawn))
+        return found, part.fixed.hold(("inputs", count, kind), tensors, room=len(part.walks[0].drawn))
 
     def _replay(self, part: ActiveGroup, step: NextStep, recording: Recording, count: int) -> Iterator[None]:
         """Take this step, and so many in all, which differ in nothing but the batch and what was drawn."""

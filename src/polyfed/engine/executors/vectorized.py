@@ -212,19 +212,19 @@ class Stacks:
     def waves(self, members: Sequence[Member]) -> Iterator[list[list[int]]]:
         """Stacks, as places; several at once where the steps of different networks may be replayed side by side."""
         wave: list[list[int]] = []
-        networks: set[nn.Module] = set()
+        known: set[Hashable] = set()  # kinds and networks of the wave
         for places in self.alike(members):
             group = [members[place] for place in places]
-            network = _network(group[0])
+            own = {self.kind(group[0]), _network(group[0])}
             is_beside = self.may_be_beside(group)
-            is_full = network in networks or len(places) + sum(map(len, wave)) > self._size
+            is_full = own & known or len(places) + sum(map(len, wave)) > self._size
             if wave and (is_full or not is_beside):
                 yield wave
                 wave = []
-                networks = set()
+                known = set()
             if is_beside:
                 wave.append(places)
-                networks.add(network)
+                known |= own
             else:
                 yield [places]
         if wave:
@@ -300,6 +300,15 @@ class Stacks:
 
         In an exchange without training the networks are only looked through for NaN as one.
         """
+        try:
+            return self._carried_through(members)
+        except torch.OutOfMemoryError:
+            if not self._known.recordings.forget():
+                raise
+        torch.cuda.empty_cache()
+        return self._carried_through(members)
+
+    def _carried_through(self, members: Sequence[Member]) -> list[JobResult]:
         stack = self._received(members)
         steps = self._training(stack)
         while _step(steps):

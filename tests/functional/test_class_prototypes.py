@@ -14,7 +14,6 @@ from polyfed.functional.class_prototypes import (
     align,
     batch_class_means,
     class_means,
-    entangle,
     header_sgd_step,
     merge,
     most_similar,
@@ -24,7 +23,6 @@ from polyfed.functional.class_prototypes import (
     soft_header_sgd_step,
     structure_loss,
     to_dense,
-    update_rows,
 )
 
 
@@ -45,13 +43,6 @@ def test_merge_is_the_weighted_mean_of_each_class() -> None:
         mine = (label == LABELS).numpy()
         expected = np.average(rows.double().numpy()[mine], axis=0, weights=COUNTS.numpy()[mine])
         assert row.numpy() == pytest.approx(expected, rel=1e-6)
-
-
-def test_renewed_keeps_what_is_not_new() -> None:
-    old, new = draw(3, 2), draw(2, 2, seed=1)
-    labels, rows = update_rows(old, torch.tensor([0, 2, 5]), new, torch.tensor([1, 2]))
-    assert labels.tolist() == [0, 1, 2, 5]
-    assert torch.equal(rows, torch.stack([old[0], new[0], new[1], old[2]]))
 
 
 def numpy_distance(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -104,20 +95,6 @@ def test_scores_are_as_precise_as_representations_and_rule_out_who_has_no_row(dt
         assert found.dtype == dtype
         assert found[:, [0, 2]].eq(-torch.inf).all()
         np.testing.assert_allclose(found[:, labels].numpy(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-12)
-
-
-# mixtures -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_mixture_and_its_label_have_the_same_weights() -> None:
-    rows, labels, weights = draw(3, 5), torch.tensor([4, 0, 2]), torch.tensor([0.2, 0.9, 0.5])
-    mixture, encoding = entangle(rows, labels, weights, classes=6)
-    shares = weights.double().numpy() / 1.6
-    assert mixture.numpy() == pytest.approx(shares @ rows.double().numpy(), abs=1e-6)
-    assert encoding.tolist() == pytest.approx([shares[1], 0, shares[2], 0, shares[0], 0])
-    again = entangle(rows, labels, 7 * weights, classes=6)
-    assert torch.allclose(again[0], mixture)
-    assert torch.allclose(again[1], encoding)
 
 
 def test_a_step_to_soft_labels_is_that_of_autograd() -> None:

@@ -306,12 +306,6 @@ def softmax(scores: Any) -> Any:
     return e / e.sum(1, keepdims=True)
 
 
-def log_softmax(scores: Any) -> Any:
-    """Its logarithm."""
-    shifted = scores - scores.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-
-
 def shared(state: Mapping[str, Any]) -> Any:
     """The one model in a server's state."""
     (model,) = (state[name] for name in state if name.startswith("model"))

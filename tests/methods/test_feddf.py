@@ -1,4 +1,4 @@
-"""FedDF against NumPy: the averages, the ensemble's scores, Adam along a cosine."""
+"""FedDF step by step: the averages, the ensemble's scores, Adam along a cosine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from polyfed.engine.method_wrappers import alone
 from polyfed.methods import FedAvg, FedDF
 from tests.helpers.few_classes import SIZES, disagreeing
-from tests.helpers.toys import NETS, model_with, moved, numpy_mean, public, rounds, same, softmax
+from tests.helpers.toys import NETS, model_with, moved, numpy_mean, public, rounds, same
 
 HELD = public(20)
 MIXED = ["shallow", "broad", "shallow", "broad"]  # heads of different tensors, too
@@ -23,26 +24,15 @@ def played(method, architectures=MIXED, held=HELD, **options):
 
 
 def distilled(model, targets, steps, lr):
-    """Adam by hand on the mean KL(softmax targets || softmax scores), the rate along a cosine; float64 where it counts.
-
-    The gradient in the scores is (p - q) / N.
-    """
-    weights = dict(model.named_parameters())
-    first, second = ({n: np.zeros(tuple(p.shape)) for n, p in weights.items()} for _ in range(2))
-    for step in range(1, steps + 1):
-        logits = model(HELD.samples.x)
-        p, q = softmax(logits.detach().double().numpy()), softmax(targets)
-        assert (p - q).min() < 0 < (p - q).max()
-        model.zero_grad()
-        logits.backward(torch.from_numpy((p - q) / len(p)).float())
-        rate = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-        for name, parameter in weights.items():
-            g = parameter.grad.double().numpy()
-            first[name] = 0.9 * first[name] + 0.1 * g
-            second[name] = 0.999 * second[name] + 0.001 * g**2
-            m, v = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
-            parameter.data -= torch.from_numpy(rate * m / (np.sqrt(v) + 1e-8)).float()
-    return {name: parameter.detach() for name, parameter in weights.items()}
+    """PyTorch's Adam on the mean KL(softmax targets || softmax scores), the rate along a cosine."""
+    optimizer = torch.optim.Adam(model.parameters(), lr)
+    p = torch.from_numpy(targets).softmax(1).float()
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.zero_grad()
+        F.kl_div(model(HELD.samples.x).log_softmax(1), p, reduction="batchmean").backward()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def scores_of(architectures, sent):

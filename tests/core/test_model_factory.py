@@ -143,9 +143,6 @@ def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
         federation(Large("other", 4), other=lambda: plain(36, 3))
 
 
-# by name, from a recipe ---------------------------------------------------------------------------------------------
-
-
 def recipe(**method: Any) -> pf.Recipe:
     """Three clients on digits."""
     settings = {

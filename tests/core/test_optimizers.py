@@ -208,9 +208,6 @@ def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
         Training(**settings)
 
 
-# in training --------------------------------------------------------------------------------------------------------
-
-
 class Downhill(Local):
     """The gradient of every weight is 1, so that a step of SGD takes the learning rate off every weight."""
 

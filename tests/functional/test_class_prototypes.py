@@ -81,9 +81,6 @@ def test_losses_towards_known_rows_against_numpy_and_their_gradients(loss: Any, 
     assert torch.autograd.grad(loss(z * 0, y, w, targets, known), z)[0].isfinite().all()
 
 
-# prediction ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_are_as_precise_as_representations_and_rule_out_who_has_no_row(dtype: torch.dtype) -> None:
     z, rows, labels = draw(40, 3).to(dtype) + 100, draw(2, 3, seed=1).to(dtype) + 100, torch.tensor([3, 1])
@@ -110,8 +107,6 @@ def test_a_step_to_soft_labels_is_that_of_autograd() -> None:
     assert torch.equal(theta, draw(4, 5, seed=1))
     assert all(map(torch.equal, soft_header_sgd_step(theta, bias, z, q, 0.0), (theta, bias)))
 
-
-# structure ----------------------------------------------------------------------------------------------------------
 
 COMMON = torch.tensor([True, False, True, True, False, True])
 
@@ -156,9 +151,6 @@ def test_means_of_a_batch() -> None:
         assert means[c].numpy() == pytest.approx(row, abs=1e-6)
 
 
-# class means --------------------------------------------------------------------------------------------------------
-
-
 def data(n=100, d=6, classes=5, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, d, generator=g).abs(), torch.randint(0, classes, (n,), generator=g)
@@ -192,9 +184,6 @@ def test_bad_calls():
         class_means(z[:2], torch.tensor([-1, 1]), 3)
     with pytest.raises(ValueError, match=r"\[0, 3\), got 0 to 3"):
         class_means(z[:2], torch.tensor([0, 3]), 3)
-
-
-# the header ---------------------------------------------------------------------------------------------------
 
 
 def numpy_step(weight, bias, z, y, w, lr, clip):

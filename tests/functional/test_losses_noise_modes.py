@@ -105,9 +105,6 @@ def test_bad_losses():
         cross_entropy(logits, y, w[:8])
 
 
-# ---- noise --------------------------------------------------------------------------------------------------------
-
-
 def test_noise_by_hand_and_its_standard_deviation():
     g = torch.Generator().manual_seed(0)
     s = 3 * torch.randn(64, 512, generator=g) + 7

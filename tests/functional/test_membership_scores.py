@@ -36,9 +36,6 @@ def test_log_odds_and_loss_are_those_of_the_softmax() -> None:
     assert logit_of_true_class(sure, torch.tensor([0, 0])).tolist() == [100, -100]
 
 
-# LiRA ---------------------------------------------------------------------------------------------------------------
-
-
 def test_the_online_ratio_is_that_of_two_gaussians_fitted_by_hand() -> None:
     shadows = torch.tensor([[1.0, 9.0], [3.0, 8.0], [0.0, 4.0], [-2.0, 2.0]])
     inside = torch.tensor([[True, False], [True, False], [False, True], [False, True]])

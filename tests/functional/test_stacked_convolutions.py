@@ -106,9 +106,6 @@ def test_on_a_cpu_it_is_vmaps_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found, torch.func.vmap(lambda *own: F.conv2d(*own, groups=4))(x, weight, bias))
 
 
-# the fastest ----------------------------------------------------------------------------------------------------------
-
-
 class Clock:
     """In place of a GPU's: each form takes as long as `takes` says, and `asked` has the forms that were timed."""
 

@@ -18,9 +18,6 @@ from tests.helpers.toys import NETS, clients, federation, moved, numpy_mean, rou
 BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25
 
 
-# a round --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "weighting"), [("deep", "uniform"), ("deep", "samples"), ("deep-bn", "uniform")])
 def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
     members = clients([kind] * 5, [8, 12, 9, 10, 11])

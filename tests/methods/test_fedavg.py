@@ -89,9 +89,6 @@ def test_batchnorms_counter_stays_at_home():
     assert [int(round.weights[i][counter]) for i in (0, 1)] == [2, 6]
 
 
-# ---- several architectures  ----
-
-
 @pytest.mark.parametrize("architectures", [["shallow", "deep", "deep"], ["deep-bn", "bn", "bn"]])
 def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
     sizes = [4, 8, 12]
@@ -105,6 +102,3 @@ def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
     for number, architecture in enumerate(architectures):
         own = {name for name, t in NETS[architecture]().state_dict().items() if t.is_floating_point()}
         assert history[1].down[number]["model"].keys() == own
-
-
-# ---- reductions  ----

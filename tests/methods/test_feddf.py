@@ -63,9 +63,6 @@ def test_two_rounds_by_hand(weighting):
         assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
 
 
-# who answers, and which networks --------------------------------------------------------------------------------------
-
-
 def test_a_lone_client_is_averaged_alone():
     """Its own scores are its own network's; Adam would take steps of full length along rounding errors."""
     (round,) = played(FedDF(**WHOLE), ["shallow"], rounds=1)

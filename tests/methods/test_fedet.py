@@ -79,9 +79,6 @@ def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looke
         assert not same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
 
 
-# ---- kinds of networks ----
-
-
 def test_batchnorm_and_dropout_of_the_large_network():
     """Statistics move with the server's steps; dropout is drawn from the run's own streams."""
     method = FedET(server_batch=5, server_steps=4, network="dropout")

@@ -22,9 +22,6 @@ def header(state):
     return state["header"]
 
 
-# ---- the header  ----
-
-
 def stepped(header, batches, lr, clip=50.0):
     """Steps on the mean cross entropy of each batch; one step is in tests/functional/test_class_prototypes.py."""
     theta, bias = header["weight"].double(), header["bias"].double()
@@ -72,9 +69,6 @@ def test_the_headers_steps(mode, epochs, lr, clip, monkeypatch):
         assert moved(before, after) > 1e-3, "the header must really change (8.13)"
 
 
-# ---- LARs (8.1, 8.2, 8.6)  ----
-
-
 @pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
 def test_lars_are_taken_after_training_in_eval_mode(architecture):
     members = clients([architecture, architecture], sizes=[12, 25])
@@ -94,9 +88,6 @@ def test_lars_are_taken_after_training_in_eval_mode(architecture):
             assert np.abs(in_train_mode[data.y.numpy() == labels[0]].mean(0) - expected[0]).max() > 1e-3
 
 
-# ---- the control "noise"  ----
-
-
 def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_round():
     """One client, 60 rounds without learning: its LARs stay the same, so the draws can be pooled."""
     plain, control = (FedGH(header_lr=0.0, control=kind) for kind in ("none", "noise"))
@@ -113,8 +104,6 @@ def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_ro
     assert float(draws.std() / lars.std(correction=0)) == pytest.approx(1, abs=0.1)
 
 
-# ---- the network for CIFAR-100  ----
-
 RESNET = Path(__file__).parents[2] / "recipes" / "fedgh" / "table1-cifar100.toml"
 
 
@@ -130,9 +119,6 @@ def test_the_recipe_for_cifar_100_has_the_papers_network():
     assert (projection.in_features, projection.out_features) == (512, 500)
     assert (model.head.in_features, model.head.out_features) == (500, 100)
     assert recipe.chosen_method == FedGH()
-
-
-# ---- who gets and keeps what (8.3, 8.9, 8.10, 8.12)  ----
 
 
 def test_lost_uploads():

@@ -118,9 +118,6 @@ def shaken(model):
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)), alpha=0.3)
 
 
-# ---- eta (8.1)  ----
-
-
 def test_eta_schedules():
     rounds_ = (1, 2, 5, 200)
     for schedule, factors in {
@@ -144,9 +141,6 @@ def test_the_first_round_is_pure_local_training_without_a_byte_down(schedule):
     assert all(same(history[0].weights[i], local[0].weights[i]) for i in range(4))
     assert all(moved(history[1].weights[i], local[1].weights[i]) > 1e-5 for i in range(4))
     assert history[0].record["sums"] == {}
-
-
-# ---- the first step and its gradient (8.4, 8.6, 8.7)  ----
 
 
 def test_homogeneous_without_weight_sends_weights_alone():
@@ -210,9 +204,6 @@ def test_the_pass_over_the_rad_is_in_eval_mode_and_leaves_statistics_alone():
     assert same(at.model.state_dict(), alone.state_dict())
     assert torch.equal(state, torch.get_rng_state()), "dropout is off in the pass over the RAD"
     assert all(m.training for m in at.model.modules())
-
-
-# ---- K_bar (8.5)  ----
 
 
 def k_bar(fed_clients, weights, x, members, norm="none"):
@@ -288,9 +279,6 @@ def test_permuted_is_the_mean_kernel_in_another_order():
     assert orders[0] != orders[1]
 
 
-# ---- the RAD (8.14)  ----
-
-
 def test_rad_rows_are_drawn_from_the_hold_out_without_replacement_and_anew():
     held = public(40)
     history = rounds(hetero(), clients(MIXED), held=held, rounds=4)
@@ -316,9 +304,6 @@ def test_too_few_hold_out_rows_are_refused_before_round_1():
     federation(hetero(), clients(MIXED), held=public(20))
 
 
-# ---- bytes (8.11, section 2.4)  ----
-
-
 @pytest.mark.parametrize(("rank", "exact_rank", "columns"), [(128, 256, 23), (3, 22, 3), (3, 23, 23)])
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
     monkeypatch.setattr(fedhenn, "EXACT_RANK", exact_rank)
@@ -332,9 +317,6 @@ def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
         assert round.record["bytes_by_client"] == expected
         tail = round.record["server"].get("factor_tail")
         assert tail is None if number == 1 else (tail > 0) == (columns == 3)
-
-
-# ---- similarities ----
 
 
 @pytest.mark.parametrize("width", [0.5, 2.0])
@@ -375,9 +357,6 @@ def test_homogeneous_distances(similarity):
 def test_uploads_of_kernels_need_a_fixed_rad():
     with pytest.raises(ValueError, match=r"expected alignment_data\.refresh 0.*got 3"):
         FedHeNN(**nested(uploads="kernels", refresh=3))
-
-
-# ---- where the RAD comes from, and how it travels ----
 
 
 @pytest.mark.parametrize("form", others_slow([steady, steady_homo], quick=[steady]))
@@ -477,9 +456,6 @@ def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
         assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
 
 
-# ---- kernel uploads ----
-
-
 @pytest.mark.parametrize("similarity", ["linear", "rbf"])
 def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity):
     from polyfed.core.server import Server
@@ -526,9 +502,6 @@ def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
     assert same(found, expected)
 
 
-# ---- what counts, and in which precision ----
-
-
 @pytest.mark.parametrize(
     ("precision", "factor", "kernel"),
     [
@@ -546,9 +519,6 @@ def test_precision_is_metered_and_near(precision, factor, kernel):
     method = steady(precision=precision, uploads="kernels", refresh=0)
     (round,) = rounds(method, clients(MIXED), held=public(), rounds=1)
     assert round.record["bytes_by_client"]["0"]["up"] == kernel + 4
-
-
-# ---- the gradient in chunks ----
 
 
 @pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
@@ -571,9 +541,6 @@ def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
     assert float(a.sums["d_cka"]) == pytest.approx(float(b.sums["d_cka"]), abs=1e-6)
     for name, gradient in a.grads.items():
         torch.testing.assert_close(b.grads[name], gradient, atol=2e-6, rtol=1e-4)
-
-
-# ---- after the last round ----
 
 
 def test_final_average_is_of_everybodys_latest_weights():
@@ -599,9 +566,6 @@ def test_final_average_is_of_everybodys_latest_weights():
     assert "rad" not in last.after
 
 
-# ---- who comes, who is late ----
-
-
 def test_only_who_answers_with_the_present_draw_holds_it():
     """Client 0's upload is late: it was made with the draw before."""
     fed, _ = federation(steady(refresh=2), clients(MIXED), held=public())
@@ -613,6 +577,3 @@ def test_only_who_answers_with_the_present_draw_holds_it():
     fed.server.round = 4
     fed.method.start_round(fed.server, [0, 1, 2])
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
-
-
-# ---- what it is for ----

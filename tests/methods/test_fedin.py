@@ -42,9 +42,6 @@ def off(**hyperparameters):
     return FedIN(**{"exchange_features": False, "mu": 0.0, **hyperparameters})
 
 
-# ---- the pool (8.6)  ----
-
-
 def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
     lose = lambda round, client: (round == 1 and client != 2) or round == 2  # noqa: E731
     _, second, third = rounds(FedIN(), clients(MIXED), rounds=3, lose=lose)
@@ -192,9 +189,6 @@ def test_a_whole_round_by_hand(given):
     assert history[1].record["sums"]["in_steps"] == pytest.approx(steps / 24)
 
 
-# ---- noise (8.5)  ----
-
-
 def test_messages_without_noise_are_the_plain_ones():
     """With "forward" the pairs sent are clean, and of the very rows that are sent without any noise."""
     members = clients(MIXED)
@@ -255,9 +249,6 @@ def test_noise_in_the_forward_pass():
     assert losses[0] != losses[1]
 
 
-# ---- averaging (8.7)  ----
-
-
 @pytest.mark.parametrize("weighting", ["paper", "uniform", "samples"])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_weights_of_the_average(aggregation, weighting):
@@ -275,8 +266,6 @@ def test_weights_of_the_average(aggregation, weighting):
     names = {n for n in history[0].after if n.startswith("model")}
     assert names == ({"model union"} if aggregation == "layer-wise" else {"model shallow", "model deep"})
 
-
-# ---- projections: networks of different widths  ----
 
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
@@ -350,9 +339,6 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch):
         torch.testing.assert_close(at.state["projections"][name], expected, atol=1e-5, rtol=0)
     fresh = at.state["projections"]
     assert same(sent, projected().common.project(pairs, fresh))
-
-
-# ---- refusals  ----
 
 
 def test_unequal_cuts_are_refused_before_round_1_but_with_projections():

@@ -30,9 +30,6 @@ def by_class(message: Mapping[str, Any], name: str) -> dict[int, np.ndarray]:
     return dict(zip(labels, message[name].double().numpy(), strict=True))
 
 
-# messages, server ---------------------------------------------------------------------------------------------------
-
-
 def test_uploads_are_the_class_means_of_both_networks_after_training() -> None:
     people = members()
     for round in image_rounds(FedKWAZ(), people):
@@ -65,9 +62,6 @@ def test_a_class_that_nobody_sends_keeps_its_means() -> None:
     assert silent.before == silent.after
     few = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 1 and i != 0)[1]
     assert few.down[2]["labels"].tolist() == [0, 1]  # class 2 is learned from the labels alone
-
-
-# the two stages -----------------------------------------------------------------------------------------------------
 
 
 def numpy_stage_1(nets: list[Any], x: torch.Tensor, y: torch.Tensor, down: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -84,9 +84,6 @@ def test_two_rounds_by_hand(clip, monkeypatch):
     assert torch.equal(watch.rounds[-1].after["guides"][2], watch.rounds[0].before["guides"][2])
 
 
-# ---- quiz and study ----
-
-
 def test_the_quiz_stays_the_same_and_is_not_trained_on():
     """Other labels in the quiz change what is sent, not what is learnt in the first round; in the study set, both."""
     members = clients(["deep"] * 2)
@@ -104,9 +101,6 @@ def test_the_quiz_stays_the_same_and_is_not_trained_on():
         (other,) = watch.rounds
         assert same(plain.weights[0], other.weights[0]) != learns
         assert not torch.equal(plain.up[0]["gradients"], other.up[0]["gradients"])
-
-
-# ---- warm-up ----
 
 
 def test_nobody_trains_in_the_warm_up_and_the_guides_learn():
@@ -129,9 +123,6 @@ def test_a_warm_up_longer_than_the_run_is_an_error_before_anything_is_written(tm
     assert not list(tmp_path.iterdir())
     assert federation(FedL2G(warmup_rounds=2), clients(MIXED), rounds=3)
     assert federation(FedL2G(warmup_rounds=50, guide_weight=0.0), clients(MIXED))
-
-
-# ---- who can take part ----
 
 
 class _Once(torch.autograd.Function):
@@ -160,9 +151,6 @@ def test_networks_without_second_derivative_are_refused(tmp_path):
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
     assert rounds(FedL2G(guide_weight=0.0), clients(["linear", "fused"]), kinds)
-
-
-# ---- what is sent and learnt ----
 
 
 @pytest.mark.parametrize("guide", others_slow(["logits", "representation"], quick=["logits"]))

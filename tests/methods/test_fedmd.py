@@ -130,9 +130,6 @@ def test_pseudo_labels_of_drawn_rows_only(monkeypatch):
     assert [round.record["samples"] for round in played(method)] == [3 * (12 + 6)] * 2
 
 
-# ---- what is public ----
-
-
 def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
     """Other inputs in the drawn rows lead elsewhere, other inputs in the rest do not."""
     held, method = HELD, FedMD(**NO_TRANSFER, public_rows=6)
@@ -163,9 +160,6 @@ def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_tas
     with pytest.raises(ConfigError, match=r"^fedmd needs 21 rows that everybody may see, got 20"):
         federation(FedMD(public_rows=21), clients(MIXED), held=held)
     assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
-
-
-# ---- who is there ----
 
 
 def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():

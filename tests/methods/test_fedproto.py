@@ -87,9 +87,6 @@ def test_who_has_not_been_heard_is_sent_all_and_keeps_its_own() -> None:
     assert at.state["labels"].tolist() == [2]
 
 
-# prediction ---------------------------------------------------------------------------------------------------------
-
-
 def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
     people = members(test=40)
     last = rounds(FedProto(), people)[1]

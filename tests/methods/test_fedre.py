@@ -42,9 +42,6 @@ def stepped(round: Round, number: int, method: FedRE) -> dict[str, torch.Tensor]
     return {"weight": theta, "bias": bias}
 
 
-# the round ----------------------------------------------------------------------------------------------------------
-
-
 def test_uploads_are_mixtures_drawn_anew_in_every_round() -> None:
     people = members()
     history = rounds(FedRE(), people, rounds=3)
@@ -63,9 +60,6 @@ def test_the_headers_steps(batch: int, epochs: int) -> None:
     for number, round in enumerate(rounds(method, members(), rounds=3), 1):
         assert moved(stepped(round, number, method), round.after["header"]) < 1e-5
         assert moved(round.before["header"], round.after["header"]) > 1e-3
-
-
-# bytes, refusals ------------------------------------------------------------------------------------------------------
 
 
 def test_clipping_is_refused_before_round_1() -> None:

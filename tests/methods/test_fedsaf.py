@@ -11,9 +11,6 @@ from tests.helpers.toys import rounds, same
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
 
 
-# the round ----------------------------------------------------------------------------------------------------------
-
-
 def test_one_class_has_no_structure() -> None:
     people = members(((0,), (1,), (2,), (2,)))
     ours, local = (rounds(m, people, rounds=3)[-1] for m in (FedSAF(structure_weight=2.5), Local()))

@@ -127,9 +127,6 @@ def test_scored_is_the_sub_model():
         assert run.result["accuracy_per_client"][client] == pytest.approx(accuracy)
 
 
-# what cannot work -----------------------------------------------------------------------------------------------------
-
-
 class Tied(nn.Module):
     """Two layers that share their weight."""
 

@@ -118,9 +118,6 @@ def test_every_client_is_scored_with_the_sub_model_of_its_rate():
         assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
 
 
-# BatchNorm ------------------------------------------------------------------------------------------------------------
-
-
 def test_statistics_are_reported_after_the_average_and_metered():
     history, members = rounds_of(HeteroFL(rates="fix_a1-b2"), "bn", sizes=(10, 8, 9), rounds=2)
     large = history[-1].after["model"]
@@ -180,9 +177,6 @@ def test_the_statistics_are_those_without_scaler_and_dropout():
     assert all(m.training for m in model.modules())
     assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
     assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
-
-
-# refusals -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_cut_is_refused_before_round_1(tmp_path):

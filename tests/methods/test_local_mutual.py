@@ -63,9 +63,6 @@ def test_a_round_against_a_loop_with_two_optimizers(kind: str) -> None:
                 torch.testing.assert_close(found[key], value, atol=2e-4, rtol=1e-3)
 
 
-# mixtures -----------------------------------------------------------------------------------------------------------
-
-
 def numpy_gaps(nets: list[Any], x: torch.Tensor, alpha: float, patches: int, draws: torch.Generator) -> list[float]:
     share = mixing_map(6, 6, patches, alpha, draws)
     x = share * x + (1 - share) * x[torch.randperm(len(x), generator=draws)]
@@ -93,9 +90,6 @@ def test_the_search_takes_what_the_networks_differ_on_most(monkeypatch: pytest.M
         chosen |= {tuple(one) for one in expected}
     assert len(chosen) > 1
     assert "mixtures" not in image_rounds(LocalMutual(mixed=0.0))[-1].states[0]
-
-
-# refusals -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused_before_round_1() -> None:

@@ -158,9 +158,6 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
     assert lost > 3
 
 
-# ---- option I  ----
-
-
 @pytest.mark.parametrize("architecture", ["bn", "dropout"])
 def test_the_pass_over_all_samples_leaves_no_trace(architecture):
     """BatchNorm by the batch, no dropout, no statistics, no draw from the global generator; the weights put back."""
@@ -181,12 +178,6 @@ def test_the_pass_over_all_samples_leaves_no_trace(architecture):
         expected.backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-5)
-
-
-# ---- what it is for  ----
-
-
-# ---- bytes, refusals  ----
 
 
 def test_option_two_needs_a_rate():

@@ -21,9 +21,6 @@ from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, same
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
 
 
-# a round --------------------------------------------------------------------------------------------------------------
-
-
 def level_of(round):
     return {number: str(int(level)) for number, level in enumerate(round.before["levels"])}
 
@@ -72,9 +69,6 @@ def test_levels_of_all_blocks_are_heterofl_without_its_extras(kind):
     assert kind == "shallow" or same(ours["statistics 1"], theirs["statistics b"])
 
 
-# distillation ---------------------------------------------------------------------------------------------------------
-
-
 def test_distillation_begins_after_its_share_of_the_rounds():
     fed, _ = federation(ScaleFL(), clients(["deep"], 8), rounds=8)
     fed.method.init_server(fed.server)
@@ -83,9 +77,6 @@ def test_distillation_begins_after_its_share_of_the_rounds():
     for at.round in range(1, 9):
         found.append(ScaleFL().receive(at, message)["distils"])
     assert found == [round >= 3 for round in range(1, 9)]
-
-
-# levels ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,9 +120,6 @@ def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level
         scores = exit_logits(sent["model"], data.x, LEVELS[level][1], True, known)[-1]
         share = float((scores.argmax(1) == data.y).float().mean())
         assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
-
-
-# bytes, folders, networks ---------------------------------------------------------------------------------------------
 
 
 def test_a_level_of_the_whole_network_is_exported_as_that_network():

@@ -21,9 +21,6 @@ APART = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
 ORTHOGONAL = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
 
 
-# the server ---------------------------------------------------------------------------------------------------------
-
-
 def margin_loss(round: Round, rows: Tensor, labels: Tensor) -> server_prototypes.Loss:
     """Of FedTGP, with the margin that the clients' mean means have."""
     delta = server_prototypes.margin(torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)]), 100.0)
@@ -76,9 +73,6 @@ def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
     assert late[1].down[0]["labels"].tolist() == [2]
     assert late[0].record["server"]["margin"] == 100.0  # one class has no other to be near
     assert late[1].after["labels"].tolist() == [0, 1, 2]
-
-
-# the client ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_class_of_the_largest_cosine_is_predicted_where_asked_for() -> None:

@@ -178,9 +178,6 @@ def test_tensors_that_are_set_are_copies_and_all_else_stays(aggregation: Aggrega
     assert torch.equal(elsewhere, given if aggregation == "layer-wise" else others[BIAS])
 
 
-# messages ---------------------------------------------------------------------------------------------------------
-
-
 def test_shares_are_the_samples_or_one_times_what_was_given() -> None:
     uploads: dict[int, Message] = {3: {"model": {}}, 5: {"model": {}, "n": torch.tensor(7)}}
     server = server_of_six()

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor, members
 from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters, loads_message
 from polyfed.core.modules import as_split_model, head_names, load_state
 from polyfed.core.optimizers import Optimizer
@@ -122,7 +122,7 @@ class FedGen(FedAvg):
             load_state(heads[-1], {inner: sent[name] for name, inner in head_names(model).items() if name in sent})
         lr = _GENERATOR_LR * _GENERATOR_LR_DECAY ** (server.round - 1)
         generator = get_group(server.state, "generator")
-        moments = get_group(server.state, "moments") if "moments" in server.state else {}
+        moments = members(server.state, "moments")
         draws = server.generator("features")
         generator, moments, loss = train_generator(generator, moments, heads, counts_SC, lr, draws)
         server.log["generator_loss"] = loss

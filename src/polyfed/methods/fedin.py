@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group
+from polyfed.core.message import Group, Message, get_group, members
 from polyfed.core.method import (
     Batch,
     Context,
@@ -214,7 +214,7 @@ class FedIN(Method):
         message = weight_averaging.broadcast(server, self.aggregation, client_id)
         count = self.num_pairs or server.training.batch_size
         draws = server.generator("pool", client_id)
-        pairs = feature_pairs.draw_pairs(feature_pairs.load(server), client_id, count, draws)
+        pairs = feature_pairs.draw_pairs(members(server.state, "pool"), client_id, count, draws)
         return {**message, "features": pairs} if pairs else message
 
     @follows_device

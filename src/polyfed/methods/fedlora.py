@@ -42,7 +42,7 @@ from polyfed.core.adapters import (
     head_state,
 )
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor, members
 from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
@@ -148,7 +148,7 @@ class Stack(Rule):
     def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
         """What the client has not added yet: the adapters of the last round, or, after several, all updates' sum."""
         stacks = get_tensor(server.state, "stacks")
-        behind = int(stacks) - int(self._merged(server).get(str(client_id), torch.tensor(0)))
+        behind = int(stacks) - int(members(server.state, "merged").get(str(client_id), torch.tensor(0)))
         if behind > 1:
             return {"stacks": stacks, "update": get_group(server.state, "update")}
         return {"stacks": stacks, **({"stack": get_group(server.state, "stack")} if behind else {})}
@@ -163,12 +163,8 @@ class Stack(Rule):
         server.state["update"] = updates
         server.state["stack"] = group_of(stacked)
         server.state["stacks"] = get_tensor(server.state, "stacks") + 1
-        server.state["merged"] = {**self._merged(server), **known}
+        server.state["merged"] = {**members(server.state, "merged"), **known}  # how many each client has added
         return updates
-
-    def _merged(self, server: Server) -> Group:
-        """How many updates each client is known to have added, by number; 0 for others."""
-        return get_group(server.state, "merged") if "merged" in server.state else {}
 
     def receive(self, client: Client, message: Message) -> None:
         """Add what the client has not added yet; draw A anew, and set B to zero."""

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, get_group, get_tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor, members
 from polyfed.core.method import (
     Context,
     Method,
@@ -88,7 +88,7 @@ class FedSelect(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         model = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
-        return {"model": masks.select_shared(model, _masks(server.state, f"mask {client_id}"))}
+        return {"model": masks.select_shared(model, members(server.state, f"mask {client_id}"))}
 
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -98,12 +98,12 @@ class FedSelect(Method):
             if "mask" in message:
                 bits = get_group(message, "mask")
                 server.state[f"mask {i}"] = {name: masks.unpack_bits(b, model[name].shape) for name, b in bits.items()}
-            models[i] = masks.fill_personal(get_group(message, "model"), _masks(server.state, f"mask {i}"), model)
+            models[i] = masks.fill_personal(get_group(message, "model"), members(server.state, f"mask {i}"), model)
 
-        def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
-            held = [_masks(server.state, f"mask {i}") for i in members]
-            counts = [server.share(i, self.weighting) for i in members]
-            return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
+        def mean(base: Group, ids: list[int]) -> dict[str, Tensor]:
+            held = [members(server.state, f"mask {i}") for i in ids]
+            counts = [server.share(i, self.weighting) for i in ids]
+            return masks.entry_wise_mean([models[i] for i in ids], counts, held, base)
 
         weight_averaging.server_step(server, self.aggregation, models, mean)
 
@@ -111,16 +111,16 @@ class FedSelect(Method):
     def receive(self, client: Client, message: Message) -> Context:
         values = get_group(message, "model")
         own = float_state(client.model)
-        known = _masks(client.state, "mask")  # to the server, too
+        known = members(client.state, "mask")  # to the server, too
         if masks.mask_matches(values, known, own):
             mask_is_new = self._grow(client, own)
         else:  # its last upload was lost, the server still has the mask before
-            known = _masks(client.state, "mask before")
+            known = members(client.state, "mask before")
             mask_is_new = True
         load_state(client.model, masks.fill_personal(values, known, own))
         if "anchor" not in client.state and (matrices := _matrices(client)):
             client.state["anchor"] = matrices
-        mask = _masks(client.state, "mask")
+        mask = members(client.state, "mask")
         nothing = torch.tensor(False)
         return {
             "personal": {name: mask.get(name, nothing) for name, _ in client.model.named_parameters()},
@@ -135,7 +135,7 @@ class FedSelect(Method):
         taken = int(get_tensor(state, "rounds")) if "rounds" in state else 0
         if not taken or taken % self.grow_interval or "anchor" not in state:
             return False
-        old = _masks(state, "mask")
+        old = members(state, "mask")
         anchor = get_group(state, "anchor")
         now = move_group({name: own[name] for name in anchor}, "cpu")
         grown: dict[str, Tensor] = {}
@@ -160,16 +160,12 @@ class FedSelect(Method):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         state = client.state
-        mask = _masks(state, "mask")
+        mask = members(state, "mask")
         state["rounds"] = get_tensor(state, "rounds") + 1 if "rounds" in state else torch.tensor(1)
         message = {"model": masks.select_shared(float_state(client.model), mask)}
         if client.context["mask is new"]:
             message["mask"] = {name: masks.pack_bits(personal) for name, personal in mask.items()}
         return message
-
-
-def _masks(state: State, name: str) -> Group:
-    return get_group(state, name) if name in state else {}
 
 
 def _matrices(client: Client) -> dict[str, Tensor]:

@@ -139,11 +139,6 @@ def store(server: Server, uploads: Mapping[int, Message]) -> None:
         server.state["pool"] = pool
 
 
-def load(server: Server) -> Group:
-    """The server's pool; {} where the last round brought none."""
-    return get_group(server.state, "pool") if "pool" in server.state else {}
-
-
 def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Pairs for a client, in random order, none of them its own.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
-from polyfed.core.message import Group, Message, get_group, get_tensor, nbytes
+from polyfed.core.message import Message, get_group, get_tensor, members, nbytes
 from polyfed.core.method import (
     Batch,
     Context,
@@ -90,9 +90,8 @@ def collect(server: Server, uploads: Mapping[int, Message], name: str) -> ClassR
 
 def record_owners(server: Server, sent: ClassRows) -> None:
     """Keep in the server's state which classes each client has sent rows of."""
-    before: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     now = {str(i): sent.labels[sent.owners == i] for i in sent.owners.unique().tolist()}
-    server.state[_OWNED] = {**before, **now}
+    server.state[_OWNED] = {**members(server.state, _OWNED), **now}
 
 
 def keep_latest(server: Server, labels: Tensor, rows: Tensor) -> None:
@@ -105,9 +104,7 @@ def keep_latest(server: Server, labels: Tensor, rows: Tensor) -> None:
 
 def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:
     """Which of `labels` a client has samples of, as far as the server knows; of a new client, all. (M,) bool."""
-    owned: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
-    own = owned.get(str(client_id), labels)
-    return torch.isin(labels, own)
+    return torch.isin(labels, members(server.state, _OWNED).get(str(client_id), labels))
 
 
 def predict_scores(

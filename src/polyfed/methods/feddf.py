@@ -25,25 +25,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.client import Client, PublicData
+from polyfed.core.client import PublicData
 from polyfed.core.inference import public_outputs
-from polyfed.core.message import Message, get_group
+from polyfed.core.message import Message
 from polyfed.core.method import (
-    Context,
     Method,
     MethodCard,
     Requirements,
-    TrainingResult,
     hyperparameters,
-    loads_message,
 )
-from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import SAMPLES, as_sent
 from polyfed.functional.consensus import mean_scores
 from polyfed.functional.losses import kl_divergence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 _WITHIN: weight_averaging.Aggregation = "same-shape"
 
@@ -118,10 +115,5 @@ class FedDF(Method):
         return mean
 
     # client ------------------------------------------------------------------------------------------------
-    @loads_message
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "model"))
-        return {}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return weight_averaging.upload(client)
+    receive = FedAvg.receive
+    upload = FedAvg.upload

@@ -27,23 +27,19 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import upload_forms
-from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import (
-    Context,
     Method,
     MethodCard,
     Requirements,
-    TrainingResult,
     follows_device,
     hyperparameters,
-    loads_message,
 )
-from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.cross_layer import last_blocks
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.fedavg import FedAvg
 
 _LAYERS: weight_averaging.Aggregation = "layer-wise"
 
@@ -123,13 +119,8 @@ class InclusiveFL(Method):
         return set(_last_blocks(server, architecture, deeper[0]))
 
     # client ------------------------------------------------------------------------------------------------
-    @loads_message
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "model"))
-        return {}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return weight_averaging.upload(client)
+    receive = FedAvg.receive
+    upload = FedAvg.upload
 
 
 def _by_size(server: Server) -> list[str]:

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.feature_pooling import (
-    from_common,
-    layout,
-    nearest_orthogonal,
-    random_orthogonal,
-    to_common,
-)
+from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, random_orthogonal, to_common
 
 SHAPES = [(5,), (5, 6, 4), (5, 3, 3), (10, 5), (9, 5)]  # a vector, maps, tokens with and without a class token
 

@@ -22,19 +22,7 @@ from polyfed.models.split import SequentialSplit
 from polyfed.testing.fixtures import TIMES
 from polyfed.validation.hyperparameters import flat_fields
 from tests.helpers.quick import others_slow
-from tests.helpers.toys import (
-    INPUTS,
-    NETS,
-    batch,
-    clients,
-    federation,
-    model_with,
-    moved,
-    public,
-    rounds,
-    same,
-    worker,
-)
+from tests.helpers.toys import INPUTS, NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 ROW = INPUTS * 4  # bytes of one input

@@ -28,12 +28,7 @@ from torch import Tensor
 from polyfed.core.client import PublicData
 from polyfed.core.inference import public_outputs
 from polyfed.core.message import Message
-from polyfed.core.method import (
-    Method,
-    MethodCard,
-    Requirements,
-    hyperparameters,
-)
+from polyfed.core.method import Method, MethodCard, Requirements, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import SAMPLES, as_sent

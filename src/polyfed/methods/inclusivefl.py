@@ -28,13 +28,7 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import (
-    Method,
-    MethodCard,
-    Requirements,
-    follows_device,
-    hyperparameters,
-)
+from polyfed.core.method import Method, MethodCard, Requirements, follows_device, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.cross_layer import last_blocks

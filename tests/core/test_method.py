@@ -20,10 +20,7 @@ from polyfed.methods import MOON, FedAvg, FedGH
             {"requirements": lambda self: Requirements()},
             r"Mine.requirements is read, not called; write @property above",
         ),
-        (
-            {"exposed": lambda self: None},
-            r"Mine.exposed is read, not called; write @property above def exposed",
-        ),
+        ({"exposed": lambda self: None}, r"Mine.exposed is read, not called; write @property above def exposed"),
         ({"card": lambda self: None}, r"Mine.card is read, not called; write card = \.\.\. in its class"),
         ({"broadcast": property(lambda self: {})}, r"Mine.broadcast is called, not read; write def broadcast"),
         ({"upload": True}, r"Mine.upload is called, not read; a hyperparameter or class variable needs another name"),

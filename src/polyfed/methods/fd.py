@@ -50,11 +50,7 @@ class FD(Method):
         down="S C + S",
         up="S C + 2 S",
         states="server: z_k, n_k, clients' classes",
-        form={
-            "labels": upload_forms.LABELS,
-            "outputs": upload_forms.rows_of("C"),
-            "counts": upload_forms.COUNTS,
-        },
+        form={"labels": upload_forms.LABELS, "outputs": upload_forms.rows_of("C"), "counts": upload_forms.COUNTS},
     )
 
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # lambda, weight of the distillation; 0: Local

@@ -53,11 +53,7 @@ class FedDPA(FedAvg):
     """Averaging with personal weights, selected by their Fisher information."""
 
     card = replace(
-        FedAvg.card,
-        name="feddpa",
-        paper="Yang et al., NeurIPS 2023",
-        up="P",
-        form={"model": upload_forms.as_sent},
+        FedAvg.card, name="feddpa", paper="Yang et al., NeurIPS 2023", up="P", form={"model": upload_forms.as_sent}
     )
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none; below 0: all

@@ -51,10 +51,7 @@ class FedGH(TrainedHeader):
         down="C D + C",
         up="S D + S",
         states="server: the header",
-        form={
-            "labels": upload_forms.LABELS,
-            "lars": upload_forms.rows_of("D"),
-        },
+        form={"labels": upload_forms.LABELS, "lars": upload_forms.rows_of("D")},
         unaligned_entries=("lars",),
     )
 

@@ -72,10 +72,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         down="sum K (m + n + 1), or P_m",
         up="sum K (m + n + 1) + 1",
         states="client: mentor, W_k, m; server: m, update",
-        form={
-            **dict.fromkeys(low_rank.GROUPS, _in_low_rank),
-            "n": upload_forms.SAMPLES,
-        },
+        form={**dict.fromkeys(low_rank.GROUPS, _in_low_rank), "n": upload_forms.SAMPLES},
         delta_entries=(),
     )
 

@@ -62,10 +62,7 @@ class FedKWAZ(LocalMutual):
         down="2 C D + 2 C C + C",
         up="2 S D + 2 S C + S",
         states="client: both networks, mixtures; server: class means of both",
-        form={
-            "labels": LABELS,
-            **{name: rows_of("D" if name.endswith("features") else "C") for name in _MEANS},
-        },
+        form={"labels": LABELS, **{name: rows_of("D" if name.endswith("features") else "C") for name in _MEANS}},
         unaligned_entries=("own_features", "auxiliary_features"),
     )
 

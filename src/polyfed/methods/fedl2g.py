@@ -67,10 +67,7 @@ class FedL2G(Method):
         down="C q, q = C or D",
         up="S q + S",
         states="server: g",
-        form={
-            "labels": upload_forms.LABELS,
-            "gradients": upload_forms.rows_of(upload_forms.width_of("guides")),
-        },
+        form={"labels": upload_forms.LABELS, "gradients": upload_forms.rows_of(upload_forms.width_of("guides"))},
     )
 
     guide: Literal["logits", "representation"] = "logits"  # what is guided; representations must have one width

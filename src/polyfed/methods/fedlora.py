@@ -242,11 +242,7 @@ class FedLoRA(Method):
         down="P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))",
         up="P_A(r) + P_h",
         states="server: A, B, head; stack: the sum of updates",
-        form={
-            "adapters": _own_adapters,
-            "head": as_sent,
-            "merged": Entry((), (torch.int64,), 0, _stacks),
-        },
+        form={"adapters": _own_adapters, "head": as_sent, "merged": Entry((), (torch.int64,), 0, _stacks)},
         delta_entries=("adapters", "head"),
         common_start="all",
     )

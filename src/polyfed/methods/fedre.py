@@ -47,10 +47,7 @@ class FedRE(TrainedHeader):
         down="C D + C",
         up="D + C",
         states="server: the header",
-        form={
-            "representation": upload_forms.Entry(("D",)),
-            "encoding": upload_forms.Entry(("C",), least=0, most=1),
-        },
+        form={"representation": upload_forms.Entry(("D",)), "encoding": upload_forms.Entry(("C",), least=0, most=1)},
     )
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: it stays as drawn

@@ -50,11 +50,7 @@ class SCAFFOLD(FedAvg):
         down="2 P + 1",
         up="2 P + 1",
         states="client: c_k, previous c_k; server: w, c",
-        form={
-            "model": upload_forms.as_sent,
-            "n": upload_forms.SAMPLES,
-            "control": upload_forms.as_sent,
-        },
+        form={"model": upload_forms.as_sent, "n": upload_forms.SAMPLES, "control": upload_forms.as_sent},
     )
 
     # new c_k: mean gradient of the steps, or the paper's option "I" or "II"

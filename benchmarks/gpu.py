@@ -94,12 +94,16 @@ class Sitting:
         Raises:
             OutOfTime: fewer than `needs` seconds are left.
         """
-        if any(row.items() >= key.items() for row in self.found[part]):
+        if any(row.items() >= key.items() and "error" not in row for row in self.found[part]):
             return
         if self.left() < needs:
             raise OutOfTime(f"{part} {key}")
         began = time.monotonic()
-        row = {**key, **measure(), "took": time.monotonic() - began}
+        try:
+            found = measure()
+        except (PolyfedError, RuntimeError) as error:  # as where the memory runs out: the others are measured yet
+            found = {"error": str(error)}
+        row = {**key, **found, "took": time.monotonic() - began}
         self.found[part].append(row)
         print(json.dumps({"part": part, **row}), flush=True)
         self.save()
@@ -118,11 +122,7 @@ def compare_methods(sitting: Sitting, asked: argparse.Namespace) -> None:
     for name, executor in itertools.product(asked.methods.split(","), EXECUTORS):
 
         def measure(name: str = name, executor: str = executor) -> dict[str, Any]:
-            try:
-                found = [kit_run(name, place, executor) for place in ("cpu", asked.device)]
-            except (PolyfedError, RuntimeError) as error:
-                return {"error": str(error), "agrees": False}
-            gap = difference(*found)
+            gap = difference(*(kit_run(name, place, executor) for place in ("cpu", asked.device)))
             return {"difference": gap, "agrees": gap <= CLOSE}
 
         with tf32_off():
@@ -360,7 +360,7 @@ def main() -> None:
             MEASURES[part](sitting, asked)
     except OutOfTime as end:
         print(f"out of time before {end}; the same command goes on")
-    wrong = [f"{row['method']} ({row['executor']})" for row in sitting.found["methods"] if not row["agrees"]]
+    wrong = [f"{row['method']} ({row['executor']})" for row in sitting.found["methods"] if not row.get("agrees")]
     print(f"other than on the CPU: {', '.join(wrong) or 'none'}")
 
 

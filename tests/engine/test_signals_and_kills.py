@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from polyfed.cli import app
 from polyfed.signals import raise_on_termination
 from tests.helpers.processes import alive, becomes_true, children, ended, started
 
@@ -72,3 +76,36 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
                 signal.raise_signal(signal.SIGINT)
                 os._exit(0)
     assert ended(child) == -signal.SIGINT
+
+
+def test_a_signal_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch is without NumPy where NumPy's import was interrupted."""
+    lines = [
+        "import signal",
+        "try:",
+        "    signal.raise_signal(signal.SIGINT)",
+        "except BaseException:",
+        "    lost = True",
+    ]
+    (tmp_path / "swallowing.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    done = []
+    with pytest.raises(KeyboardInterrupt), raise_on_termination() as received:  # noqa: PT012 - it comes at any time
+        done.append(importlib.import_module("swallowing"))
+        threading.Event().wait(60)
+    assert received == [signal.SIGINT]
+    assert not hasattr(done[0], "lost")
+
+
+def test_an_interruption_that_arrives_as_another_error_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def convert(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("what C code makes of it") from None
+
+    monkeypatch.setattr(app, "parser", lambda: SimpleNamespace(main=convert))
+    assert app.status(["run"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "polyfed: interrupted\n"

@@ -184,9 +184,11 @@ def status(arguments: Sequence[str]) -> int:
     except RunInterrupted as error:
         hint = _how_to_go_on(arguments) if "kept" in str(error) else ""
         return _fail(f"{error}{hint}", exit_status(error, received))
-    except PolyfedError as error:
-        return _fail(str(error), error.exit_status)
     except Exception as error:
+        if received:  # by C code that calls Python, an interruption is told as an error of another kind
+            return _fail("interrupted", exit_status(error, received))
+        if isinstance(error, PolyfedError):
+            return _fail(str(error), error.exit_status)
         if hasattr(error, "format_message"):  # the argument parser's own
             return _fail(describe_usage_error(error), 2)
         if os.environ.get("POLYFED_DEBUG"):

@@ -50,14 +50,6 @@ def test_stacking_is_the_weighted_sum_of_products(adapters: list[Adapter]) -> No
     stacked = lora.stack(adapters, WEIGHTS)
     assert stacked.rank == sum(one.rank for one in adapters)
     assert close(lora.product(stacked), expected)
-    # what published code does: the factor alpha / r left out, the first client alone, B and A averaged apart
-    plain = [one._replace(scale=1.0) for one in adapters]
-    for mutant in (
-        lora.product(lora.stack(plain, WEIGHTS)),
-        lora.product(adapters[0]),
-        lora.product(lora.pad(adapters, WEIGHTS)),
-    ):
-        assert not close(mutant, expected, 0.05)
 
 
 def test_the_closest_update_of_a_rank_errs_by_the_tail_of_singular_values() -> None:

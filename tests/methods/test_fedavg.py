@@ -9,7 +9,6 @@ import torch
 from polyfed.core.message import flatten
 from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep
 from tests.helpers.toys import (
-    NETS,
     Two,
     clients,
     numpy_mean,
@@ -87,18 +86,3 @@ def test_batchnorms_counter_stays_at_home():
     assert not any("num_batches" in name for message in round.up.values() for name in message["model"])
     counter = "extractor.bn.num_batches_tracked"
     assert [int(round.weights[i][counter]) for i in (0, 1)] == [2, 6]
-
-
-@pytest.mark.parametrize("architectures", [["shallow", "deep", "deep"], ["deep-bn", "bn", "bn"]])
-def test_layer_wise_is_the_mean_over_those_who_have_the_tensor(architectures):
-    sizes = [4, 8, 12]
-    history = rounds(FedAvg(), clients(architectures, sizes), rounds=2)
-    for round in history:
-        models = [message["model"] for message in round.up.values()]
-        union = shared(round.after)
-        assert union.keys() == set().union(*models)
-        for name, value in union.items():
-            np.testing.assert_allclose(value.numpy(), numpy_mean(models, sizes, name), atol=1e-6)
-    for number, architecture in enumerate(architectures):
-        own = {name for name, t in NETS[architecture]().state_dict().items() if t.is_floating_point()}
-        assert history[1].down[number]["model"].keys() == own

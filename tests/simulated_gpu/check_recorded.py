@@ -147,6 +147,14 @@ def test_widths_that_a_client_draws_have_a_graph_each() -> None:
     assert replayed(FjORD(), sizes=(64,) * 3)["captures"] > 3
 
 
+def test_bf16_is_that_of_steps_that_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, done = run(Local(), precision="bf16")
+    assert done["replays"] > 10
+    monkeypatch.setattr(recorded_step, "RECORDS", False)
+    launched, _ = run(Local(), precision="bf16")
+    assert difference(all_state(launched), all_state(recorded), CLOSE) is None
+
+
 class Drawing(Local):
     """Noise for each step, and in every fourth something that the loss only asks for, and does not read."""
 

@@ -7,15 +7,11 @@ import pytest
 import torch
 
 from polyfed.functional.consensus import confidence_weights, consensus, mean_scores, transfer_loss
+from tests.helpers.toys import softmax
 
 
 def draw(*shape, seed=0):
     return 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def softmax(z):
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def by_hand(scores):

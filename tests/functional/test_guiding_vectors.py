@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
+from tests.helpers.toys import softmax
 
 CLASSES, INPUTS, FEATURES = 4, 5, 3
 
@@ -39,11 +40,6 @@ def problem(features):
     study = draw(11, 6, INPUTS), torch.tensor([0, 1, 3, 1, 0, 3])  # nobody of class 2
     quiz = draw(12, 7, INPUTS), torch.tensor([2, 1, 0, 3, 1, 2, 0])
     return module, draw(13, CLASSES, FEATURES if features else CLASSES), study, quiz
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def after_the_step(module, g, study, quiz, lr, weight):

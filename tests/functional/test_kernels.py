@@ -241,15 +241,11 @@ def test_exact_and_full_rank_factors_are_the_mean_kernel(norm, rank, dtype, tole
         assert float(cka(a, factor.matrix)) == pytest.approx(expected, abs=tolerance)
 
 
-def scale_of(factor, k_bar):
-    """Of the best s F F^T."""
-    return np.trace(factor.T @ k_bar @ factor) / np.linalg.norm(factor @ factor.T) ** 2
-
-
 def tail_of(factor, k_bar):
-    """Tau from its definition."""
-    kept = scale_of(factor, k_bar) * factor @ factor.T
-    return np.linalg.norm(k_bar - kept) / np.linalg.norm(k_bar)
+    """Tau from its definition, with the best s F F^T."""
+    kernel = factor @ factor.T
+    s = np.trace(factor.T @ k_bar @ factor) / np.linalg.norm(kernel) ** 2
+    return np.linalg.norm(k_bar - s * kernel) / np.linalg.norm(k_bar)
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])

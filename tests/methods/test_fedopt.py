@@ -37,11 +37,6 @@ def by_hand(method: FedOpt, turns: int) -> list[np.ndarray]:
     return found
 
 
-def by_runs(method: FedOpt, turns: int) -> list[np.ndarray]:
-    history = rounds(method, two_parameter_clients(), {"two": Two}, classes=2, rounds=turns, batch_size=8, lr=0.5)
-    return [shared(round.after)["w"].numpy() for round in history]
-
-
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 @pytest.mark.parametrize(
     "method",
@@ -53,7 +48,9 @@ def by_runs(method: FedOpt, turns: int) -> list[np.ndarray]:
 )
 def test_rounds_against_numpy_by_hand(method: FedOpt, aggregation: Any) -> None:
     expected = by_hand(method, 4)
-    np.testing.assert_allclose(by_runs(dataclasses.replace(method, aggregation=aggregation), 4), expected, atol=2e-6)
+    method = dataclasses.replace(method, aggregation=aggregation)
+    history = rounds(method, two_parameter_clients(), {"two": Two}, classes=2, rounds=4, batch_size=8, lr=0.5)
+    np.testing.assert_allclose([shared(round.after)["w"] for round in history], expected, atol=2e-6)
     assert {-1.0, 1.0} <= set(np.sign(np.diff(expected, axis=0)).flatten()), "it should move both ways"
 
 

@@ -18,13 +18,9 @@ NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
 CONV = "intermediate.block{}.conv.weight"
 
 
-def members(architectures, sizes=12):
-    counts = [sizes] * len(architectures) if isinstance(sizes, int) else sizes
-    return [Client(a, draw(n, (0, 1, 2), i)) for i, (a, n) in enumerate(zip(architectures, counts, strict=True))]
-
-
-def played(method, architectures=("blocks1", "blocks2", "blocks3"), sizes=12, **options):
-    return rounds(method, members(architectures, sizes), NETS, **options)
+def played(method, architectures=("blocks1", "blocks2", "blocks3"), sizes=(12, 12, 12), **options):
+    data = [draw(n, (0, 1, 2), i) for i, n in enumerate(sizes)]
+    return rounds(method, [Client(a, one) for a, one in zip(architectures, data, strict=True)], NETS, **options)
 
 
 def corrected(g_k, g_0, rule="code"):

@@ -15,10 +15,6 @@ from tests.helpers.quick import others_slow
 from tests.helpers.toys import NETS, clients, federation, rounds, same
 
 
-def initial(architecture, client_id, seed=0):
-    return ModelFactory(NETS, Local().build, seed, torch.device("cpu")).initial_state(architecture, owner=client_id)
-
-
 def plain(model, data, optimizer, epochs, batch_size, order, skip_single=False):
     """What anybody would write: shuffled minibatches, the last one ragged."""
     model.train()
@@ -51,7 +47,8 @@ def pairs_of_weights(architecture, kind):
     history = rounds(Local(), members, rounds=3, local_epochs=2, **training)
     for number, client in enumerate(members):
         model = NETS[architecture]()
-        model.load_state_dict(initial(architecture, number))
+        factory = ModelFactory(NETS, Local().build, 0, torch.device("cpu"))
+        model.load_state_dict(factory.initial_state(architecture, owner=number))
         for round in (1, 2, 3):
             order = generator(0, "batches", "train", round, number)
             optimizer = make(model.parameters(), **options, fused=True)

@@ -10,20 +10,13 @@ from polyfed.methods import ProtoNorm
 from tests.helpers.few_classes import members
 from tests.helpers.toys import CLASSES, rounds
 
-NORMED = ProtoNorm(spread_steps=20, scale=3.0)
-
-
-def spread_of(rows: torch.Tensor) -> torch.Tensor:
-    """20 steps apart, at length 3; the steps are in tests/functional/test_server_prototypes.py."""
-    return 3 * server_prototypes.spread(rows, 20)
-
 
 def test_the_means_are_averaged_spread_and_lengthened() -> None:
-    first, second = rounds(NORMED, members())
+    first, second = rounds(ProtoNorm(spread_steps=20, scale=3.0), members())
     rows, labels = (torch.cat([m[name] for m in first.up.values()]) for name in ("prototypes", "labels"))
     averaged = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
     torch.testing.assert_close(first.after["prototypes"], averaged, atol=1e-6, rtol=0)
-    expected = spread_of(averaged)
+    expected = 3 * server_prototypes.spread(averaged, 20)  # itself in tests/functional/test_server_prototypes.py
     for message in second.down.values():
         parts = [message, *([message["others"]] if "others" in message else [])]
         sent = {int(c): row for part in parts for c, row in zip(part["labels"], part["prototypes"], strict=True)}

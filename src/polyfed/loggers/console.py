@@ -240,7 +240,7 @@ class _Line:
         current = self._text
         self._write_whole(text)
         if current:
-            self._rewrite(current)
+            self._rewrite(self._held or current)
 
     def end(self, text: str) -> None:
         """Have the line be this for good; "" what it last was to be."""

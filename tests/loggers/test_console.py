@@ -132,6 +132,7 @@ def test_several_runs_share_the_line_and_say_how_long_all_take() -> None:
 def test_times_of_several_runs_are_those_of_their_names() -> None:
     clock = Clock()
     left = RunsLeft({"a, seed 0": ("a", 100), "b, seed 0": ("b", 100), "b, seed 1": ("b", 100)}, clock)
+    assert left.text() == "", "of a run with nothing but a final round left"
     for title, seconds in (("a, seed 0", 1), ("b, seed 0", 9)):
         left.set_rounds(title, 100)
         for done in range(1, 101):

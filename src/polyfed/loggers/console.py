@@ -62,7 +62,7 @@ class RunsLeft:
 
     def text(self) -> str:
         """For the line of a run: the time that all take, once each at work may have had a round; "" for one alone."""
-        if self._done.total() < len(self._begun) or sum(rounds > 0 for rounds in self._rounds.values()) < 2:
+        if self._done.total() < max(1, len(self._begun)) or sum(rounds > 0 for rounds in self._rounds.values()) < 2:
             return ""
         usual = self._seconds.total() / self._done.total()
         names = set(self._names.values())

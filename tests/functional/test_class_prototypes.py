@@ -186,19 +186,6 @@ def test_bad_calls():
         class_means(z[:2], torch.tensor([0, 3]), 3)
 
 
-def numpy_step(weight, bias, z, y, w, lr, clip):
-    """Pair by pair, float64: grad theta = sum v (p - e_y) z^T, grad b = sum v (p - e_y)."""
-    grad_w, grad_b = np.zeros_like(weight), np.zeros_like(bias)
-    for z_m, y_m, w_m in zip(z, y, w, strict=True):
-        p = np.exp(weight @ z_m + bias)
-        r = p / p.sum() - np.eye(len(bias))[y_m]
-        grad_w += w_m / w.sum() * np.outer(r, z_m)
-        grad_b += w_m / w.sum() * r
-    norm = np.sqrt((grad_w**2).sum() + (grad_b**2).sum())
-    shrink = min(1.0, clip / norm) if clip else 1.0
-    return weight - lr * shrink * grad_w, bias - lr * shrink * grad_b
-
-
 def header(c=4, d=6, m=7, seed=1, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
     weight, bias, z = (torch.randn(*s, generator=g, dtype=dtype) for s in ((c, d), (c,), (m, d)))
@@ -207,12 +194,9 @@ def header(c=4, d=6, m=7, seed=1, dtype=torch.float64):
 
 @pytest.mark.parametrize("clip", [None, 0, 0.05, 50])
 @pytest.mark.parametrize("m", [1, 7])
-def test_step_against_numpy_and_autograd(m, clip):
+def test_step_against_autograd(m, clip):
     weight, bias, z, y, w = header(m=m)
     new_weight, new_bias = header_sgd_step(weight, bias, z, y, w, 0.3, clip)
-    expected = numpy_step(*(t.numpy() for t in (weight, bias, z, y, w)), 0.3, clip)
-    np.testing.assert_allclose(new_weight.numpy(), expected[0], atol=1e-14)
-    np.testing.assert_allclose(new_bias.numpy(), expected[1], atol=1e-14)
     params = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
     ((w * F.cross_entropy(z @ params[0].T + params[1], y, reduction="none")).sum() / w.sum()).backward()
     if clip:

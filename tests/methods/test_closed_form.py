@@ -33,7 +33,7 @@ from polyfed.functional.random_features import apply_map
 from polyfed.methods import ClosedForm, Local
 from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import regression
-from tests.helpers.toys import CLASSES, NETS, Round, Watch, federation, rounds, samples, worker
+from tests.helpers.toys import CLASSES, Round, Watch, federation, rounds, samples, worker
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
@@ -188,12 +188,6 @@ def test_no_number_of_an_upload_grows_with_the_rows() -> None:
     (round,) = rounds(SMALL, members([many]), rounds=1)
     assert round.after["sums"]["products"].max() > 1e6  # robust_aggregation.max_magnitude
     close(solved(round), by_hand(round, [many]))
-
-
-def test_inputs_of_another_form_have_other_maps() -> None:
-    wide = LabeledSamples(torch.randn(9, 5), torch.arange(9) % 3)
-    with pytest.raises(ConfigError, match="closed-form needs stored inputs of one shape and type"):
-        federation(SMALL, [*members(), Client("other", wide)], {**NETS, "other": lambda: torch.nn.Linear(5, 3)})
 
 
 def predicted(method: ClosedForm) -> list[set[int]]:

@@ -1,4 +1,4 @@
-"""FedRep against NumPy by hand: heads that never travel, parts that rest bit for bit."""
+"""FedRep by hand: heads that never travel, parts that rest bit for bit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.client import Client
+from polyfed.data.samples import LabeledSamples
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.split import SequentialSplit
 from tests.helpers.toys import clients, federation, rounds, same, watch_steps, worker
@@ -28,20 +30,14 @@ def two_clients() -> list[Client]:
     return [one, three]
 
 
-def numpy_client(
-    phi: np.ndarray, h: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float, head: int, body: int
-) -> tuple[np.ndarray, np.ndarray]:
-    phi, h = phi.copy(), h.copy()
-    for step in range(head + body):
-        z = x @ phi.T
-        logits = z @ h.T
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        d = (p / p.sum(1, keepdims=True) - np.eye(2)[y]) / len(x)
-        if step < head:
-            h = h - lr * d.T @ z
-        else:
-            phi = phi - lr * (d @ h).T @ x
-    return phi, h
+def client_by_hand(phi: Tensor, h: Tensor, data: LabeledSamples, lr: float, head: int, body: int) -> list[Tensor]:
+    """Both weights after `head` steps on h and `body` steps on phi."""
+    weights = [phi.clone().requires_grad_(), h.clone().requires_grad_()]
+    for trained in [1] * head + [0] * body:
+        loss = F.cross_entropy(data.x @ weights[0].T @ weights[1].T, data.y)
+        (slope,) = torch.autograd.grad(loss, weights[trained])
+        weights[trained] = (weights[trained] - lr * slope).detach().requires_grad_()
+    return [one.detach() for one in weights]
 
 
 @pytest.mark.parametrize(("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))])
@@ -50,21 +46,18 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float], aggreg
     members = two_clients()
     method = FedRep(weighting=weighting, aggregation=aggregation, head_epochs=3, extractor_epochs=2)
     fed, watch = federation(method, members, {"linear": linear}, classes=2, rounds=3, batch_size=8, lr=0.3)
-    start = [worker(fed, i).model.state_dict()["head.weight"].double().numpy().copy() for i in (0, 1)]
-    phi = fed.server.initial_state("linear")["extractor.weight"].double().numpy()
+    start = [worker(fed, i).model.state_dict()["head.weight"].clone() for i in (0, 1)]
+    phi = fed.server.initial_state("linear")["extractor.weight"]
     fed.run()
     signs: set[float] = set()
     for round in watch.rounds:
-        ends = [
-            numpy_client(phi, h, c.data.train.x.double().numpy(), c.data.train.y.numpy(), 0.3, 3, 2)
-            for c, h in zip(members, start, strict=True)
-        ]
+        ends = [client_by_hand(phi, h, c.data.train, 0.3, 3, 2) for c, h in zip(members, start, strict=True)]
         for i, (own, h) in enumerate(ends):
             np.testing.assert_allclose(round.weights[i]["head.weight"], h, atol=1e-5)
             np.testing.assert_allclose(round.weights[i]["extractor.weight"], own, atol=1e-5)
-            signs |= set(np.sign(own - phi).ravel().tolist())
+            signs |= set((own - phi).sign().flatten().tolist())
         start = [h for _, h in ends]
-        phi = sum(s * own for s, (own, _) in zip(shares, ends, strict=True))
+        phi = shares[0] * ends[0][0] + shares[1] * ends[1][0]
         (model,) = (round.after[name] for name in round.after if name.startswith("model"))
         np.testing.assert_allclose(model["extractor.weight"], phi, atol=1e-5)
     assert signs == {-1.0, 1.0}, "weights should move both ways"

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from tests.helpers.refusals import refusal
 from tests.helpers.small_data import encode, reading, some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
+WRITERS, PAGES = [f"w{row % 3}" for row in range(13)], [10 * row for row in range(13)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Nine training images in two files and four test images, RGB 6x5, three named classes."""
+    """Nine training images in two files and four test images, RGB 6x5, three classes, a writer and a page each."""
     pictures, place = some_images(13), tmp_path / "data" / "small"
     labels = [0, 1, 2] * 4 + [0]
     for name, rows in (
@@ -38,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
         ("train-00001-of-00002", slice(5, 9)),
         ("test", slice(9, 13)),
     ):
-        write_parquet(place / f"{name}.parquet", pictures[rows], {"label": labels[rows]}, names=NAMES)
+        columns = {"label": labels[rows], "writer": WRITERS[rows], "page": PAGES[rows]}
+        write_parquet(place / f"{name}.parquet", pictures[rows], columns, names=NAMES)
     return place
 
 
@@ -100,6 +103,19 @@ def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
     scaled = np.stack(some_images(13)[:9]) / 255
     assert source.mean == pytest.approx(scaled.mean((0, 1, 2)))
     assert source.std == pytest.approx(scaled.std((0, 1, 2)))
+
+
+def test_further_columns_follow_their_rows(folder: Path) -> None:
+    source = load_dataset("parquet", folder, columns=["writer", "page"])
+    assert source.train_columns["page"].tolist() == PAGES[:9]
+    assert source.train_columns["writer"].tolist() == WRITERS[:9]
+    assert source.test_columns["page"].tolist() == PAGES[9:]
+    cut = source.head(5, 1)
+    assert len(cut.train) == 5
+    assert cut.train_columns["page"].tolist() == PAGES[:5]
+    assert cut.test_columns["page"].tolist() == PAGES[9:10]
+    assert load_dataset("parquet", folder).train_columns == {}
+    assert "did you mean 'writer'" in refused("parquet", folder, columns=["writers"])
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -362,38 +378,6 @@ def test_splits_that_cannot_be_chosen(tmp_path: Path) -> None:
     assert "no splits to choose from" in refused("digits", train_splits=["train", "validation"])
 
 
-# further columns -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def writers(tmp_path: Path) -> Path:
-    """Two training files and a test file with a writer and a page per row."""
-    for name, first, count in (("train-0", 0, 4), ("train-1", 4, 3), ("test", 7, 2)):
-        rows = range(first, first + count)
-        columns = {
-            "label": [r % 2 for r in rows],
-            "writer": [f"w{r % 3}" for r in rows],
-            "page": [10 * r for r in rows],
-        }
-        write_parquet(tmp_path / f"{name}.parquet", some_images(count), columns)
-    return tmp_path
-
-
-def test_further_columns_follow_their_rows(writers: Path) -> None:
-    source = load_dataset("parquet", writers, columns=["writer", "page"], label_column="label")
-    assert source.train_columns["page"].tolist() == [0, 10, 20, 30, 40, 50, 60]
-    assert source.train_columns["writer"].tolist() == ["w0", "w1", "w2", "w0", "w1", "w2", "w0"]
-    assert source.test_columns["page"].tolist() == [70, 80]
-    cut = source.head(5, 1)
-    assert (len(cut.train), cut.train_columns["page"].tolist(), cut.test_columns["page"].tolist()) == (
-        5,
-        [0, 10, 20, 30, 40],
-        [70],
-    )
-    assert load_dataset("parquet", writers, label_column="label").train_columns == {}
-    assert "did you mean 'writer'" in refused("parquet", writers, columns=["writers"], label_column="label")
-
-
 def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     def mine(root: object, options: object) -> DatasetSource:
         return from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": np.array([5, 6], dtype=np.uint8)})
@@ -413,25 +397,27 @@ def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch)
 X, Y = torch.rand(40, 5), torch.arange(40) % 4
 
 
+def failing() -> Any:
+    raise ValueError("first line\nsecond line")
+
+
+OWN: dict[str, Any] = {  # of a module of one's own
+    "pair": lambda: (X, Y),
+    "arrays": lambda: [X.double().numpy(), Y.numpy().astype(np.int32)],
+    "items": lambda: TensorDataset(X, Y),
+    "source": lambda: from_tensors((X, Y), name="mine", train_columns={"user": np.arange(40) % 5}),
+    "nothing": lambda: None,
+    "splits": lambda: {"training": (X, Y)},
+    "failing": failing,
+    "ragged": lambda: (X, Y[:3]),
+    "masked": lambda: (np.ma.masked_equal(np.arange(12.0).reshape(4, 3), 5), np.arange(4) % 2),
+    "number": 7,
+}
+
+
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own_data", sys.modules[__name__])
-
-
-def pair() -> Any:
-    return X, Y
-
-
-def arrays() -> Any:
-    return [X.double().numpy(), Y.numpy().astype(np.int32)]
-
-
-def items() -> Any:
-    return TensorDataset(X, Y)
-
-
-def source() -> Any:
-    return from_tensors((X, Y), name="mine", train_columns={"user": np.arange(40) % 5})
+    monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(**OWN))
 
 
 @pytest.mark.parametrize("name", ["pair", "arrays", "items", "source"])
@@ -441,29 +427,6 @@ def test_every_training_side_is_the_same(name: str) -> None:
     assert torch.equal(found.train.y, Y)
     assert found.test is None
     assert found.name == ("mine" if name == "source" else f"own_data:{name}")
-
-
-def nothing() -> Any:
-    return None
-
-
-def splits() -> Any:
-    return {"training": (X, Y)}
-
-
-def failing() -> Any:
-    raise ValueError("first line\nsecond line")
-
-
-def ragged() -> Any:
-    return X, Y[:3]
-
-
-def masked() -> Any:
-    return np.ma.masked_equal(np.arange(12.0).reshape(4, 3), 5), np.arange(4) % 2
-
-
-number = 7
 
 
 @pytest.mark.parametrize(

@@ -340,11 +340,6 @@ def test_the_commands_on_the_page_run(line: str, monkeypatch: pytest.MonkeyPatch
         assert cli.status(words[1:]) == 0
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_the_code_on_the_page_runs(number: int) -> None:
-    exec(compile(blocks("python")[number], "docs/data.md", "exec"), {})
-
-
 def test_the_page_names_every_set_and_partition() -> None:
     for name in [*DATASETS, *PARTITIONS]:
         assert f"`{name}`" in PAGE, name

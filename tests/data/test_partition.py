@@ -120,15 +120,6 @@ def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
     assert np.array_equal(table(dirichlet(y, clients, generator(3), alpha), y, 4), sizes)
 
 
-def test_dirichlet_says_when_it_cannot() -> None:
-    with pytest.raises(ConfigError, match="at least 1010 rows for 101 clients"):
-        dirichlet(labels(), 101, generator(), 0.5)
-    with pytest.raises(ConfigError, match=r"one of 1000 draws.*larger alpha"):
-        dirichlet(labels(20), 20, generator(), 0.01)
-    with pytest.raises(ConfigError, match="min_samples"):
-        dirichlet(labels(), 5, generator(), 0.5, min_samples=0)
-
-
 # by class ----------------------------------------------------------------------------------------------------------
 
 
@@ -164,11 +155,6 @@ def test_ring_by_hand_and_without_draws() -> None:
     assert rng.bit_generator.state == state
 
 
-def test_shards_says_which_number_of_clients_would_do() -> None:
-    with pytest.raises(ConfigError, match="use 10 or 15 clients"):
-        by_class(labels(), 12, generator(), 2, "shards")
-
-
 def test_shamsian_shares_and_sizes() -> None:
     y = labels(600)
     partition = by_class(y, 10, generator(), 2, "shamsian")
@@ -193,18 +179,28 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "problem"),
+    ("function", "y", "clients", "options", "problem"),
     [
-        ({"classes_per_client": 0}, "classes_per_client"),
-        ({"classes_per_client": 11}, "at most 10 classes"),
-        ({"classes_per_client": 2.0}, "whole number"),
-        ({"classes_per_client": True}, "whole number"),
-        ({"class_assignment": "round_robbin"}, "did you mean 'round_robin'"),
+        (dirichlet, labels(), 101, {}, "at least 1010 rows for 101 clients"),
+        (dirichlet, labels(20), 20, {"alpha": 0.01}, r"one of 1000 draws.*larger alpha"),
+        (dirichlet, labels(), 5, {"min_samples": 0}, "min_samples"),
+        (by_class, labels(), 12, {"classes_per_client": 2, "class_assignment": "shards"}, "use 10 or 15 clients"),
+        (by_class, labels(), 10, {"classes_per_client": 0}, "classes_per_client"),
+        (by_class, labels(), 10, {"classes_per_client": 11}, "at most 10 classes"),
+        (by_class, labels(), 10, {"classes_per_client": 2.0}, "whole number"),
+        (by_class, labels(), 10, {"classes_per_client": True}, "whole number"),
+        (by_class, labels(), 10, {"class_assignment": "round_robbin"}, "did you mean 'round_robin'"),
+        (by_class, np.array([0] * 30 + [1]), 4, {"classes_per_client": 1}, "client 3 has none"),
+        (quantity, np.zeros(100, dtype=int), 2, {"alpha": 0.0}, "quantity"),
+        (quantity, np.zeros(100, dtype=int), 2, {"min_samples": 0}, "min_samples"),
+        (quantity, np.zeros(100, dtype=int), 2, {"min_samples": 51}, "min_samples of at most 50"),
     ],
 )
-def test_by_class_refuses(kwargs: dict[str, object], problem: str) -> None:
+def test_what_cannot_be_dealt_is_refused(
+    function: Callable[..., Partition], y: np.ndarray, clients: int, options: dict[str, object], problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
-        by_class(labels(), 10, generator(), **kwargs)  # type: ignore[arg-type]
+        function(y, clients, generator(), **options)
 
 
 @pytest.mark.parametrize("function", [iid, dirichlet, by_class])
@@ -219,12 +215,6 @@ def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partit
         function(y, 1, generator(), class_count=2)
     with pytest.raises(ConfigError, match="rows"):
         function(np.array([], dtype=np.int64), 1, generator())
-
-
-def test_a_client_left_without_rows_is_named() -> None:
-    y = np.array([0] * 30 + [1])
-    with pytest.raises(ConfigError, match="client 3 has none"):
-        by_class(y, 4, generator(), 1, "round_robin")
 
 
 # dealing another side alike ------------------------------------------------------------------------------------------
@@ -425,16 +415,3 @@ def test_sizes_are_the_drawn_proportions() -> None:
     share = np.random.default_rng(3).dirichlet([0.7] * 8)  # the first thing drawn
     sizes = np.array([len(rows) for rows in partition.rows])
     assert (np.abs(sizes - (10 + share * (10_000 - 80))) < 1).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"alpha": 0.0}, "quantity"),
-        ({"min_samples": 0}, "min_samples"),
-        ({"min_samples": 51}, "min_samples of at most 50"),
-    ],
-)
-def test_quantity_refuses(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        quantity(np.zeros(100, dtype=int), 2, generator(), **options)

@@ -41,14 +41,11 @@ class Items(Dataset[Any]):
         return self.items[row]
 
 
-def test_tensors() -> None:
+def test_tensors_arrays_numbers_and_every_kind_of_label() -> None:
     x, y = torch.rand(6, 3, dtype=torch.float64), torch.arange(6) % 2
     read = from_dataset(Subset(TensorDataset(x, y), [4, 1, 2]))
     assert torch.equal(read.x, x[[4, 1, 2]].float())
     assert read.y.tolist() == [0, 1, 0]
-
-
-def test_arrays_numbers_and_every_kind_of_label() -> None:
     labels = (2, np.int64(1), torch.tensor(0), np.array(3))
     read = from_dataset(Items(*((np.full(2, row, dtype=np.float32), label) for row, label in enumerate(labels))))
     assert read.x.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]

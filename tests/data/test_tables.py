@@ -47,6 +47,10 @@ def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:
     assert source.train.x.tolist() == [[1.5, -3, 2], [2.5, 5, 1], [2, 1, 2]]
     assert source.train.y.tolist() == [1, 0, 1]
     assert (source.class_names, source.test, source.label_column) == (("no", "yes"), None, "label")
+    dealt = read(tmp_path / "a.csv", columns=["town", "name"])  # a column to deal by is no feature
+    assert dealt.feature_names == ("height", "weight")
+    assert dealt.train_columns["town"].tolist() == [2, 1, 2]
+    assert dealt.train_columns["name"].tolist() == ["Ann", "Bob", "Cem"]
 
 
 def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -> None:
@@ -110,13 +114,6 @@ def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> N
         read(tmp_path)
     assert "Expected 3 fields in line 3, saw 4" in caught.value.problems[0]
     assert "expected a name of its own for every column" in caught.value.problems[1]
-
-
-def test_a_column_to_deal_by_is_no_feature(tmp_path: Path) -> None:
-    source = read(table(tmp_path / "a.csv"), columns=["town", "name"])
-    assert source.feature_names == ("height", "weight")
-    assert source.train_columns["town"].tolist() == [2, 1, 2]
-    assert source.train_columns["name"].tolist() == ["Ann", "Bob", "Cem"]
 
 
 def test_inputs_are_standardized_by_the_training_side(tmp_path: Path) -> None:

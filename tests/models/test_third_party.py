@@ -33,12 +33,12 @@ Made = list[dict[str, Any]]
 class Residual(nn.Module):
     """Named as ResNets are, with dropout and BatchNorm; branches meet again behind `layer1`."""
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, channels: int, classes: int, width: int = 4) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.layer1, self.layer2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-        self.side, self.drop = nn.Conv2d(4, 4, 3, padding=1), nn.Dropout(0.5)
-        self.fc = nn.Linear(8, classes)
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.layer1, self.layer2 = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 1)
+        self.side, self.drop = nn.Conv2d(width, width, 3, padding=1), nn.Dropout(0.5)
+        self.fc = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer1(self.bn1(self.conv1(x)).relu())
@@ -144,17 +144,6 @@ def test_names_that_are_refused(name: str, says: str) -> None:
 # the packages: a stand-in, which every machine has, and the real ones -------------------------------------------
 
 
-class Net(nn.Module):
-    def __init__(self, channels: int, classes: int, width: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, width, 3), nn.BatchNorm2d(width)
-        self.layer1, self.fc = nn.Conv2d(width, width, 3), nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc(self.layer1(self.bn1(self.conv1(x)).relu()).relu().mean((2, 3)))
-        return out
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """A timm of a few networks, whose trained weights are all 0.5; what they were made with."""
@@ -165,7 +154,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         asked.append({"name": name, **options})
         if name == "patch16":
             return nn.Sequential(nn.Conv2d(3, 2, 40))
-        net = Net(options["in_chans"], options["num_classes"], {"small": 3, "large": 4, "other": 5}[name])
+        net = Residual(options["in_chans"], options["num_classes"], {"small": 3, "large": 4, "other": 5}[name])
         if options.get("pretrained"):
             for tensor in net.state_dict().values():
                 tensor.fill_(0.5)
@@ -355,16 +344,16 @@ def test_without_a_network_one_line_and_nothing_is_written(
 
 
 def test_weights_of_another_network_are_refused(made: Made) -> None:
-    weights = dict(Net(1, 10, 3).state_dict())
+    weights = dict(Residual(1, 10, 3).state_dict())
     del weights["bn1.running_mean"]
     with pytest.raises(ConfigError, match=r"'bn1.running_mean' of shape \(3,\), got nothing; set data.image_size"):
-        third_party.load_weights(Net(1, 10, 3), weights, "timm:small?pretrained", 10)
+        third_party.load_weights(Residual(1, 10, 3), weights, "timm:small?pretrained", 10)
     with pytest.raises(ConfigError, match=r"of shape \(4, 1, 3, 3\), got \(3, 1, 3, 3\)"):
-        third_party.load_weights(Net(1, 10, 4), Net(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
+        third_party.load_weights(Residual(1, 10, 4), Residual(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
 
 
 def test_gray_images_see_what_rgb_images_would() -> None:
-    rgb, gray = Net(3, 10, 4).eval(), Net(1, 10, 4).eval()
+    rgb, gray = Residual(3, 10, 4).eval(), Residual(1, 10, 4).eval()
     third_party.load_weights(gray, rgb.state_dict(), "a name", 10)
     gray.fc.load_state_dict(rgb.fc.state_dict())
     x = torch.rand(2, 1, 8, 8)

@@ -96,7 +96,9 @@ def test_times_by_hand() -> None:
     assert run.result["left_out"] == []
 
 
-def test_who_sends_nothing_has_no_latency() -> None:
+def test_who_sends_nothing_has_no_latency_and_is_no_straggler() -> None:
+    late = two(Local(), devices=TWO.model_copy(update={"round_timeout": 0.1})).run()
+    assert [record["stragglers"] for record in late.history] == [[], []]
     for record in two(Local()).run().history:
         fast = record["simulated_by_client"]["0"]
         assert (fast["down"], fast["up"], fast["train"]) == (0, 0, pytest.approx(2 * 12 * STEP / 1e6))
@@ -172,11 +174,6 @@ def test_late_uploads_arrive_where_the_method_takes_them() -> None:
     assert [record["arrived"] for record in run.history] == [[], [], [{"client": 1, "from": 1}]]
     assert run.result["availability"] == {"delay_rounds": 2}
     assert [record["discarded"] for record in two(**options).run().history][2] == [{"client": 1, "from": 3}]
-
-
-def test_who_sends_nothing_is_no_straggler() -> None:
-    run = two(Local(), devices=TWO.model_copy(update={"round_timeout": 0.1})).run()
-    assert [record["stragglers"] for record in run.history] == [[], []]
 
 
 SMALL = TWO.model_copy(update={"custom": {"fast": FAST, "slow": SLOW.model_copy(update={"memory_bytes": 100.0})}})

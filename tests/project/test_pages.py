@@ -22,7 +22,7 @@ from tests.test_own_methods import tutorial
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "gpu.md",
-    *("python.md", "own-method.md", "own-plugin.md", "devices.md"),
+    *("python.md", "own-method.md", "own-plugin.md", "devices.md", "data.md"),
     "controls.md",
 )
 

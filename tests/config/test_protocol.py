@@ -81,9 +81,30 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
         load(tmp_path, PROTOCOL + own.replace("lr", "rounds"))
 
 
+ADDED = [  # a line before that of the tuning seeds, and what is said
+    ("local_longer = 1", "local_longer: expected at least 2, got 1"),
+    ('controls = ["lonely"]', "expected 'alone', 'longer' or 'pooled', got 'lonely'"),
+    ('controls = "alone"', "controls: expected a list, got 'alone'"),
+    ('controls = ["alone", "alone"]', "controls: expected each once, got 'alone'"),
+    ("race = 2", "race: expected several tuning seeds beside it, got 1"),
+    ('tune_alone = ["fedgh"]', "tune_alone: expected 'alone' among the controls, got none"),
+    (
+        'controls = ["alone"]\nalone_of = ["fd"]',
+        "alone_of: expected methods that are compared (fedgh, fedproto), got fd",
+    ),
+    (
+        'controls = ["alone"]\nalone_of = ["fedgh"]\ntune_alone = ["fedproto"]',
+        "tune_alone: expected methods of alone_of, got fedproto",
+    ),
+    ('primary = [["fedgh", "fedgh"]]', "two rows in each pair, got fedgh twice"),
+    ('primary = [["fedgh"]]', "primary.0: expected at least 2 entries, got "),
+]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        *(("tuning_seeds", f"{line}\ntuning_seeds", said) for line, said in ADDED),
         ("header_epochs = [1, 10]", "", "expected as many trials for every method, got fedgh 2, fedproto 4"),
         ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
         ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside [tuning], got none"),
@@ -96,40 +117,16 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
         ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),
-        ("tuning_seeds", "local_longer = 1\ntuning_seeds", "local_longer: expected at least 2, got 1"),
-        (
-            "tuning_seeds",
-            'controls = ["lonely"]\ntuning_seeds',
-            "expected 'alone', 'longer' or 'pooled', got 'lonely'",
-        ),
-        ("tuning_seeds", 'controls = "alone"\ntuning_seeds', "controls: expected a list, got 'alone'"),
-        ("tuning_seeds", 'controls = ["alone", "alone"]\ntuning_seeds', "controls: expected each once, got 'alone'"),
         ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds: expected each once, got 0 again"),
         ("seeds = [2, 3, 4]", "seeds = [2, 2]", "settings.more.seeds: expected each once, got 2 again"),
         ("header_lr = [0.01, 0.1]", "header_lr = [0.1, 0.1]", "tuning.fedgh: expected each once, got 0.1 again"),
         ('methods = ["fedgh"]', 'overrides = ["run.seed=3"]', f"{OVERRIDES}'run.seed=3'"),
         ('methods = ["fedgh"]', 'overrides = ["method.name = fd"]', f"{OVERRIDES}'method.name = fd'"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
-        ("tuning_seeds", "race = 2\ntuning_seeds", "race: expected several tuning seeds beside it, got 1"),
-        (
-            "tuning_seeds",
-            'tune_alone = ["fedgh"]\ntuning_seeds',
-            "tune_alone: expected 'alone' among the controls, got none",
-        ),
-        (
-            "tuning_seeds",
-            'controls = ["alone"]\nalone_of = ["fd"]\ntuning_seeds',
-            "alone_of: expected methods that are compared (fedgh, fedproto), got fd",
-        ),
         (
             "tuning_seeds = [100]",
             "race = 4\ntuning_seeds = [100, 101]",
             "race: expected fewer than the 4 trials of fedgh, got 4",
-        ),
-        (
-            "tuning_seeds",
-            'controls = ["alone"]\nalone_of = ["fedgh"]\ntune_alone = ["fedproto"]\ntuning_seeds',
-            "tune_alone: expected methods of alone_of, got fedproto",
         ),
         (
             'methods = ["fedgh", "fedproto"]',
@@ -141,8 +138,6 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
             '[settings.more]\nrecipe = "plain.toml"\nlr = [0.1, 0.2]\n',
             "settings.more.lr: expected a table [tuning] beside it, got none",
         ),
-        ("tuning_seeds", 'primary = [["fedgh", "fedgh"]]\ntuning_seeds', "two rows in each pair, got fedgh twice"),
-        ("tuning_seeds", 'primary = [["fedgh"]]\ntuning_seeds', "primary.0: expected at least 2 entries, got "),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],
 )

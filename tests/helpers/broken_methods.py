@@ -279,22 +279,13 @@ class NobodyInPlace(FedAvg):
 
 
 class UploadsInPlace(FedAvg):
-    """What came up is scaled in place, and only where a single client has answered."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if len(uploads) == 1:
-            for message in uploads.values():
-                for value in get_group(message, "model").values():
-                    value.mul_(1.0).add_(0.1)
-        super().aggregate(server, uploads)
-
-
-class UploadsInPlaceByNumPy(FedAvg):
-    """What came up is scaled in place, by an array that shares its memory: PyTorch counts no write."""
+    """What came up is scaled, where a single client has answered, by an array that shares its memory: PyTorch counts
+    no write.
+    """
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
-        for message in uploads.values():
+        for message in uploads.values() if len(uploads) == 1 else ():
             for value in get_group(message, "model").values():
                 array = value.numpy()
                 array *= 0

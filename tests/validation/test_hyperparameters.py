@@ -37,10 +37,6 @@ size = 30
 [methods.fedhenn.kernel]
 norm = "fro"
 
-[methods.rbf]
-name = "fedhenn"
-kernel = { similarity = "rbf", width = 2.0, pool = "seen" }
-
 [presets.few.methods.fedhenn.alignment_data]
 batch = 8
 """
@@ -84,11 +80,6 @@ def test_tables_are_joined_key_by_key(path: Path) -> None:
 )
 def test_what_is_wrong_in_a_table_is_one_line(path: Path, settings: list[str], said: str) -> None:
     assert said in refusal(lambda: Recipe.load(path, settings))
-
-
-def test_what_is_laid_over_takes_along_what_lies_in_tables(path: Path) -> None:
-    linear = Recipe.load(path, ["method.kernel.similarity=linear"], method="rbf").chosen_method
-    assert linear.kernel == MeanKernel(pool="seen")
 
 
 @hyperparameters

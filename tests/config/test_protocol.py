@@ -109,11 +109,7 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
         ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
         ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside [tuning], got none"),
         ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
-        (
-            "[settings.plain]",
-            "[variants.fd]\n[settings.plain]",
-            "variants: expected methods that are compared (fed",
-        ),
+        ("[settings.plain]", "[variants.fd]\n[settings.plain]", "variants: expected methods that are compared (fed"),
         ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),

@@ -155,10 +155,7 @@ def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
         ),
         ({"methods": {"mine": {"header_lr": 0.0}}}, "methods.mine: unknown method 'mine'"),
         ({"methods": {"a/b": {"name": "local"}}}, "methods: expected names of letters"),
-        (
-            {"methods": {"fedgh": {"heder_lr": 0.0}}},
-            "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?",
-        ),
+        ({"methods": {"fedgh": {"heder_lr": 0.0}}}, "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
         ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, got 3"),
     ],
 )
@@ -235,13 +232,7 @@ def test_a_preset_is_laid_over_the_recipe_and_set_over_both(with_presets: Path) 
 
 
 def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
-    asked = [
-        "training.rounds=5",
-        "training.lr=0.01",
-        "data.num_clients=3",
-        "method.header_lr=3.0",
-        "run.seed=3",
-    ]
+    asked = ["training.rounds=5", "training.lr=0.01", "data.num_clients=3", "method.header_lr=3.0", "run.seed=3"]
     assert Recipe.load(with_presets, ["data.root=x", "data.dataset=svhn"]).run.overrides == ["data.dataset=svhn"]
     recipe = Recipe.load(with_presets, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
     assert recipe.run.overrides == ["training.rounds=5", "method.header_lr=3.0"], (

@@ -178,10 +178,7 @@ def fed_to_head(module: nn.Module, head: str, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("make", "head", "extractor", "x"),
-    [
-        *((*case, inputs()) for case in CASES),
-        *((*case, series(rows)) for case in UNRECORDED for rows in (2, 3, 4, 7)),
-    ],
+    [*((*case, inputs()) for case in CASES), *((*case, series(rows)) for case in UNRECORDED for rows in (2, 3, 4, 7))],
 )
 def test_equal_to_the_unsplit_module(make: Make, head: str, extractor: str | None, x: Tensor, training: bool) -> None:
     torch.manual_seed(1)

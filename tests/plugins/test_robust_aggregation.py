@@ -216,11 +216,7 @@ def test_the_share_is_that_of_clients_left_out() -> None:
     down: dict[int, Message] = _all_sent(10)
     assert [
         len(held("multi_krum", uploads, down, byzantine_fraction=share)[1]["left_out"]) for share in (0.1, 0.2, 0.45)
-    ] == [
-        1,
-        2,
-        4,
-    ]
+    ] == [1, 2, 4]
     one, other = (held("trimmed_mean", uploads, down, byzantine_fraction=share)[0] for share in (0.1, 0.4))
     assert not torch.equal(one[0]["model"]["w"], other[0]["model"]["w"])
 

@@ -566,10 +566,7 @@ test_fedgen = testing.conformance(
 )
 
 test_fedgh = testing.conformance(
-    methods.FedGH(header_lr=0.1),
-    reference_loss=cross_entropy,
-    expected_bytes=CLASS_ROWS,
-    skip=IN_ORDER,
+    methods.FedGH(header_lr=0.1), reference_loss=cross_entropy, expected_bytes=CLASS_ROWS, skip=IN_ORDER
 )
 
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
@@ -601,9 +598,7 @@ test_fedhenn = testing.conformance(
         "alignment_data.refresh": ChangedValue(0, {"eta_schedule": "constant"}),
         "uploads": ChangedValue("kernels", {"alignment_data.refresh": 0}),
     },
-    no_effect={
-        "kernel.rank": "with few features in all the factor is exact",
-    },
+    no_effect={"kernel.rank": "with few features in all the factor is exact"},
 )
 
 test_fedhenn_homogeneous = testing.conformance(
@@ -616,13 +611,7 @@ test_fedhenn_homogeneous = testing.conformance(
     no_effect=NO_RBF,
 )
 
-OF_PAIRS = (
-    "combine",
-    "local_weight",
-    "noise_where",
-    "num_pairs",
-    "feature_clip",
-)
+OF_PAIRS = ("combine", "local_weight", "noise_where", "num_pairs", "feature_clip")
 OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
 
 test_fedin = testing.conformance(
@@ -683,19 +672,14 @@ test_fedfomo = testing.conformance(
     reference_loss=cross_entropy,
     expected_bytes=fedfomo_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    changed_values={
-        "num_models": 2,
-        "epsilon": ChangedValue(1.0, {"num_models": 2}),
-    },
+    changed_values={"num_models": 2, "epsilon": ChangedValue(1.0, {"num_models": 2})},
 )
 
 test_feddpa = testing.conformance(
     methods.FedDPA(lambda1=0.4, lambda2=0.3),
     reference_loss=pulled,
     expected_bytes=of_weights(),
-    reductions=[
-        Reduction({"threshold": 1.0, "lambda2": 0.0}, methods.FedAvg(), "received"),
-    ],
+    reductions=[Reduction({"threshold": 1.0, "lambda2": 0.0}, methods.FedAvg(), "received")],
 )
 
 test_fml = testing.conformance(
@@ -988,10 +972,7 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
         ),
         {},
     ),
-    "fedhenn, own kernel": (
-        constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}),
-        {},
-    ),
+    "fedhenn, own kernel": (constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}), {}),
     "fedhenn, permuted kernel": (constant({"control": "permuted"}, uploads="kernels", alignment_data=FIXED), {}),
     "fedhenn, procrustes": (
         methods.HomogeneousFedHeNN(

@@ -35,11 +35,7 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         "num_pairs = 3 does nothing beside exchange_features = false; set exchange_features to true",
     ),
     (FedIN, {"combine": "none", "local_weight": 2.0}, "local_weight = 2.0 does nothing beside combine = 'none'"),
-    (
-        FedHeNN,
-        {"kernel": {"width": 2.0}},
-        "width = 2.0 does nothing beside similarity = 'linear'; set",
-    ),
+    (FedHeNN, {"kernel": {"width": 2.0}}, "width = 2.0 does nothing beside similarity = 'linear'; set"),
     (
         LGFedAvg,
         {"shared_part": "none", "weighting": "uniform"},

@@ -146,11 +146,7 @@ class Recipe(Settings):
 
     @classmethod
     def from_dict(
-        cls,
-        settings: Mapping[str, Any],
-        stem: str = "recipe",
-        preset: str | None = None,
-        beside: Sequence[str] = (),
+        cls, settings: Mapping[str, Any], stem: str = "recipe", preset: str | None = None, beside: Sequence[str] = ()
     ) -> Recipe:
         """Check settings as a TOML file would give them; ``[method]`` then holds all its hyperparameters.
 

@@ -396,11 +396,7 @@ def _halve(pool: _Pool, clients: Sequence[_ClientRows], share: float, generators
 
 
 def _client_data(
-    pool: _Pool,
-    rows: _ClientRows,
-    common_test: LabeledSamples | None,
-    options: PartitionOptions,
-    title: str,
+    pool: _Pool, rows: _ClientRows, common_test: LabeledSamples | None, options: PartitionOptions, title: str
 ) -> ClientData:
     """A client's samples, with labels as it has them; a common test set as it is."""
     source = pool.source

@@ -86,8 +86,7 @@ class RobustAggregation(Settings):
         0.2, description="trimmed_mean, multi_krum: of the clients that are supposed to be adversarial, rounded up"
     )
     bucket_size: Annotated[Positive, ActsWith("aggregator", ("median", "trimmed_mean", "geometric_median"))] = Field(
-        1,
-        description="median, trimmed_mean, geometric_median: center of means of so many clients each; 1: of clients",
+        1, description="median, trimmed_mean, geometric_median: center of means of so many clients each; 1: of clients"
     )
     max_update_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"

@@ -105,11 +105,6 @@ def test_resizing_keeps_type_range_and_labels() -> None:
     assert torch.allclose(resize(ramp, 2).x.mean(), ramp.x.mean())
 
 
-def test_only_images_are_resized() -> None:
-    with pytest.raises(ConfigError, match=r"data.image_size: expected images .* got inputs \(4, 3\)"):
-        resize(LabeledSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)
-
-
 def picture_set(count: int, channels: int, height: int, width: int, seed: int = 0) -> DatasetSource:
     x = np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), dtype=np.uint8)
     return from_tensors((x, np.arange(count) % 3), name=f"set {seed}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  makes a folder when it is first imported, as it is with the first network on "meta"
 
 from polyfed.errors import PolyfedError
 

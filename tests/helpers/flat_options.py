@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from polyfed.engine.task import Execution, Output, Task
 
-TASK = ("public", "test", "classes", "class_names", "dataset", "feature_names", "vocabulary", "label_column")
-EXECUTION = ("executor", "workers", "device", "precision", "profile")
-OUTPUT = {
-    "out": "path",
-    "checkpoint_every": "checkpoint_every",
-    "keep": "keep",
-    "label": "label",
-    "settings": "settings",
-}
 PLUGINS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
 
 
 def grouped(**options: Any) -> dict[str, Any]:
     """The arguments of `Federation` that these options stand for."""
-    task = {name: options.pop(name) for name in TASK if name in options}
-    execution = {name: options.pop(name) for name in EXECUTION if name in options}
-    output = {OUTPUT[name]: options.pop(name) for name in OUTPUT if name in options}
+    if "out" in options:
+        options["path"] = options.pop("out")
+    task, execution, output = (
+        {field.name: options.pop(field.name) for field in fields(kind) if field.name in options}
+        for kind in (Task, Execution, Output)
+    )
     plugins = [options.pop(name) for name in PLUGINS if name in options]
     return {
         "task": Task(**task),

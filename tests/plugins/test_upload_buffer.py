@@ -68,12 +68,6 @@ def simulate(left: Mapping[int, float], then: Sequence[tuple[int, float]], size:
     return arrived, arrives[arrived[-1]]
 
 
-def test_buffers_fill_as_by_hand() -> None:
-    filled = fill_buffer({0: 4.0, 1: 2.0, 2: 9.0}, [(3, 1.0), (4, 5.0)], size=3)
-    assert filled.arrived == [1, 3, 0]  # at 2, at 2 + 1, at 4; client 4 begins at 3
-    assert (filled.seconds, filled.left) == (4.0, {2: 5.0, 4: 4.0})
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_buffers_fill_as_in_a_plain_simulation(seed: int) -> None:
     draws = np.random.default_rng(seed)

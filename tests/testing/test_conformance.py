@@ -569,6 +569,13 @@ test_fedgh = testing.conformance(
     methods.FedGH(header_lr=0.1), reference_loss=cross_entropy, expected_bytes=CLASS_ROWS, skip=IN_ORDER
 )
 
+FIXED = {"size": 16, "batch": 8, "refresh": 0}
+
+
+def constant(kernel: dict[str, Any], **options: Any) -> methods.FedHeNN:
+    return methods.FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
+
+
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
@@ -578,18 +585,7 @@ test_fedhenn = testing.conformance(
     reductions=[
         Reduction({"eta0": 0.0}, methods.Local()),
         Reduction(
-            methods.FedHeNN(
-                alignment_data={"size": 16, "batch": 8, "refresh": 0},
-                eta0=0.5,
-                eta_schedule="constant",
-                uploads="kernels",
-            ),
-            methods.FedHeNN(
-                alignment_data={"size": 16, "batch": 8, "refresh": 0},
-                eta0=0.5,
-                eta_schedule="constant",
-                kernel={"pool": "seen"},
-            ),
+            constant({}, alignment_data=FIXED, uploads="kernels"), constant({"pool": "seen"}, alignment_data=FIXED)
         ),
     ],
     changed_values={
@@ -937,10 +933,6 @@ test_fedlora = testing.conformance(
 # other settings of the same methods
 
 
-def constant(kernel: dict[str, Any], **options: Any) -> methods.FedHeNN:
-    return methods.FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
-
-
 NORMED = {
     "degenerate_clients": "BatchNorm takes no single row",
     "learns": "BatchNorm takes away what a bias before it adds",
@@ -950,7 +942,6 @@ THREE_WIDTHS = [
     lambda kind=kind: tiny_model(*kind, norm=kind[1] != 5)  # type: ignore[misc]
     for kind in ((1, 4, 6), (0, 3, 5), (1, 5, 8))
 ]
-FIXED = {"size": 16, "batch": 8, "refresh": 0}
 OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedavg, same shape": (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
     "scaffold, option I": (

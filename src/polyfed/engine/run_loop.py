@@ -52,8 +52,9 @@ class RunLoop:
                 result = federation.write_result()
                 federation.server.state = contiguous(federation.server.state)
             except KeyboardInterrupt:
+                kept = self._keep()  # before others are told, which may take a tracker a while
                 federation.tell("end", None)
-                raise RunInterrupted(self._keep()) from None
+                raise RunInterrupted(kept) from None
             except BaseException:
                 federation.tell("end", None)
                 raise

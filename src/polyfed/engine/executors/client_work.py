@@ -115,7 +115,7 @@ class ClientWork:
         self._unchanged: Tensor | None = None  # without training, whether the weights are those from before
         self._largest: list[Tensor] = []  # magnitude of what stays on the device of the upload, if anything does
         self._row: WeightRow | None = None  # with its new weights, where they are in one already
-        self._kept: list[Tensor] = []  # of the upload, which no other client's network will write into
+        self._is_kept = False  # whether no other client's network will write into what was made
 
     def seed_layers(self) -> None:
         """Make global random generators the client's own from now on, for what its layers draw in this job."""
@@ -231,9 +231,10 @@ class ClientWork:
         rest = {memory_key(t, t.device): t for t in (*tensors, *self.after.values())}
         rest = {key: tensor for key, tensor in rest.items() if key not in copied}
         copied |= zip(rest, copy_in_place(list(rest.values())), strict=True)
-        self._kept = [copied[memory_key(t, t.device)] for t in tensors]
         self.after = {name: copied[memory_key(t, t.device)] for name, t in self.after.items()}
-        self.message = None if self.message is None else with_tensors(self.message, self._kept)
+        own = (copied[memory_key(t, t.device)] for t in tensors)
+        self.message = None if self.message is None else with_tensors(self.message, own)
+        self._is_kept = True
 
     def leaving(self) -> list[Tensor]:
         """What goes to main memory beside the weights: message, state, and what the record needs."""
@@ -275,22 +276,20 @@ class ClientWork:
 
     def _own_upload(self, message: Message, row: WeightRow | None) -> Message:
         """The upload in tensors of its own, where they are wanted; what it has of the network shares the row."""
-        places = places_of(self._kept, self.job.device)
-        is_own = [t.device == place and t.is_contiguous() for t, place in zip(self._kept, places, strict=True)]
-        if row is not None and row is self._row and all(is_own):
+        tensors = tensors_of(message)
+        places = places_of(tensors, self.job.device)
+        is_there = all(t.device == place and t.is_contiguous() for t, place in zip(tensors, places, strict=True))
+        if self._is_kept and is_there and row is self._row:
             return message
         return clone(message, self._held(row), self.job.device)
 
     def _held(self, row: WeightRow | None) -> dict[Hashable, Tensor]:
-        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it.
-
-        And what is in tensors of its own already.
-        """
+        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
         device = self.job.device
-        pairs = [(memory_key(tensor, device), tensor) for tensor in self._kept if tensor.device == device]
-        if row is not None and row.bytes.device == device:
-            pairs += [(memory_key(tensor, device), row.views[name]) for name, tensor in self.after.items()]
-        return {key: tensor for key, tensor in pairs if tensor.is_contiguous()}
+        if row is None or row.bytes.device != device:
+            return {}
+        pairs = [(memory_key(tensor, device), row.views[name]) for name, tensor in self.after.items()]
+        return {key: view for key, view in pairs if view.is_contiguous()}
 
     def _counting(self) -> AbstractContextManager[OperationCounter | None]:
         return OperationCounter() if self.job.counted else contextlib.nullcontext()

@@ -120,7 +120,7 @@ install-audit: ## .venv with pip-audit besides
 install-docs: ## .venv with the tools of the documentation besides
 	$(call environment,docs)
 
-install-release: ## .venv with build, nox and twine besides
+install-release: ## .venv with nox besides
 	$(call environment,release)
 
 clean: ## remove what can be made again; keeps .venv and runs/

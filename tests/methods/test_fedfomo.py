@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyfed.core.client import Client
 from polyfed.core.modules import float_state
@@ -29,13 +30,10 @@ def members(architectures: list[str], sizes: list[int] | int = 10, held: int = 9
     ]
 
 
-def numpy_loss(architecture: str, weights: Any, client: Client) -> float:
-    """The mean cross entropy on validation rows, from the logits."""
+def loss_of(architecture: str, weights: Any, client: Client) -> float:
+    """The mean cross entropy on validation rows."""
     held = client.data.validation
-    logits = model_with(NETS[architecture], weights)(held.x).detach().double().numpy()
-    logits -= logits.max(1, keepdims=True)
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    return float(-np.log(p[np.arange(len(held)), held.y.numpy()]).mean())
+    return F.cross_entropy(model_with(NETS[architecture], weights)(held.x), held.y).item()
 
 
 class Kept(FedFomo):
@@ -55,9 +53,9 @@ def mixed(
 ) -> tuple[Mapping[str, Tensor], np.ndarray]:
     """What a client should start from, and delta; both are in tests/functional/test_averaging.py."""
     parameters = [name for name, _ in NETS[architecture]().named_parameters()]
-    losses = [numpy_loss(architecture, {**old, **one}, client) for one in candidates]
+    losses = [loss_of(architecture, {**old, **one}, client) for one in candidates]
     gaps = [distance({n: one[n] for n in parameters if n in one}, old) for one in candidates]
-    delta = model_gains(numpy_loss(architecture, old, client), losses, gaps)
+    delta = model_gains(loss_of(architecture, old, client), losses, gaps)
     return interpolate_towards(old, candidates, normalize_positive(delta).tolist()), delta.numpy()
 
 

@@ -239,10 +239,6 @@ class FrozenModel(nn.Module):
         """Its representation."""
         return self._evaluate("represent", x)
 
-    def extract(self, x: Tensor) -> Tensor:
-        """What its extractor gives."""
-        return self._evaluate("extract", x)
-
 
 class _Call(nn.Module):
     """Lets `functional_call` reach any method of a network."""

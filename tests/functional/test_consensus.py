@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.consensus import confidence_weights, consensus, mean_scores, transfer_loss
+from polyfed.functional.consensus import confidence_weights, consensus, transfer_loss
 from tests.helpers.toys import softmax
 
 
@@ -76,10 +76,3 @@ def test_the_servers_loss_by_hand(weight):
     np.testing.assert_allclose(gradient.numpy(), expected, atol=1e-12)
     assert 0 < disputed.sum() < 20
     assert ((p - q).min() < 0 < (p - q).max()).all()
-
-
-def test_the_mean_of_scores_does_not_depend_on_the_order_of_the_networks():
-    scores = draw(7, 40, 3).float()
-    np.testing.assert_allclose(mean_scores(scores), scores.double().numpy().mean(0), atol=1e-6)
-    assert mean_scores(scores).dtype == torch.float32
-    assert torch.equal(mean_scores(scores), mean_scores(scores.flip(0)))

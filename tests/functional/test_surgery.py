@@ -1,4 +1,4 @@
-"""FedIN's gradient combination against NumPy by hand and a general solver (fedin 8.1, 8.2)."""
+"""FedIN's gradient combination against NumPy by hand."""
 
 import numpy as np
 import pytest
@@ -19,11 +19,6 @@ def dot(x, y):
     return float((x.double() * y.double()).sum())
 
 
-def project(g_local, g_in):
-    """Z alone."""
-    return combine({"w": g_local}, {"w": g_in}, "project", 1.0)["w"] - g_local
-
-
 def oracle(g_local, g_in, mode, lam):
     x, y = g_local.numpy().astype(np.float64), g_in.numpy().astype(np.float64)
     a, b = (x * x).sum(), (x * y).sum()
@@ -39,20 +34,6 @@ def test_against_numpy_both_signs_of_b(mode):
         np.testing.assert_allclose(got.numpy(), oracle(g_local, g_in, mode, 0.7), atol=1e-13)
         signs.add(dot(g_local, g_in) > 0)
     assert signs == {True, False}
-
-
-def test_projection_solves_the_constrained_problem():
-    from scipy.optimize import minimize
-
-    for g_local, g_in in pairs(8, (5,)):
-        x, y = g_local.numpy(), g_in.numpy()
-        found = minimize(
-            lambda z, y=y: ((y - z) ** 2).sum(),
-            y,
-            constraints={"type": "ineq", "fun": lambda z, x=x: z @ x},
-            options={"ftol": 1e-14},
-        )
-        np.testing.assert_allclose(project(g_local, g_in).numpy(), found.x, atol=1e-5)
 
 
 def test_the_cosine_is_that_of_one_long_vector():

@@ -1,5 +1,4 @@
-"""What several networks say together: their mean scores, a consensus weighted by confidence, and what those say who
-see it otherwise.
+"""What several networks say together: a consensus weighted by confidence, and what those say who see it otherwise.
 
 Shapes: S networks, N samples, C classes.
 """
@@ -62,17 +61,6 @@ def consensus(scores_SNC: Tensor) -> Consensus:
     differs_SN = wide_SNC.argmax(dim=2) != labels_N
     others_NC = torch.einsum("sn,snc->nc", confidence_weights(v_SN, differs_SN), wide_SNC)
     return Consensus(labels_N, others_NC.to(scores_SNC.dtype), differs_SN.any(dim=0))
-
-
-def mean_scores(scores_SNC: Tensor) -> Tensor:
-    """The networks' mean scores (N, C), summed in float64 so that the order of the networks does not show.
-
-    Source: Lin et al. (FedDF), NeurIPS 2020, AVGLOGITS.
-
-    >>> mean_scores(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
-    tensor([[2., 1.]])
-    """
-    return scores_SNC.double().mean(dim=0).to(scores_SNC.dtype)
 
 
 def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Tensor:

@@ -32,7 +32,6 @@ from polyfed.core.method import Method, MethodCard, Requirements, hyperparameter
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import SAMPLES, as_sent
-from polyfed.functional.consensus import mean_scores
 from polyfed.functional.losses import kl_divergence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 from polyfed.methods.fedavg import FedAvg
@@ -83,7 +82,8 @@ class FedDF(Method):
         weight_averaging.average(server, _WITHIN, models, shares)
         if len(uploads) < 2 or not self.server_steps or server.public is None:
             return  # one client's scores are those of its own network
-        targets_NC = mean_scores(torch.stack(public_outputs(server, models, "scores")))
+        scores_SNC = torch.stack(public_outputs(server, models, "scores"))
+        targets_NC = scores_SNC.double().mean(dim=0).to(scores_SNC.dtype)  # in float64 no order of the networks shows
         answered = {server.clients[i].architecture for i in uploads}
         losses = [self._distill(server, u, targets_NC, server.public) for u in server.architectures if u in answered]
         server.log["distillation_loss"] = sum(losses) / len(losses)

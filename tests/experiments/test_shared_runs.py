@@ -20,7 +20,9 @@ import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.engine.run_folder import FolderInUse, RunFolder, lock_folder
 from polyfed.errors import RunError
+from polyfed.experiments import benchmark as module
 from polyfed.experiments import planned_runs
+from polyfed.experiments.benchmark import benchmark
 from polyfed.experiments.planned_runs import AtWorkElsewhere
 from tests.experiments.test_planned_runs import RECIPE, place, side_by_side
 from tests.helpers.processes import ended, started
@@ -183,8 +185,41 @@ def test_three_processes_each_take_what_is_free(share: Callable[[str], Shared]) 
     assert [shared.status(process) for process in (first, second, third)] == [0, 0, 0], Path("log").read_text()
     whole = {(run, number) for run in runs for number in (1, 2, 3)}
     assert sorted((run, number) for _, run, number in shared.rounds()) == sorted(whole)
+    assert Path("log").read_text().count("done by another process") >= 8, "no federation is built for these"
     by_run = {run: process for process, run, _ in shared.rounds()}
     assert [by_run[run] for run in runs] == [first, second, *[third] * 4]
+
+
+def test_figures_that_another_process_has_written_meanwhile_stay(
+    share: Callable[[str], Shared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share("benchmark")
+    protocol = 'title = "Untuned"\nmethods = ["fedavg"]\nseeds = [0]\n[settings.short]\nrecipe = "recipe.toml"\n'
+    Path("protocol.toml").write_text(protocol)
+    benchmark(".", "shared")
+    Path("protocol.toml").write_text(protocol.replace("[0]", "[0, 1, 2]"))
+    run, write = module.run_planned, module.write_result
+    others: list[object] = []
+    written: list[str] = []
+
+    def run_and_be_overtaken(*asked: Any) -> dict[str, str]:
+        failures = run(*asked)
+        if not others:
+            others.append(None)
+            others.append(benchmark(".", "shared"))
+        return failures
+
+    def write_under_lock(*asked: Any) -> None:
+        with pytest.raises(FolderInUse), lock_folder(Path("shared/results")):
+            pass
+        written.append(Path("shared/results/short.json").read_text())
+        write(*asked)
+
+    monkeypatch.setattr(module, "run_planned", run_and_be_overtaken)
+    monkeypatch.setattr(module, "write_result", write_under_lock)
+    (found,) = benchmark(".", "shared").settings
+    assert [(row.name, sorted(row.accuracy)) for row in found.rows] == [("local", [*"012"]), ("fedavg", [*"012"])]
+    assert len(written) == 2, "by the other process"
 
 
 # in one process -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from polyfed.functional.channel_slices import (
     SlicedModel,
     first_channels,
     partial_mean,
-    rolling_channels,
     slice_channels,
     width,
 )
@@ -78,12 +77,6 @@ def test_widths_are_rounded_up_and_never_0(rate):
     for size in (1, 2, 3, 7, 16, 100, 2000):
         assert width(size, rate) == max(1, math.ceil(round(rate * size, 6)))
         assert first_channels(size, rate).tolist() == list(range(width(size, rate)))
-
-
-def test_the_window_rolls_forwards_and_around_the_end():
-    assert [rolling_channels(5, 0.5, step).tolist() for step in range(6)] == [
-        [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2],
-    ]  # fmt: skip
 
 
 def test_a_cut_is_numpys():

@@ -68,15 +68,6 @@ def first_channels(size: int, rate: float) -> Tensor:
     return torch.arange(width(size, rate))
 
 
-def rolling_channels(size: int, rate: float, step: int) -> Tensor:
-    """As many, from channel `step` on and around the end (FedRolex): the window moves forwards by one a step.
-
-    >>> rolling_channels(6, 0.5, 4)
-    tensor([4, 5, 0])
-    """
-    return (first_channels(size, rate) + step) % size
-
-
 def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
     """The sub-model's tensors; those of which nothing is cut are handed on as they are. Differentiable.
 

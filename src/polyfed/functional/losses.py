@@ -148,19 +148,6 @@ def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weig
     return total + weight / (len(exits_NC) - 1) * torch.stack(pairs).sum()
 
 
-def l1_loss(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
-    """mean_c |found - target|, weighted mean over the rows: L1 on logits, as FedMD digests its consensus.
-
-    Args:
-        found_NC: what is trained. target_NC: what to match, a constant for the gradient. w_N: as in `cross_entropy`.
-
-    >>> l1_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
-    tensor(1.5000)
-    """
-    _check_shapes(found_NC, target_NC, w_N)
-    return weighted_mean((found_NC - target_NC.detach()).abs().mean(dim=1), w_N)
-
-
 def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     """mean_d (found - target)^2, weighted mean over the rows.
 

@@ -45,9 +45,9 @@ from polyfed.core.method import (
 )
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.functional.averaging import weighted_mean
+from polyfed.functional import averaging
 from polyfed.functional.device_copies import move_together
-from polyfed.functional.losses import l1_loss, task_loss
+from polyfed.functional.losses import task_loss, weighted_mean
 from polyfed.methods.building_blocks import weight_averaging
 
 _SURE = 0.95  # largest probability of a row above which its pseudo-label counts
@@ -121,7 +121,7 @@ class FedMD(Method):
         scores = {i: get_tensor(message, "scores") for i, message in uploads.items() if "scores" in message}
         if scores:
             shares = {i: server.share(i, self.weighting) for i in scores}
-            mean = weighted_mean([{"s": one} for one in scores.values()], list(shares.values()))
+            mean = averaging.weighted_mean([{"s": one} for one in scores.values()], list(shares.values()))
             server.state["consensus"] = mean["s"]
 
     # client ------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class FedMD(Method):
         target = context["targets"][batch.rows]
         if self.control == "pseudo-labels":
             return task_loss(scores, target, batch.w)
-        return l1_loss(scores[:, : target.shape[1]], target, batch.w)
+        return weighted_mean((scores[:, : target.shape[1]] - target).abs().mean(dim=1), batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         is_ready = "transferred" in client.state or not self._transfer()

@@ -27,7 +27,7 @@ from torch import Tensor
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
-from polyfed.functional.channel_slices import rolling_channels
+from polyfed.functional.channel_slices import first_channels
 from polyfed.methods.heterofl import HeteroFL
 
 
@@ -48,4 +48,4 @@ class FedRolex(HeteroFL):
         super().init_server(server)
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
-        return rolling_channels(size, rate, self.step * max(server.round - 1, 0))
+        return (first_channels(size, rate) + self.step * max(server.round - 1, 0)) % size

@@ -54,13 +54,6 @@ class Nameless(pf.Plugin):
     pass
 
 
-class Stops(pf.Plugin):
-    name = "stops"
-
-    def should_stop(self, history, rounds, final=False):
-        return "would be one too many" if rounds[-1] > 2 and not final else None
-
-
 class Counted(pf.Plugin):
     name = "counted"
     built = 0

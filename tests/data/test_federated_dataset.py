@@ -24,7 +24,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS, PARTITIONS
 from tests.helpers.refusals import refusal
-from tests.helpers.small_data import federate, purposes
+from tests.helpers.small_data import federate, ids, purposes
 
 
 def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10) -> DatasetSource:
@@ -40,10 +40,6 @@ def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10
 
 def deal(source: DatasetSource, seed: int = 0, **settings_: Any) -> FederatedDataset:
     return federate(source, **{"num_clients": 20, "partition": "by_class", "rng": purposes(seed), **settings_})
-
-
-def ids(samples: LabeledSamples) -> list[int]:
-    return samples.x[:, 0].int().tolist()
 
 
 def sets(federated: FederatedDataset) -> Iterator[LabeledSamples]:

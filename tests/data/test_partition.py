@@ -26,10 +26,9 @@ from polyfed.data.partition import (
     proportional_counts,
     quantity,
 )
-from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from tests.helpers.refusals import refusal
-from tests.helpers.small_data import federate, purposes
+from tests.helpers.small_data import federate, ids, purposes
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -277,10 +276,6 @@ def test_counts_add_up_and_stay_within_what_there_is(available: list[int], total
     assert share.sum() == want
     assert (share <= have).all()
     assert (np.abs(share - have * (want / max(1, have.sum()))) < 1).all()
-
-
-def ids(samples: LabeledSamples) -> list[int]:
-    return samples.x[:, 0].int().tolist()
 
 
 def users(train: list[Any], test: list[Any] | None, test_column: bool = True) -> DatasetSource:

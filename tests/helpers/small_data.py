@@ -14,6 +14,7 @@ import numpy as np
 from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
+from polyfed.data.samples import LabeledSamples
 from tests.helpers.refusals import refusal
 
 
@@ -25,6 +26,11 @@ def purposes(seed: int) -> Callable[[str], np.random.Generator]:
 def federate(source: DatasetSource, *, rng: Callable[[str], np.random.Generator], **options: Any) -> FederatedDataset:
     """Deal a source with these options."""
     return build_federated_dataset(source, PartitionOptions(**options), rng)
+
+
+def ids(samples: LabeledSamples) -> list[int]:
+    """The numbers of rows, of samples whose first input they are."""
+    return samples.x[:, 0].int().tolist()
 
 
 def reading(kind: str) -> tuple[Callable[..., DatasetSource], Callable[..., str]]:

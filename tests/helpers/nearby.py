@@ -17,9 +17,8 @@ from polyfed.experiments.data_cache import DataCache
 
 DATA = DataCache()  # kept between envelopes, and between tests
 FIRST_NODE = 1000  # nodes' numbers are not those of clients
-Fault = Callable[
-    [int, Envelope], Answer | None
-]  # node and envelope -> what comes back instead, None: what the node says
+# node and envelope -> what comes back instead, None: what the node says
+Fault = Callable[[int, Envelope], Answer | None]
 
 SETTINGS: Mapping[str, Any] = {
     "data": {

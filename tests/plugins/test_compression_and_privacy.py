@@ -125,9 +125,8 @@ def test_noise_is_a_multiple_of_the_bound_on_every_number() -> None:
     for unlike in (later, other):  # streams of their own
         assert abs(np.corrcoef(z, change(unlike) - change(plain))[0, 1]) < 0.15
     assert abs(np.corrcoef(z[: len(means)], means)[0, 1]) < 0.4
-    same(
-        noisy, through(client(upload_clip_norm=0.5, upload_noise_multiplier=2.0)), "model", "means"
-    )  # and the same again
+    again = through(client(upload_clip_norm=0.5, upload_noise_multiplier=2.0))
+    same(noisy, again, "model", "means")
     same(noisy, UP, "labels", "bits", "strength")
 
 

@@ -268,9 +268,8 @@ def test_a_size_above_the_bound_is_an_objection() -> None:
     method, down = Sends({}), {"model": BASE}
     up = {"model": {name: t + 1 for name, t in BASE.items()}, "n": torch.tensor(10**6), "a": torch.tensor(1e6)}
     assert rejection_reason(RobustAggregation(), method, 3, up, down) is None
-    assert (
-        rejection_reason(RobustAggregation(max_update_norm=8**0.5 + 1e-3), method, 3, up, down) is None
-    )  # 6 + 2 numbers have moved by 1
+    moved = 8**0.5  # 6 + 2 numbers by 1
+    assert rejection_reason(RobustAggregation(max_update_norm=moved + 1e-3), method, 3, up, down) is None
     told = rejection_reason(RobustAggregation(max_update_norm=2.5), method, 3, up, down)
     assert told == "the norm of 'model' is 2.828, above robust_aggregation.max_update_norm = 2.5"
     rows_ = {"kernel": torch.full((10, 4), -3.0)}  # every row is 6 long

@@ -50,14 +50,8 @@ def load_entry(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
             # copies: what safetensors gives is mapped from the file, and would follow later changes to it
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  not a dict
         whole = facts.get("checksum") == compute_checksum(tensors, facts)
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        TypeError,
-        LookupError,
-        RuntimeError,
-    ):  # TypeError: NumPy lacks a type
+    except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError):
+        # TypeError: NumPy lacks a type
         return None
     return (tensors, facts) if whole else None
 

@@ -645,9 +645,8 @@ def oracle(kit: ConformanceKit) -> None:
 # what the hyperparameters do, and that the method learns --------------------------------------------------------------
 
 
-_LONGER = SHORT.model_copy(
-    update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5}
-)  # for hyperparameters slow to act
+# for hyperparameters slow to act
+_LONGER = SHORT.model_copy(update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5})
 
 
 def hyperparameters_matter(kit: ConformanceKit) -> None:

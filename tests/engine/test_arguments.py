@@ -20,7 +20,7 @@ from polyfed.engine.run import environment_versions
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
-from tests.helpers.flat_options import grouped
+from polyfed.testing.fixtures import grouped
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 

@@ -26,8 +26,8 @@ from polyfed.experiments.estimate import estimate_costs
 from polyfed.experiments.prediction import predict
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
 from polyfed.models.split import SequentialSplit
+from polyfed.testing.fixtures import grouped
 from tests.helpers import regression
-from tests.helpers.flat_options import grouped
 from tests.helpers.told import Told
 
 X = torch.randn(21, 4, generator=torch.Generator().manual_seed(0))

@@ -38,8 +38,17 @@ from polyfed.registry import METHODS
 from polyfed.report.run_records import load_runs
 from polyfed.results.main_score import ACCURACY
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import LABELS, SHORT, TinyFederation, difference, draw, records, state, tiny_model
-from tests.helpers.flat_options import grouped
+from polyfed.testing.fixtures import (
+    LABELS,
+    SHORT,
+    TinyFederation,
+    difference,
+    draw,
+    grouped,
+    records,
+    state,
+    tiny_model,
+)
 from tests.helpers.hospitals import hospitals
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow

@@ -26,8 +26,7 @@ from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods import fedhenn
 from polyfed.methods.local import Local
 from polyfed.profiling import SECTIONS
-from polyfed.testing.fixtures import TIMES
-from tests.helpers.flat_options import grouped
+from polyfed.testing.fixtures import TIMES, grouped
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.told import Told
 

@@ -26,8 +26,7 @@ from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.plugins.device_simulation import assign_devices
 from polyfed.plugins.settings import BUILT_IN, Availability, Devices, Profile, effective_availability
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import TIMES
-from tests.helpers.flat_options import grouped
+from polyfed.testing.fixtures import TIMES, grouped
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.refusals import refusal
 

@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.methods import FedHeNN, FedIN, LGFedAvg
 from polyfed.registry import METHODS
-from tests.helpers.flat_options import grouped
+from polyfed.testing.fixtures import grouped
 from tests.helpers.refusals import refusal
 
 SAID = [  # section, what is given, the line behind the section's name; in recipes: test_effect_of_every_key.py

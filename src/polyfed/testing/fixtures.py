@@ -10,8 +10,7 @@ import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,16 +19,13 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare, PublicData, to_float
 from polyfed.core.message import flatten, freeze
 from polyfed.core.method import Method, Requirements
-from polyfed.core.model_factory import Precision
-from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors.client_work import Executor, working_copy
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.federation import Federation
-from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SequentialSplit
-from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)
@@ -37,6 +33,8 @@ LABELS = ((0, 1), (1, 2), (0, 1, 2), (2,), (0, 2), (0, 1, 2))
 SHORT = Training(rounds=2, local_epochs=1, batch_size=8, lr=0.1)
 
 TIMES = ("seconds", "processor_seconds")  # of a round, which equal runs do not share
+
+_PLUGINS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
 
 Build = Callable[[], nn.Module]
 Flat = Mapping[str, Tensor]
@@ -99,6 +97,28 @@ def draw(size: int, labels: Sequence[int], place: int) -> LabeledSamples:
     return LabeledSamples(patterns[y] + 0.4 * noise, y)
 
 
+def grouped(**options: Any) -> dict[str, Any]:
+    """What `Federation` takes for these: fields of its task, executor and output, and plugins' settings, each by name.
+
+    >>> sorted(grouped(classes=3, executor="serial", out="run", seed=1))
+    ['executor', 'out', 'plugins', 'seed', 'task']
+    """
+    if "out" in options:
+        options["path"] = options.pop("out")
+    task, execution, output = (
+        {field.name: options.pop(field.name) for field in fields(kind) if field.name in options}
+        for kind in (Task, Execution, Output)
+    )
+    plugins = [options.pop(name) for name in _PLUGINS if name in options]
+    return {
+        "task": Task(**task),
+        "executor": Execution(**execution),
+        "out": Output(**output),
+        "plugins": [*(plugin for plugin in plugins if plugin is not None), *options.pop("plugins", ())],
+        **options,
+    }
+
+
 @dataclass(frozen=True)
 class TinyFederation:
     """Who takes part. clients: not yet numbered. public: rows that everybody sees. device: where networks compute."""
@@ -108,43 +128,27 @@ class TinyFederation:
     public: PublicData | None
     device: str = "cpu"
 
-    def federation(  # noqa: PLR0913 - what tests vary, each by its name
+    def federation(
         self,
         method: Method,
         training: Training = SHORT,
         *,
-        seed: int = 0,
         evaluation: Evaluation | None = None,
-        availability: Availability | None = None,
-        privacy: Privacy | None = None,
-        compression: Compression | None = None,
-        devices: Devices | None = None,
-        robust_aggregation: RobustAggregation | None = None,
-        adversaries: Adversaries | None = None,
-        plugins: Sequence[Plugin] = (),
-        out: Path | None = None,
-        checkpoint_every: int = 100,
-        loggers: Sequence[object] = (),
         public: bool = True,
-        executor: str = "serial",
-        workers: int | None = None,
-        precision: Precision = "float32",
-        wrap: Callable[[Executor], Executor] | None = None,
+        **options: Any,
     ) -> Federation:
-        """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
-        given = [availability, privacy, compression, devices, robust_aggregation, adversaries, *plugins]
+        """A federation of these clients, scored after the last round only; in this process, where it can be watched.
+
+        options: see `grouped`.
+        """
+        given = {"executor": "serial", "device": self.device, "checkpoint_every": 100, **options}
         return Federation(
             self.clients,
             method,
             training,
             evaluation or Evaluation(every_n_rounds=training.rounds),
-            plugins=[each for each in given if each is not None],
-            task=Task(classes=CLASSES, public=self.public if public else None),
-            executor=Execution(executor, workers, self.device, precision, wrap=wrap),
-            out=Output(out, checkpoint_every=checkpoint_every),
-            seed=seed,
             builders=self.builders,
-            loggers=loggers,
+            **grouped(classes=CLASSES, public=self.public if public else None, **given),
         )
 
     def run(self, method: Method, training: Training = SHORT, **options: Any) -> Federation:

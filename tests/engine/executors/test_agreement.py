@@ -28,9 +28,8 @@ from polyfed.methods.fedhenn import HomogeneousFedHeNN
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import TIMES, all_state, difference, records
+from polyfed.testing.fixtures import TIMES, all_state, difference, grouped, records
 from tests.helpers import toys
-from tests.helpers.flat_options import grouped
 from tests.helpers.gentle import gentle
 from tests.helpers.quick import others_slow
 

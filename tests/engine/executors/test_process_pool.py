@@ -30,9 +30,8 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.methods import FedAvg, FedDF, FedET, FedHeNN, Local
 from polyfed.methods.fedhenn import AlignmentData, MeanKernel
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, records
+from polyfed.testing.fixtures import all_state, difference, grouped, records
 from tests.helpers import toys
-from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
 from tests.helpers.told import Told
 

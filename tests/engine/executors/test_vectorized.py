@@ -46,10 +46,9 @@ from polyfed.methods import (
 )
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
-from polyfed.testing.fixtures import all_state, difference
+from polyfed.testing.fixtures import all_state, difference, grouped
 from tests.engine.executors.test_agreement import ALONE, CLOSE, near
 from tests.helpers import toys
-from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
 from tests.helpers.told import Told
 

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,22 +173,11 @@ def test_parts_make_the_whole(name: str, shape: tuple[int, ...], words: int | No
 # build: names, builders of one's own, errors ------------------------------------------------------------------------
 
 
-def no_split(in_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Linear(in_shape[0], classes)
-
-
 def broken(in_shape: tuple[int, ...], classes: int) -> nn.Module:
     raise ValueError("out of paint\nsecond line")
 
 
-three = 3
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The file at hand under a name that can be imported."""
-    monkeypatch.setitem(sys.modules, "my_nets", sys.modules[__name__])
-    return "my_nets"
+OWN = SimpleNamespace(broken=broken, no_split=lambda in_shape, classes: nn.Linear(in_shape[0], classes), three=3)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +192,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> str:
         ("resnet11", "did you mean 'resnet1"),
     ],
 )
-def test_build_errors_are_one_line(here: str, name: str, says: str) -> None:
+def test_build_errors_are_one_line(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_nets", OWN)
     assert says in refusal(lambda: build(name, DIGIT, 3))
 
 

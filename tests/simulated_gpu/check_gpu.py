@@ -213,6 +213,18 @@ def test_a_method_that_mixes_devices_is_named(executor: str) -> None:
         compare(Constant(), executor)
 
 
+class Mixed(FedAvg):
+    """A user's method that makes a part of its upload on the CPU."""
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return {**super().upload(client, trained), "extra": torch.ones(3)}
+
+
+@executors
+def test_an_upload_may_lie_in_two_places(executor: str) -> None:
+    compare(Mixed(), executor)
+
+
 # what a round costs -----------------------------------------------------------------------------------------------
 
 CLIENTS = 20

@@ -161,10 +161,12 @@ class ClientWork:
             with self.stage("uploading"), self._counting() as done:
                 self.message = self.method.upload(client, self.trained)
             self._operations += 0 if done is None else done.count
-            tensors = tensors_of(self.message)
-            places = places_of(tensors, job.device)
-            staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
-            self._largest = [largest_entry(staying)] if staying else []
+            with self.stage("uploading"):
+                tensors = tensors_of(self.message)
+                places = places_of(tensors, job.device)
+                staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
+                there = move_together(staying, [job.device] * len(staying))  # a method may make some in main memory
+                self._largest = [largest_entry(there)] if there else []
         if not job.exchange.trains:  # asked later, so that nobody waits for a device now
             there = move_together([self._before[name] for name in self.after], [t.device for t in self.after.values()])
             same = [(one == other).all() for one, other in zip(there, self.after.values(), strict=True)]

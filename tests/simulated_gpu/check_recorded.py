@@ -311,6 +311,22 @@ def test_numbers_of_the_context_are_not_frozen_in() -> None:
     assert replayed(Given())["captures"] > 3  # for each round and number of clients
 
 
+class Counting(Local):
+    """A context with a whole number in main memory, in one tensor for all clients."""
+
+    shared: ClassVar[list[Tensor]] = [torch.tensor(place) for place in range(4)]
+
+    def receive(self, client: Client, message: Message) -> Context:
+        return {"round": self.shared[client.round]}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w) * context["round"]
+
+
+def test_whole_numbers_that_all_share_are_not_frozen_in() -> None:
+    assert replayed(Counting(), sizes=(16,) * 4)["captures"] == 1
+
+
 class Making(Local):
     """A loss that brings numbers from the host, which a capture refuses; or waits for them, which is seen before."""
 

@@ -71,6 +71,7 @@ from polyfed.engine.executors.stacked_loss import (
 )
 from polyfed.engine.local_training import phase_data, train_only
 from polyfed.errors import kind_and_line
+from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
 from polyfed.profiling import timed
 
@@ -403,7 +404,9 @@ class StackedClients:
         if place not in self._riding:
             riding = part.first(walks[:count])
             static = riding.packed(riding.walks, names)
-            static.tensors = part.fixed.hold(("context", *place), static.tensors, room=None)
+            # a graph has the values of numbers in main memory, whatever they are later
+            there = move_together(static.tensors, [self._device] * len(static.tensors))
+            static.tensors = part.fixed.hold(("context", *place), there, room=None)
             constants = structure(only_of(walks[0].client.context, names), exact=True)
             self._riding[place] = riding, static, constants
         return self._riding[place]

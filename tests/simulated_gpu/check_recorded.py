@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -234,6 +235,30 @@ def test_runs_side_by_side_replay_the_steps_of_one(networks: Sequence[Callable[[
             assert difference(all_state(one), all_state(other), CLOSE) is None
     assert launched[0] == launched[1]
     assert launched[0][1] == len(networks) * (3 * 2 * 2 - 1)  # the first step is launched
+
+
+class Fixed(nn.Module):
+    """A network with a tensor that is no part of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, CLASSES)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 36), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x.flatten(1) * self.scale)
+        return found
+
+
+def test_the_network_of_a_run_that_is_over_is_kept_for_the_others() -> None:
+    """Their graphs are those that the first run has recorded, with its network."""
+
+    def finished(rounds: int) -> None:
+        training = TRAINING.model_copy(update={"rounds": rounds})
+        run(Local(), networks=[Fixed], sizes=(16,) * 4, training=training)
+        gc.collect()
+
+    run_together([functools.partial(finished, rounds) for rounds in (2, 5)], 4, torch.device("cuda"))
 
 
 class Full(Local):

@@ -376,7 +376,7 @@ class StackedClients:
         drawn = structure(step.drawn(0), exact=True)
         key = (count, kind, width, constants, static.shapes, moving[0].shapes, networks, drawn, tuple(riding.masks))
         try:
-            keeps = (static, moving[0].form, held.looked_into)
+            keeps = (static, moving[0].form, held.looked_into, self._loss)
             recording = fixed.recording((key, held.kind()), step.number, taken, keeps)
         except Exception as error:
             self._known.recordings.refused[self._label] = kind_and_line(error)

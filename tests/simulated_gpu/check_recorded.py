@@ -293,6 +293,28 @@ def test_contexts_of_other_shapes() -> None:
     assert replayed(Varying(), sizes=(16,) * 4, training=training)["captures"] == 4
 
 
+class Uneven(Local):
+    """Three rows for a step, and two in every fourth."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"noise": torch.randn(2 if step % 4 == 3 else 3, 6, 6, generator=generator)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x + context["noise"].mean(0)), batch.y, batch.w)
+
+
+def test_what_is_drawn_may_have_shapes_in_turn() -> None:
+    assert replayed(Uneven(), sizes=(64,) * 4)["captures"] == 2
+
+
+def test_cohorts_may_have_batches_of_widths_in_turn() -> None:
+    """One graph for each of seven widths of the widest batch, and another where more samples have come together."""
+    changes = {"client_fraction": 0.4, "batch_size": 16, "local_epochs": 5}
+    sizes = (12, 14, 15, 5, 6, 7, 8, 9, 10, 11)
+    many = TRAINING.model_copy(update={"rounds": 16, **changes})
+    assert replayed(Local(), sizes=sizes, training=many)["captures"] <= 8
+
+
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_step, "RECORDS", False)
     done = replayed(Local())

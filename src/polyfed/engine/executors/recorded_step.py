@@ -109,6 +109,7 @@ class RecordedStack(FixedTensors):
         self._lane = lane
         self._moving: list[Tensor] = []  # of which the optimizer is
         self._at: int | None = None  # what `number` is, where that is known
+        self._of_shapes: dict[Hashable, FixedTensors] = {}
         self._recordings: dict[Hashable, Recording | None] = {}
 
     def begin(
@@ -133,6 +134,12 @@ class RecordedStack(FixedTensors):
     def clear_sums(self) -> None:
         if self.sums:
             torch._foreach_zero_(list(self.sums.values()))
+
+    def hold_of_shape(self, name: Hashable, tensors: Sequence[Tensor], room: int | None = 0) -> list[Tensor]:
+        """As `hold`, where those of other shapes stay, too: a step that reads them has their addresses in its key."""
+        shapes = tuple((t.dtype, t.shape if room is None else t.shape[1:]) for t in tensors)
+        place = _recent(self._of_shapes, (name, shapes), FixedTensors, _MOST_GRAPHS)
+        return place.hold("", tensors, room=room)
 
     def of_step(self, drawn: Tensor) -> Tensor:
         """What was drawn for the step that is taken, of what was drawn for several in a row, (any, ...)."""

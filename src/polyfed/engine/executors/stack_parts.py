@@ -336,13 +336,19 @@ class PhaseData:
             self._x, self._y = _together(list(distinct.values()), device, data)
         self._rows = self._weights = self._labels = torch.empty(0)
         self._drawn: Tensor | None = None
-        self.looked_into = (data, self._prepare, self._augment)  # beside what is fixed
+        self._planned: Sequence[Tensor] = ()  # all of it, where it stays
+        self._data = data
+
+    @property
+    def looked_into(self) -> object:
+        """What a recorded step reads that the stack does not hold for good."""
+        return self._data, self._prepare, self._augment, self._planned
 
     def kind(self) -> Hashable:
         """What recorded steps on this data have in common."""
-        shapes = (self._rows.shape, self._x.data_ptr(), self._x.shape)
+        places = (self._x.shape, *(t.data_ptr() for t in (self._x, *self._planned)))
         prepare = self._prepare if isinstance(self._prepare, Hashable) else id(self._prepare)
-        return (prepare, self._augment is None, self._by_class is None, *shapes)
+        return (prepare, self._augment is None, self._by_class is None, *places)
 
     @property
     def width(self) -> int:
@@ -368,10 +374,11 @@ class PhaseData:
             self._stay(self._fixed)
 
     def _stay(self, fixed: RecordedStack) -> None:
-        """Put what is planned where it was planned before."""
-        self._rows, self._weights, self._labels = fixed.hold("plan", [self._rows, self._weights, self._labels])
-        if self._drawn is not None:
-            (self._drawn,) = fixed.hold("drawn", [self._drawn])
+        """Put what is planned where batches as wide were planned before."""
+        drawn = [] if self._drawn is None else [self._drawn]
+        self._planned = fixed.hold_of_shape("plan", [self._rows, self._weights, self._labels, *drawn])
+        self._rows, self._weights, self._labels, *drawn = self._planned
+        self._drawn = drawn[0] if drawn else None
         if self._by_class is not None:
             (self._by_class,) = fixed.hold("by class", [self._by_class])
 

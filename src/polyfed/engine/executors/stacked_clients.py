@@ -374,9 +374,12 @@ class StackedClients:
 
         networks = tuple(map(id, static.networks + moving[0].networks))
         drawn = structure(step.drawn(0), exact=True)
-        key = (count, kind, width, constants, static.shapes, moving[0].shapes, networks, drawn, tuple(riding.masks))
+        given = [*static.tensors, *inputs]
+        places = tuple(t.data_ptr() for t in given)
+        shapes = (static.shapes, moving[0].shapes)
+        key = (count, kind, width, constants, shapes, places, networks, drawn, tuple(riding.masks))
         try:
-            keeps = (static, moving[0].form, held.looked_into, self._loss)
+            keeps = (given, static.form, moving[0].form, held.looked_into, self._loss)
             recording = fixed.recording((key, held.kind()), step.number, taken, keeps)
         except Exception as error:
             self._known.recordings.refused[self._label] = kind_and_line(error)
@@ -406,7 +409,7 @@ class StackedClients:
             static = riding.packed(riding.walks, names)
             # a graph has the values of numbers in main memory, whatever they are later
             there = move_together(static.tensors, [self._device] * len(static.tensors))
-            static.tensors = part.fixed.hold(("context", *place), there, room=None)
+            static.tensors = part.fixed.hold_of_shape(("context", *place), there, room=None)
             constants = structure(only_of(walks[0].client.context, names), exact=True)
             self._riding[place] = riding, static, constants
         return self._riding[place]
@@ -432,7 +435,7 @@ class StackedClients:
                 break
         found = [one for one in found if one.shapes == found[0].shapes]
         tensors = [torch.stack(list(each)) for each in zip(*(one.tensors for one in found), strict=True)]
-        return found, part.fixed.hold(("inputs", count, kind), tensors, room=len(part.walks[0].drawn))
+        return found, part.fixed.hold_of_shape(("inputs", count, kind), tensors, room=len(part.walks[0].drawn))
 
     def _replay(self, part: ActiveGroup, step: NextStep, recording: Recording, count: int) -> Iterator[None]:
         """Take this step, and so many in all, which differ in nothing but the batch and what was drawn."""

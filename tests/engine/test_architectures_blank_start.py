@@ -21,12 +21,7 @@ from polyfed.testing.fixtures import CLASSES, draw, tiny_model
 from tests.helpers.quick import others_slow
 
 BLANK = sorted(name for name, method in METHODS.items() if method.card.ignores_initial_weights)
-QUICK = {
-    "num_widths": 3,
-    "grow_interval": 1,
-    "server_steps": 2,
-    "server_batch": 8,
-}
+QUICK = {"num_widths": 3, "grow_interval": 1, "server_steps": 2, "server_batch": 8}
 
 
 def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federation, int]:

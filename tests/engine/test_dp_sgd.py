@@ -161,9 +161,7 @@ class TestTraining:
         pytest.importorskip("dp_accounting")
 
     @pytest.mark.parametrize(
-        "method",
-        others_slow([FedAvg(), Local(), FedIN(mu=0.0)], quick=[FedAvg()]),
-        ids=lambda method: method.name,
+        "method", others_slow([FedAvg(), Local(), FedIN(mu=0.0)], quick=[FedAvg()]), ids=lambda method: method.name
     )
     def test_without_a_bound_and_noise_it_is_plain_training(self, method: Method) -> None:
         plain = ran(method)

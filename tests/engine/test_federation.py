@@ -16,13 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import (
-    Batch,
-    Context,
-    Method,
-    Phase,
-    TrainingResult,
-)
+from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import scoring
@@ -281,9 +275,7 @@ def start_and_stop(method: Method, out: Path, number: int) -> None:
 
 @pytest.mark.parametrize("number", others_slow([1, 2, 5], quick=[2]))
 @pytest.mark.parametrize(
-    "method",
-    [FedGH(header_lr=0.1), pytest.param(FedAvg(), marks=pytest.mark.slow)],
-    ids=lambda method: method.name,
+    "method", [FedGH(header_lr=0.1), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
 )
 def test_interrupted_anywhere_and_resumed_it_is_the_same_run(tmp_path: Path, method: Method, number: int) -> None:
     straight = usual(method, FIVE, out=tmp_path / "straight")

@@ -575,8 +575,7 @@ STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_roun
 
 
 @pytest.mark.parametrize(
-    "where",
-    others_slow([{"after": 2}, {"after": 3}, {"within": 4}, {"after": 4}], quick=[{"after": 3}, {"within": 4}]),
+    "where", others_slow([{"after": 2}, {"after": 3}, {"within": 4}, {"after": 4}], quick=[{"after": 3}, {"within": 4}])
 )
 def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran_to_the_end(Finish(), availability=STORM)

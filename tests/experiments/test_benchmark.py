@@ -190,11 +190,7 @@ def test_the_best_of_the_first_tuning_seed_go_on_with_the_others(fair: Benchmark
 def test_a_grid_is_widened_once_where_the_value_at_its_end_is_chosen(fair: Benchmark) -> None:
     widened = [tuned.widened for tuned in fair.settings[0].tuning.values()]
     assert any(widened)
-    beyond = {
-        "training.lr": {0.0125, 0.8},
-        "header_lr": {0.0001, 100.0},
-        "training.weight_decay": {0.0001, 0.1},
-    }
+    beyond = {"training.lr": {0.0125, 0.8}, "header_lr": {0.0001, 100.0}, "training.weight_decay": {0.0001, 0.1}}
     for name, value in itertools.chain(*(one.items() for one in widened)):
         assert value in beyond[name]
 

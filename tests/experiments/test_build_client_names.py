@@ -43,8 +43,7 @@ def test_names_stand_in_result_and_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
-    [(("0", "1", "2"), "'2' has come"), (("east", "0", "new", "1"), "'east' and 1 more have come")],
+    ("names", "said"), [(("0", "1", "2"), "'2' has come"), (("east", "0", "new", "1"), "'east' and 1 more have come")]
 )
 def test_a_run_goes_on_with_its_own_clients_only(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
     """A further folder would renumber those behind it: the run is left as it is, finished or not."""

@@ -20,11 +20,7 @@ from tests.helpers.small_recipe import small_recipe
 from tests.test_own_methods import tutorial
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (
-    "gpu.md",
-    *("python.md", "own-method.md", "own-plugin.md", "devices.md", "data.md"),
-    "controls.md",
-)
+PAGES = ("gpu.md", *("python.md", "own-method.md", "own-plugin.md", "devices.md", "data.md"), "controls.md")
 
 
 def read(*path: str) -> str:

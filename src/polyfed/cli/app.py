@@ -135,8 +135,7 @@ for group, commands in ((app, COMMANDS), (audit, AUDIT_COMMANDS), (deploy, DEPLO
 
 @app.callback(invoke_without_command=True)
 def _polyfed(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     if version:
         from polyfed import __version__

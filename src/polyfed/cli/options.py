@@ -42,8 +42,7 @@ Executor = Annotated[
     ),
 ]
 TargetAccuracy = Annotated[
-    str | None,
-    typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'."),
+    str | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'.")
 ]
 Loggers = Annotated[
     list[str] | None,

@@ -41,8 +41,7 @@ def report(
     ] = False,
     target: TargetAccuracy = None,
     results: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR."),
+        Path | None, typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR.")
     ] = None,
 ) -> None:
     """Table, curves and a page of finished runs.

@@ -92,11 +92,7 @@ def create_app(
 
 
 def app_config(
-    *,
-    method: str | None = None,
-    overrides: Sequence[str] = (),
-    seed: int | None = None,
-    preset: str | None = None,
+    *, method: str | None = None, overrides: Sequence[str] = (), seed: int | None = None, preset: str | None = None
 ) -> dict[str, Any]:
     """``[tool.flwr.app.config]``: every setting that a run may change, with its default.
 

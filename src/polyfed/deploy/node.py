@@ -241,9 +241,7 @@ class NodeTask:
         if done.counts:
             row = client_row(client)
             self._checkpoints.write(
-                task.mark,
-                ClientSnapshot("" if row is None else row.variant, row, client.state, self._data),
-                task.base,
+                task.mark, ClientSnapshot("" if row is None else row.variant, row, client.state, self._data), task.base
             )
             kept = self.scores(None)
         return Envelope("train", to_result(task, done, new, kept).model_dump(), serialize(done.message))

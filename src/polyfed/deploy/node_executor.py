@@ -71,12 +71,7 @@ class NodeExecutor:
     workers = 1
 
     def __init__(
-        self,
-        federation: Federation,
-        unseen: Collection[str],
-        auxiliary: str,
-        registry: NodeRegistry,
-        limit: int,
+        self, federation: Federation, unseen: Collection[str], auxiliary: str, registry: NodeRegistry, limit: int
     ) -> None:
         self.federation = federation
         self._unseen = unseen

@@ -118,11 +118,7 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         rarer=(rarer, sum(rarely) / workers),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=(
-            *federation.held_out_remarks(),
-            *federation.test_row_remarks(),
-            *federation.class_remarks(),
-        ),
+        class_remarks=(*federation.held_out_remarks(), *federation.test_row_remarks(), *federation.class_remarks()),
     )
 
 

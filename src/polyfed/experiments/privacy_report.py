@@ -128,7 +128,7 @@ def to_text(lines: Sequence[PrivacyCost], width: int = 100) -> str:
     ]
     deltas = ", ".join(f"{delta:g}" for delta in sorted({one.delta for one in lines}))
     notes = [
-        f"epsilon at delta {deltas}, of the client that has given away most; noise over what it hides; rows drawn in %",
+        f"epsilon at delta {deltas}, of the client that has given away most; noise over what it hides; rows drawn in %"
     ]
     if any("features" in one.what and "training" not in one.what for one in lines):
         notes.append("features: for given weights, which were trained without noise and go up as they are")

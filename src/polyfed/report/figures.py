@@ -41,12 +41,7 @@ from polyfed.results.main_score import MainScore
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AXES = {
-    "round": "round",
-    "bytes": "bytes sent, both ways",
-    "seconds": "training time",
-    "simulated": "simulated time",
-}
+AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time", "simulated": "simulated time"}
 METRICS = {
     "accuracy": "accuracy",
     "bottom_decile": "accuracy of the lowest tenth of clients",
@@ -209,11 +204,7 @@ def curves(
 
 
 def curve_drawings(
-    runs: Iterable[RunRecord],
-    x: str = "round",
-    stage: str | None = None,
-    metric: str = "accuracy",
-    smooth: int = 1,
+    runs: Iterable[RunRecord], x: str = "round", stage: str | None = None, metric: str = "accuracy", smooth: int = 1
 ) -> list[FigureWithData]:
     """Accuracy against rounds, bytes or time: one figure per set of comparable runs.
 

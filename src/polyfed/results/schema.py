@@ -154,8 +154,7 @@ class RoundRecord(ScoredRecord):
     clients: list[Count] = Field([], description="clients that were selected and reached")
     lr: IfPresent[Number] = Field(None, description="learning rate of the round, as the schedule has it")
     dropped: list[Count] = Field(
-        [],
-        description="selected clients that dropped out; also those whose work killed two workers in turn",
+        [], description="selected clients that dropped out; also those whose work killed two workers in turn"
     )
     late: list[Count] = Field([], description="clients whose upload did not arrive in this round")
     arrived: list[LateUpload] = Field([], description="late uploads of earlier rounds that were aggregated in this one")
@@ -290,8 +289,7 @@ class ClientRow(ScoredRecord):
     test_samples: IfPresent[Count] = Field(None, description="number of test samples")
     parameters: IfPresent[Count] = Field(None, description="number of trained parameters of its own network")
     labels: IfPresent[dict[str, Count]] = Field(
-        None,
-        description="class -> number of training samples; with flipped labels as the client trains on them",
+        None, description="class -> number of training samples; with flipped labels as the client trains on them"
     )
     class_names: IfPresent[list[Text]] = Field(None, description="only with a label space of its own: its classes")
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
@@ -395,13 +393,9 @@ class RunResult(ScoredRecord):
     confusion: list[list[Count]] | None = Field(None, description="as in the last evaluated round")
     validation: Number | None = Field(None, description="as in the last evaluated round")
     accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
-        {},
-        description="only with `missing_classes`: as in the last evaluated round",
+        {}, description="only with `missing_classes`: as in the last evaluated round"
     )
-    held_out: NullIsEmptyDict[Summary] = Field(
-        {},
-        description="only with `held_out`: as in the last evaluated round",
-    )
+    held_out: NullIsEmptyDict[Summary] = Field({}, description="only with `held_out`: as in the last evaluated round")
     held_out_per_client: NullIsEmptyDict[dict[str, Number]] = Field(
         {}, description="only with `held_out`: as in the last evaluated round"
     )

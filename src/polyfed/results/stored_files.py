@@ -120,8 +120,7 @@ class Normalization(Record):
     mean: list[Number] = Field(description="subtracted from each channel or column; for images in [0, 1]")
     std: list[Number] = Field(description="what each channel or column is then divided by")
     table: IfPresent[Flag] = Field(
-        None,
-        description="whether they are those of a table's columns, by which new rows are standardized",
+        None, description="whether they are those of a table's columns, by which new rows are standardized"
     )
 
 
@@ -156,8 +155,7 @@ class ModelEntry(Record):
     )
     classes: IfPresent[Count] = Field(None, description="number of classes; 0 where numbers are predicted")
     target: IfPresent[TargetScaleEntry] = Field(
-        None,
-        description="only where numbers are predicted: the prediction is mean + std times the network's output",
+        None, description="only where numbers are predicted: the prediction is mean + std times the network's output"
     )
     class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
     feature_names: IfPresent[list[Text]] = Field(

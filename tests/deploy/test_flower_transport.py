@@ -19,6 +19,7 @@ from polyfed.errors import ConfigError
 from tests.deploy.test_server import same
 from tests.helpers.nearby import recipe_of
 from tests.helpers.on_flower import WITH_FLOWER
+from tests.helpers.refusals import refusal
 
 
 @pytest.mark.parametrize("make", [make_server_app, make_client_app])
@@ -141,9 +142,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        flower_transport.read_run_config(given)
-    assert str(caught.value) == line
+    assert refusal(lambda: flower_transport.read_run_config(given)) == line
 
 
 def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:

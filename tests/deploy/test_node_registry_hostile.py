@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import State
+from polyfed.core.message import State, flatten, unflatten
 from polyfed.deploy.node_executor import NodeExecutor
 from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry, release
 from polyfed.deploy.protocol import Envelope, deserialize, serialize
@@ -27,6 +27,7 @@ from polyfed.methods import FedGH
 from polyfed.registry import METHODS
 from tests.deploy.test_server import ONE, SMALL, in_round, three_rounds, troubles
 from tests.helpers.nearby import FIRST_NODE, Nearby, event_log, recipe_of
+from tests.helpers.refusals import refusal
 
 BAD = FIRST_NODE + 1
 Change = Callable[[State, dict[str, Any]], bool]  # of a message and its facts; whether there was anything to change
@@ -60,14 +61,9 @@ def floats_become(change: Callable[[Tensor], Tensor]) -> Change:
 
 def twice_as_long(message: State, facts: dict[str, Any]) -> bool:
     """Every tensor with its rows once more."""
-    changed = False
-    for name, value in message.items():
-        if isinstance(value, Tensor):
-            message[name] = torch.cat([value, value]) if value.dim() else value
-        else:
-            message[name] = {key: torch.cat([t, t]) if t.dim() else t for key, t in value.items()}
-        changed = True
-    return changed and first_floats(message) is not None
+    doubled = {name: torch.cat([t, t]) if t.dim() else t for name, t in flatten(message).items()}
+    message.update(unflatten(doubled))
+    return first_floats(message) is not None
 
 
 def renamed(message: State, facts: dict[str, Any]) -> bool:
@@ -83,17 +79,15 @@ def extra(message: State, facts: dict[str, Any]) -> bool:
     return True
 
 
-def far_labels(message: State, facts: dict[str, Any]) -> bool:
-    if "labels" in message:
-        message["labels"] = torch.full_like(message["labels"], 10**9)  # type: ignore[arg-type]
-    return "labels" in message
+def filled(name: str, value: int) -> Change:
+    """An entry, where there is one of this name, of this number alone."""
 
+    def made(message: State, facts: dict[str, Any]) -> bool:
+        if name in message:
+            message[name] = torch.full_like(message[name], value)  # type: ignore[arg-type]
+        return name in message
 
-def many_rows(message: State, facts: dict[str, Any]) -> bool:
-    """A count of its rows that is not the one with which it came."""
-    if "n" in message:
-        message["n"] = torch.tensor(2**40)
-    return "n" in message
+    return made
 
 
 def many_groups(message: State, facts: dict[str, Any]) -> bool:
@@ -124,8 +118,8 @@ ODD: Mapping[str, Change] = {
     "nothing in it": floats_become(lambda t: t.new_zeros((0, *t.shape[1:]))),
     "renamed": renamed,
     "a name more": extra,
-    "labels of 10^9": far_labels,
-    "2^40 rows": many_rows,
+    "labels of 10^9": filled("labels", 10**9),
+    "2^40 rows": filled("n", 2**40),
     "50 000 groups": many_groups,
     "a score of 2^62 rows": tell(kept=score_of(2**62)),
     "a score of too few rows": tell(kept=score_of(0)),
@@ -444,6 +438,4 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ['{"event": "experiment", "experiment": "../../x"}', "[]", ""])
 def test_a_damaged_event_log_is_one_line(tmp_path: Path, line: str) -> None:
     (tmp_path / EVENT_LOG).write_text(line + "\n")
-    with pytest.raises(ConfigError, match="expected the event log of nodes in") as caught:
-        release(tmp_path, 0)
-    assert "\n" not in str(caught.value)
+    assert "expected the event log of nodes in" in refusal(lambda: release(tmp_path, 0))

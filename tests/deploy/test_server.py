@@ -33,6 +33,7 @@ from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, event_log, own_recipe, recipe_of
+from tests.helpers.refusals import refusal
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -137,16 +138,11 @@ def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "everything"])
 def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> None:
-    recipe = recipe_of(method, **ONE, data={"limit_train": 400, "holdout": 40}, hyperparameters=SMALL.get(method))
-    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
-    same(recipe, run, tmp_path)
-
-
-@pytest.mark.slow
-def test_few_clients_a_round_every_stage_drops_and_compression_are_the_same_too(tmp_path: Path) -> None:
-    recipe = recipe_of("fedgh", **EVERYTHING)
+    """Also FedGH with few clients a round, every stage, drops and compression."""
+    few = {**ONE, "data": {"limit_train": 400, "holdout": 40}, "hyperparameters": SMALL.get(method)}
+    recipe = recipe_of("fedgh", **EVERYTHING) if method == "everything" else recipe_of(method, **few)
     same(recipe, serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5), tmp_path)
 
 
@@ -433,20 +429,18 @@ def test_rows_that_a_deployment_cannot_use_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("\n".join(["age,ward,cost", *rows]) + "\n")
     own = f"csv:{tmp_path / 'rows.csv'}"
 
-    def refusal(config: Mapping[str, Any], **data: Any) -> str:
+    def refused(config: Mapping[str, Any], **data: Any) -> str:
         place = NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path / "state"), **config})
         recipe = recipe_of(data=data) if "label_column" not in data else table_of(own, **data)
-        with pytest.raises(ConfigError) as caught:
-            data_of_node(recipe, place, DATA)
-        return str(caught.value)
+        return refusal(lambda: data_of_node(recipe, place, DATA))
 
-    assert "got numbers to predict (regression)" in refusal({}, label_column="cost", task="regression")
-    assert "expected one label space, got data.label_space" in refusal({}, label_space="own")
-    assert "data.category_columns, as all must number categories alike" in refusal(
+    assert "got numbers to predict (regression)" in refused({}, label_column="cost", task="regression")
+    assert "expected one label space, got data.label_space" in refused({}, label_space="own")
+    assert "data.category_columns, as all must number categories alike" in refused(
         {"data": own}, label_column="ward", category_columns=["cost"]
     )
-    assert "as data.test is 'global', got data of its own" in refusal({"data": "digits"}, test="global")
-    assert "expected a client-id below 3, got 3" in refusal({"client-id": 3})
+    assert "as data.test is 'global', got data of its own" in refused({"data": "digits"}, test="global")
+    assert "expected a client-id below 3, got 3" in refused({"client-id": 3})
 
 
 def test_classes_are_numbered_as_in_the_task() -> None:
@@ -568,10 +562,7 @@ def test_one_node_sends_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Pat
     wire = Nearby(recipe, tmp_path)
 
     def fault(node: int, envelope: Envelope) -> Answer | None:
-        if (node, envelope.kind, envelope.facts["round"]) == (BAD, "train", 1) or (node, envelope.kind) != (
-            BAD,
-            "train",
-        ):
+        if (node, envelope.kind) != (BAD, "train") or envelope.facts["round"] == 1:
             return None
         own = wire.ask(BAD, envelope)
         assert isinstance(own, Envelope)
@@ -689,19 +680,16 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
     """
     recipe = three_rounds(method, data={"holdout": 20}, models={"architectures": ["digits-cnn1"]})
     wire = Nearby(recipe, tmp_path / "killed")
-    last = recipe.chosen_method.exchanges(2)[-1]
+    exchanges = recipe.chosen_method.exchanges(2)
 
     def die(node: int, envelope: Envelope) -> Answer | None:
-        place = len(recipe.chosen_method.exchanges(2)) - 1
-        if (
-            node == BAD
-            and envelope.kind == "train"
-            and (envelope.facts["round"], envelope.facts["exchange_index"]) == (2, place)
-        ):
-            raise _Killed
+        if (node, envelope.kind) == (BAD, "train"):
+            at = envelope.facts["round"], envelope.facts["exchange_index"]
+            if at == (2, len(exchanges) - 1):
+                raise _Killed
         return None
 
-    assert last.trains
+    assert exchanges[-1].trains
     wire.fault = die
     with pytest.raises(_Killed):
         served(recipe, wire, tmp_path / "killed")
@@ -718,12 +706,6 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
     assert comparable(read.history) == comparable(expected.history)
 
 
-def lose(folder: Path) -> None:
-    """A node's disk forgets."""
-    for file in folder.glob("*/client-*/*.state"):
-        file.unlink()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: bool) -> None:
@@ -731,8 +713,8 @@ def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: 
     wire = Nearby(recipe, tmp_path, configs={1: {"begin-anew": anew}})
 
     def forget(record: Mapping[str, Any]) -> None:
-        if record["round"] == 1:
-            lose(tmp_path / "node-1")
+        for file in (tmp_path / "node-1").glob("*/client-*/*.state") if record["round"] == 1 else ():
+            file.unlink()
 
     run = served(recipe, wire, tmp_path, loggers=[forget])
     assert [record["dropped"] for record in run.history] == ([[], [], []] if anew else [[], [1], [1]])

@@ -132,21 +132,11 @@ def test_without_opacus_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({**NOISY, "target_epsilon": 1.0}, "target_epsilon: expected no noise beside it"),
         ({"max_grad_norm": 1.0, "sampling": "all"}, "sampling"),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Privacy(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
         ({"noise_multiplier": 1.0}, "noise_multiplier: expected max_grad_norm above 0 beside it"),
         ({"target_epsilon": 1.0}, "target_epsilon: expected upload_clip_norm or max_grad_norm above 0"),
     ],
 )
-def test_noise_without_a_bound_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_settings_that_do_not_go_together(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         federation(**settings)
 

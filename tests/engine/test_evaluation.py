@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,14 @@ def test_the_bottom_decile_is_rounded_up(clients: int, lowest: int) -> None:
 
 
 def test_a_mean_over_samples_weighs_the_clients_own_figures() -> None:
-    scores = [score(1, 1, auc=0.5), score(3, 0, auc=1.0), score(4, 4)]
+    scores = [
+        score(1, 1, auc=0.5),
+        score(3, 0, auc=1.0),
+        score(4, 4),
+        Score(0, {"accuracy": math.nan, "auc": math.nan}),
+    ]
     assert summarize(scores, "samples")["mean"] == pytest.approx(8 / 13)
+    assert summarize(scores, "clients")["n"] == 3
     assert summarize(scores, "clients", "auc") == {"mean": 0.75, "std": 0.25, "min": 0.5, "max": 1.0, "n": 2}
     assert summarize(scores, "samples", "auc")["mean"] == pytest.approx((2 * 0.5 + 3 * 1.0) / 5)
     halves = [score(1, 1), score(3, 0)]
@@ -291,6 +297,11 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def each_alone(asked: Sequence[Any], *of: Any) -> list[list[int]]:
+    """In the place of what finds who is scored together."""
+    return [[place] for place in range(len(asked))]
+
+
 @pytest.mark.parametrize("name", others_slow(TOGETHER, quick=["fedavg"]))
 def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients with and without weights of their own; the figures are equal bit for bit."""
@@ -300,7 +311,7 @@ def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, mo
     sizes = batch_sizes(monkeypatch)
     together = kit.usual.run(kit.method, half, evaluation=asked)
     assert max(sizes) > 1
-    monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
+    monkeypatch.setattr(client_work, "_batches", each_alone)
     alone = kit.usual.run(kit.method, half, evaluation=asked)
     assert records(together) == records(alone)
     assert difference(state(together), state(alone)) is None
@@ -342,37 +353,33 @@ def test_many_rows_are_work_for_several_workers_and_errors_name_all_clients(monk
         Federation([Client("a", *each) for each in data[7:]], FedAvg(), SHORT, builders=builders).run()
 
 
-def test_a_receive_of_ones_own_is_scored_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Kept(FedAvg):
-        """An odd client's network stays as it is."""
+class Kept(FedAvg):
+    """An odd client's network stays as it is."""
 
-        def receive(self, client: Client, message: Message) -> Context:
-            return super().receive(client, message) if client.id % 2 == 0 else {}
-
-    kit = ConformanceKit(method=Kept())
-    found = kit.usual.run(kit.method, SHORT)
-    monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
-    assert records(found) == records(kit.usual.run(kit.method, SHORT))
+    def receive(self, client: Client, message: Message) -> Context:
+        return super().receive(client, message) if client.id % 2 == 0 else {}
 
 
-def test_who_keeps_tensors_that_it_is_not_sent_is_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with its own statistics of BatchNorm; `receive` is FedAvg's, which is marked, and so is the card."""
+class NormsStay(FedAvg):
+    """Each client has its own statistics of BatchNorm; `receive` is FedAvg's, which is marked, and so is the card."""
 
-    class NormsStay(FedAvg):
-        card = FedAvg.card
+    card = FedAvg.card
 
-        def broadcast(self, server: Server, client_id: int) -> Message:
-            model = get_group(super().broadcast(server, client_id), "model")
-            return {"model": {name: tensor for name, tensor in model.items() if "running" not in name}}
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        model = get_group(super().broadcast(server, client_id), "model")
+        return {"model": {name: tensor for name, tensor in model.items() if "running" not in name}}
 
-    def normed() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
-    usual = ConformanceKit(method=NormsStay(), models=[normed]).usual
-    asked = Evaluation(metrics=ALL)
-    found = records(usual.run(NormsStay(), SHORT, evaluation=asked))
-    monkeypatch.setattr(client_work, "_batches", lambda asked, *of: [[place] for place in range(len(asked))])
-    assert found == records(usual.run(NormsStay(), SHORT, evaluation=asked))
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize("method", [Kept(), NormsStay()], ids=repr)
+def test_who_may_hold_another_model_is_scored_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, asked = ConformanceKit(method=method, models=[normed]).usual, Evaluation(metrics=ALL)
+    found = records(usual.run(method, SHORT, evaluation=asked))
+    monkeypatch.setattr(client_work, "_batches", each_alone)
+    assert found == records(usual.run(method, SHORT, evaluation=asked))
 
 
 def test_only_what_is_asked_for_of_a_score_is_kept() -> None:

@@ -35,6 +35,7 @@ from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import ConformanceKit
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
+from tests.helpers.refusals import refusal
 from tests.helpers.toys import clients, federation, moved, net
 
 THREE = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
@@ -380,11 +381,8 @@ def test_files_that_are_none_are_refused_in_one_line(file, content, tmp_path):
     before = copy.deepcopy(model.state_dict())
     save_peft(model, tmp_path)
     (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
-    with pytest.raises(
-        ConfigError, match=r"expected adapter_config\.json and adapter_model\.safetensors of peft"
-    ) as told:
-        load_peft(model, tmp_path)
-    assert "\n" not in str(told.value)
+    told = refusal(lambda: load_peft(model, tmp_path))
+    assert "expected adapter_config.json and adapter_model.safetensors of peft" in told
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

@@ -17,6 +17,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments import benchmark as module
 from polyfed.experiments.benchmark import Benchmark, benchmark
 from polyfed.experiments.sweep import Sweep
+from tests.helpers.refusals import refusal
 
 RECIPE = """
 [data]
@@ -286,9 +287,7 @@ def test_wrong_requests_write_nothing(
     own = tmp_path / "suite"
     shutil.copytree(suite, own)
     (own / "protocol.toml").write_text(protocol)
-    with pytest.raises(ConfigError) as caught:
-        benchmark(own, tmp_path / "out", **asked)
-    assert said in str(caught.value)
+    assert said in refusal(lambda: benchmark(own, tmp_path / "out", **asked))
     assert not (tmp_path / "out").exists()
 
 

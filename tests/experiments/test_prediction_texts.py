@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from polyfed.data.inference_inputs import read
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
+from tests.helpers.refusals import refusal
 
 GOOD, BAD = ("so good a day", "what a good film", "good, good!"), ("a bad day", "so bad", "what a bad film ...")
 NEW = ["a good zebra", "bad, bad zebra!", "so"]
@@ -109,10 +111,7 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
     }
     for name, (content, said) in cases.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        with pytest.raises(ConfigError) as caught:
-            read(tmp_path / name, model.form)
-        assert said in str(caught.value), name
-        assert "\n" not in str(caught.value)
+        assert said in refusal(partial(read, tmp_path / name, model.form)), name
     pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="expected a text, got none in row 1 of"):
         read(tmp_path / "a.parquet", model.form)

@@ -10,10 +10,10 @@ import pytest
 
 from polyfed.analysis.representations import clients_of
 from polyfed.deploy.node_registry import EventLog
-from polyfed.errors import ConfigError
 from polyfed.report.heatmaps import read_json
 from polyfed.report.results_page import read_command
 from polyfed.report.sweeps import read_sweep
+from tests.helpers.refusals import refusal
 
 NESTED = b"[" * 100_000
 
@@ -31,7 +31,4 @@ NESTED = b"[" * 100_000
 def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], Any], tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(NESTED)
-    with pytest.raises(ConfigError) as caught:
-        reader(tmp_path)
-    assert name in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert name in refusal(lambda: reader(tmp_path))

@@ -320,7 +320,7 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     words = ["compare", "tiny.toml", "--methods", "fedgh", "--out", "all", "--controls"]
     assert cli.status(words) == 0
     said = capsys.readouterr()
-    assert "warning: 1 seed, by which no difference is more than chance" in said.err
+    assert "warning: 1 seed cannot tell a difference from chance" in said.err
     assert "What federation is worth: gain over Local = gain alone + federated gain" in said.out
     assert "nothing can be claimed of them below three seeds" in said.out.replace("\n  ", " ")
     rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))

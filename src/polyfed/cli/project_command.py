@@ -14,7 +14,7 @@ from polyfed.errors import ConfigError
 _TEMPLATES = resources.files("polyfed.cli") / "project_template"
 
 
-def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing; has to be empty.")]) -> None:
+def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing; must be empty.")]) -> None:
     """Write a recipe, two networks, a method and its test, to begin with.
 
     \b

@@ -126,8 +126,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     if len(unique_seeds) < SEEDS:
         for watcher in watchers:
             watcher.message(
-                f"warning: {human_count(len(unique_seeds), 'seed')}, by which no difference is more than chance; it "
-                f"takes {SEEDS}: --seeds 0,1,2"
+                f"warning: {human_count(len(unique_seeds), 'seed')} cannot tell a difference from chance; use at "
+                f"least {SEEDS}: --seeds 0,1,2"
             )
     failures = run_planned(planned, pending, overwrite, data, watchers)
     if len(failures) < len(planned) and not isinstance(recipe, Recipe):

@@ -42,7 +42,7 @@ from polyfed.report.text_tables import (
     wrapped,
 )
 from polyfed.results.main_score import ACCURACY, MainScore
-from polyfed.units import human_count, human_seconds
+from polyfed.units import human_seconds
 
 PAGE = "benchmark.md"
 Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
@@ -175,12 +175,10 @@ def _worth_columns(worth: Sequence[Worth]) -> list[Column]:
 
 
 def _picked(side: Side, score: MainScore) -> str:
-    """``"fedgh 52.16 (of 9)"``; why there is none where some rows have no validation scores."""
-    if side.best is not None:
-        return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)} (of {side.of})"
-    if side.unknown:
-        return f"not picked: {human_count(len(side.unknown), 'row')} without validation scores"
-    return NOT_KNOWN
+    """``"fedgh 52.16 (of 9)"``."""
+    if side.best is None:
+        return NOT_KNOWN
+    return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)} (of {side.of})"
 
 
 def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
@@ -196,6 +194,8 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
         "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
         f"are paired by seed, with 95 % intervals.{closed}"
     )
+    if any(side.unknown for one in worth for side in (one.federated, one.without, one.pooled)):
+        yield "Where rows have no validation scores, none of their kind is picked."
 
 
 def to_text(worth: Sequence[Worth], width: int = 120) -> str:

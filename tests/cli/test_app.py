@@ -19,38 +19,20 @@ from polyfed.errors import RunError
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.processes import forked
 from tests.helpers.quick import others_slow
+from tests.helpers.small_recipe import small_recipe
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
 PATIENCE = 600  # seconds for a process on a busy machine; it is never waited for so long otherwise
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 3
-holdout = 30
-max_train_per_client = 40
-max_test_per_client = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 2
-batch_size = 10
-
-[evaluation]
-extra_stages = ["personal", "received"]
-
-[methods.fedavg]
-aggregation = "same-shape"
-
-[methods.fedgh-random-header]
-name = "fedgh"
-header_lr = 0.0
-"""
+RECIPE = small_recipe(
+    data={"num_clients": 3, "holdout": 30, "max_train_per_client": 40, "max_test_per_client": 20},
+    training={"rounds": 2},
+    evaluation={"extra_stages": ["personal", "received"]},
+    methods={
+        "fedavg": {"aggregation": "same-shape"},
+        "fedgh-random-header": {"name": "fedgh", "header_lr": 0.0},
+    },
+)
 
 
 class Said(NamedTuple):

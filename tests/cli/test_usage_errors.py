@@ -12,23 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from polyfed.cli import app as cli
+from tests.helpers.small_recipe import small_recipe
 
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 3
-max_train_per_client = 20
-max_test_per_client = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "local"
-
-[training]
-rounds = 1
-"""
+RECIPE = small_recipe(data={"num_clients": 3, "max_test_per_client": 20}, method={"name": "local"})
 
 
 class Said(NamedTuple):

@@ -416,13 +416,7 @@ def test_test_rows_must_be_alike() -> None:
 # recipes and tables ---------------------------------------------------------------------------------------------------
 
 RECIPE: dict[str, Any] = {
-    "data": {
-        "dataset": "digits",
-        "num_clients": 10,
-        "partition": "by_class",
-        "max_train_per_client": 30,
-        "max_test_per_client": 10,
-    },
+    "data": {**SMALL["data"], "num_clients": 10, "partition": "by_class", "max_train_per_client": 30},
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "local"},
     "training": {"rounds": 1},

@@ -70,13 +70,7 @@ def test_off_draws_nothing_and_says_so() -> None:
     orders = [torch.randperm(6, generator=generator(0, "selection", t)).tolist() for t in range(1, 5)]
     assert drawn == [sorted(order[:3]) for order in orders] == [[2, 3, 4], [1, 2, 5], [0, 1, 5], [0, 1, 2]]
     for record in ran(FedAvg()).history:
-        assert [record[key] for key in ("dropped", "late", "arrived", "discarded", "final_round")] == [
-            [],
-            [],
-            [],
-            [],
-            False,
-        ]
+        assert not any(record[key] for key in ("dropped", "late", "arrived", "discarded", "final_round"))
 
 
 def selections(settings: Availability, count: int, seed: int) -> Callable[[int], Round]:

@@ -28,6 +28,7 @@ from polyfed.methods.local import Local
 from polyfed.profiling import SECTIONS
 from polyfed.testing.fixtures import TIMES, grouped
 from tests.helpers.interrupt import Interrupt
+from tests.helpers.small_recipe import SMALL
 from tests.helpers.told import Told
 
 
@@ -279,14 +280,8 @@ def test_a_federation_shows_who_takes_part() -> None:
 
 
 RECIPE: dict[str, Any] = {
-    "data": {
-        "dataset": "digits",
-        "num_clients": 3,
-        "max_train_per_client": 10,
-        "max_test_per_client": 10,
-        "holdout": 20,
-    },
-    "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
+    **SMALL,
+    "data": {**SMALL["data"], "num_clients": 3, "max_train_per_client": 10, "holdout": 20},
     "training": {"rounds": 2, "batch_size": 5},
 }
 FEDHENN = {"name": "fedhenn", "alignment_data": {"size": 20, "batch": 8}, "eta0": 0.1}

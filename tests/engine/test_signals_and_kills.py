@@ -80,14 +80,8 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
 
 def test_a_signal_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch is without NumPy where NumPy's import was interrupted."""
-    lines = [
-        "import signal",
-        "try:",
-        "    signal.raise_signal(signal.SIGINT)",
-        "except BaseException:",
-        "    lost = True",
-    ]
-    (tmp_path / "swallowing.py").write_text("\n".join(lines))
+    code = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    lost = True\n"
+    (tmp_path / "swallowing.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     done = []
     with pytest.raises(KeyboardInterrupt), raise_on_termination() as received:  # noqa: PT012 - it comes at any time

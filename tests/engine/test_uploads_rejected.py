@@ -16,6 +16,7 @@ from polyfed.cli import app as cli
 from polyfed.engine.run import summarize_run
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import TIMES
+from tests.helpers.small_recipe import small_recipe
 
 NAN = "the training loss is nan"
 FACTS = {"rounds": 2, "evaluation": {"stage": "personal"}}
@@ -101,24 +102,12 @@ def test_who_stays_may_have_sent_something_where_nobody_trains() -> None:
 
 # the command line -----------------------------------------------------------------------------------------------------
 
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 3
-max_train_per_client = 40
-max_test_per_client = 20
-split = "6:2:2"
-
-[models]
-architectures = ["digits-cnn1"]
-
-[method]
-name = "fedavg"
-
-[training]
-rounds = 1
-lr = 1e18
-"""
+RECIPE = small_recipe(
+    data={"num_clients": 3, "split": "6:2:2"},
+    models={"architectures": ["digits-cnn1"]},
+    method={"name": "fedavg"},
+    training={"lr": 1e18},
+)
 
 
 @pytest.fixture

@@ -18,30 +18,14 @@ from polyfed.experiments import benchmark as module
 from polyfed.experiments.benchmark import Benchmark, benchmark
 from polyfed.experiments.sweep import Sweep
 from tests.helpers.refusals import refusal
+from tests.helpers.small_recipe import small_recipe
 
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 2
-limit_train = 300
-max_train_per_client = 30
-max_test_per_client = 20
-split = "6:2:2"
-
-[models]
-architectures = ["digits-cnn1"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 1
-batch_size = 10
-lr = 0.1
-
-[presets.longer.training]
-rounds = 2
-"""
+RECIPE = small_recipe(
+    data={"limit_train": 300, "max_train_per_client": 30, "max_test_per_client": 20, "split": "6:2:2"},
+    models={"architectures": ["digits-cnn1"]},
+    training={"lr": 0.1},
+    presets={"longer": {"training": {"rounds": 2}}},
+)
 PROTOCOL = """
 title = "A very small suite"
 methods = ["fedgh", "fedproto"]

@@ -33,10 +33,12 @@ from polyfed.report.benchmark_results import RowRuns, setting_result
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import all_state, difference
 from tests.helpers.interrupt import Interrupt
+from tests.helpers.small_recipe import SMALL
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    **SMALL,
     "data": {
         "dataset": "digits",
         "num_clients": 3,
@@ -44,8 +46,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "max_train_per_client": 40,
         "max_test_per_client": 20,
     },
-    "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
-    "method": {"name": "fedgh"},
     "training": {"rounds": 2, "batch_size": 10, "local_epochs": 2},
     "methods": {"fedrep": {"aggregation": "same-shape"}},
 }
@@ -276,12 +276,8 @@ def test_the_lowest_error_of_numbers_is_the_best() -> None:
     for epochs, squares in ((1, 8.0), (2, 2.0), (3, 2.0)):
         server.exchange = f"tune {epochs}"
         method.aggregate(server, {0: {"total": torch.tensor(squares), "n": torch.tensor(2)}})
-    assert server.log == {
-        "validation_after_1": 2.0,
-        "validation_after_2": 1.0,
-        "validation_after_3": 1.0,
-        "tuned_epochs": 2,
-    }
+    errors = {f"validation_after_{epochs}": error for epochs, error in ((1, 2.0), (2, 1.0), (3, 1.0))}
+    assert server.log == {**errors, "tuned_epochs": 2}
 
 
 @pytest.mark.parametrize(
@@ -324,14 +320,9 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert "What federation is worth: gain over Local = gain alone + federated gain" in said.out
     assert "nothing can be claimed of them below three seeds" in said.out.replace("\n  ", " ")
     rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))
-    assert {row["name"]: row["control"] for row in rows} == {
-        "local": "",
-        "fedgh": "",
-        "fedgh-alone": "alone",
-        "pooled": "pooled",
-        "pooled-shares": "pooled-shares",
-        "pooled-tuned": "pooled-tuned",
-    }
+    of_pooled = {name: name for name in ("pooled", "pooled-shares", "pooled-tuned")}
+    controls = {row["name"]: row["control"] for row in rows}
+    assert controls == {"local": "", "fedgh": "", "fedgh-alone": "alone", **of_pooled}
     (fedgh,) = [row for row in rows if row["name"] == "fedgh"]
     parts = float(fedgh["gain_alone"]) + float(fedgh["federated_gain"])
     assert float(fedgh["gain"]) == pytest.approx(float(fedgh["difference"])) == pytest.approx(parts)
@@ -353,7 +344,7 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert any("pooled-tuned: epochs on a client's own rows: " in note for note in table["notes"])
     figures = setting_result("tiny", [RowRuns("pooled", load_runs("all/pooled"), {})], {}, {}, {})
     assert {row.name: (row.control, row.accuracy) for row in figures.rows} == {
-        name: (name, {"0": scores[name]}) for name in ("pooled", "pooled-shares", "pooled-tuned")
+        name: (name, {"0": scores[name]}) for name in of_pooled
     }
     server = json.loads(Path("all/pooled/seed-0/rounds.jsonl").read_text().splitlines()[-1])["server"]
     names = ("validation", "validation_by_shares", f"validation_after_{server['tuned_epochs']}")

@@ -21,31 +21,14 @@ from polyfed.report.sweep_figures import draw
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
 from polyfed.results.schema import RunResult
 from tests.helpers.refusals import refusal
+from tests.helpers.small_recipe import small_recipe
 
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 2
-limit_train = 300
-max_train_per_client = 30
-max_test_per_client = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-header_epochs = 5
-
-[training]
-rounds = 2
-batch_size = 10
-lr = 0.1
-
-[methods.fedgh-round]
-name = "fedgh"
-header_batch = "round"
-"""
+RECIPE = small_recipe(
+    data={"limit_train": 300, "max_train_per_client": 30, "max_test_per_client": 20},
+    method={"header_epochs": 5},
+    training={"rounds": 2, "lr": 0.1},
+    methods={"fedgh-round": {"name": "fedgh", "header_batch": "round"}},
+)
 
 
 @pytest.fixture

@@ -11,16 +11,8 @@ import pytest
 
 from polyfed.loggers.console import Console, RunsLeft
 
-INFO = {
-    "method": "fedgh",
-    "dataset": "digits",
-    "clients": 10,
-    "rounds": 5,
-    "start_round": 1,
-    "seed": 0,
-    "evaluation": {"stage": "personal"},
-    "out": "runs/a",
-}
+INFO: dict[str, Any] = {"method": "fedgh", "dataset": "digits", "clients": 10, "seed": 0, "out": "runs/a"}
+INFO |= {"rounds": 5, "start_round": 1, "evaluation": {"stage": "personal"}}
 RESULT = {"accuracy": 0.75, "bytes_up": 5120, "bytes_down": 10240, "seconds": 65.0}
 
 

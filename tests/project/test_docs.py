@@ -122,14 +122,8 @@ def half_resnet10_parameters(rate: float) -> int:
     return stem + blocks + shortcuts + 10 * widths[-1] + 10
 
 
-SMALL = [
-    "--set",
-    'models.architectures=["resnet10-half"]',
-    "--set",
-    "data.image_size=8",
-    "--set",
-    "data.max_train_per_client=4",
-]
+_FEWER = ('models.architectures=["resnet10-half"]', "data.image_size=8", "data.max_train_per_client=4")
+SMALL = [word for setting in _FEWER for word in ("--set", setting)]
 
 
 @pytest.mark.slow

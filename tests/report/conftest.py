@@ -73,19 +73,14 @@ class Maker:
             )
         )
         if finished:
+            evaluation = {"stage": stage, "weighting": "clients", "test": "client", "every_n_rounds": 1}
             found = {
                 "method": method,
                 "dataset": recipe["data"]["dataset"],
                 "clients": recipe["data"]["num_clients"],
                 "rounds": rounds,
                 "seed": seed,
-                "evaluation": {
-                    "stage": stage,
-                    "weighting": "clients",
-                    "test": "client",
-                    "every_n_rounds": 1,
-                    "stages": stages,
-                },
+                "evaluation": evaluation | {"stages": stages},
                 "accuracy": accuracies[-1],
                 "accuracy_std": 0.1,
                 "accuracy_best_by_validation": None,

@@ -16,17 +16,12 @@ from polyfed.errors import RunError
 from polyfed.results.fields import Record, validated
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import ModelEntry, Normalization
+from tests.helpers.small_recipe import SMALL
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "record_tables.py"))
 RECIPE: dict[str, Any] = {
-    "data": {
-        "dataset": "digits",
-        "num_clients": 5,
-        "partition": "by_class",
-        "max_train_per_client": 20,
-        "max_test_per_client": 10,
-    },
-    "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
+    **SMALL,
+    "data": {**SMALL["data"], "num_clients": 5, "partition": "by_class"},
     "method": {"name": "fedavg", "aggregation": "same-shape"},
     "training": {"rounds": 3},
     "evaluation": {

@@ -143,6 +143,12 @@ def texts(settings: Any) -> Iterator[str]:
             waiting += reversed(value)
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package is there; it is not imported. A mere folder of its name, as runs have of trackers, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def file_of(module: str) -> str | None:
     """The file that a module would be imported from; None where there is none.
 

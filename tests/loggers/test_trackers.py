@@ -169,7 +169,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
     for name, inside in made.modules().items():
         module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
+        module.__spec__ = ModuleSpec(name, None, origin="here")
         vars(module).update(inside)
         monkeypatch.setitem(sys.modules, name, module)
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import logging
 import warnings
@@ -13,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.registry import is_installed
 from polyfed.report.atomic_files import write_whole
 
 __all__ = ["export_model"]
@@ -36,7 +36,7 @@ def export_model(run: str | Path, client: int | str, file: str | Path, *, trust:
     path = Path(file)
     if path.suffix not in (".pt2", ".onnx"):
         raise ConfigError(f"expected a file that ends in .pt2 or .onnx, got {path}")
-    if path.suffix == ".onnx" and not all(map(importlib.util.find_spec, _PACKAGES)):
+    if path.suffix == ".onnx" and not all(map(is_installed, _PACKAGES)):
         raise MissingPackage("ONNX files need packages that are not installed: pip install 'polyfed[onnx]'")
     model = load_model(run, client, trust=trust)
     try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from polyfed.errors import ConfigError
+from polyfed.registry import is_installed
 
 _EVENTS = ("start", "client_done", "round", "message", "end")
 
@@ -66,7 +66,7 @@ def check_installed(package: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if importlib.util.find_spec(package) is None:
+    if not is_installed(package):
         raise ConfigError(
             f"run.loggers: expected the package {package}, which is not installed; add it with: "
             f"pip install 'polyfed[{package}]'"

@@ -24,6 +24,8 @@ from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import recorded_step, stack_parts
 from polyfed.engine.executors.shared_stacks import run_together
+from polyfed.engine.executors.stack_parts import NextStep
+from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
 from polyfed.functional.losses import cross_entropy
@@ -278,6 +280,30 @@ def test_what_is_kept_is_given_up_where_memory_runs_out() -> None:
     assert not Full.left
 
 
+def held() -> set[int]:
+    """The numbers of clients whose stacks are in memory."""
+    gc.collect()
+    stacks = [each for each in gc.get_objects() if type(each) is recorded_step.RecordedStack]
+    return {len(next(iter(stack.tensors.values()))) for stack in stacks}
+
+
+def test_a_stack_that_did_not_fit_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradients(stack: StackedClients, part: Any, step: NextStep, *others: Any) -> Any:
+        if len(step.rows) > 4:
+            raise torch.OutOfMemoryError
+        return plain(stack, part, step, *others)
+
+    def finished(seed: int) -> None:
+        run(Local(), sizes=(16,) * 4, seed=seed)
+        seen.append(held())
+
+    seen: list[set[int]] = []
+    plain = StackedClients.gradients
+    monkeypatch.setattr(StackedClients, "gradients", gradients)
+    run_together([functools.partial(finished, seed) for seed in range(2)], 64, torch.device("cuda"))
+    assert seen == [{4}, {4}]
+
+
 class Varying(Local):
     """A context whose tensor is a shorter one in every round."""
 
@@ -387,9 +413,12 @@ class Making(Local):
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_a_capture_refuses_is_launched_and_said(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Making, "waits", waits)
-    told = Told()
-    done = replayed(Making(), sizes=(16,) * 4, loggers=[told])
+    kept: list[set[int]] = []
+    told = Told(lambda record: kept.append(held()))
+    run(Making(), sizes=(16,) * 4, loggers=[told])
+    done = replayed(Making(), sizes=(16,) * 4)
     assert (done["captures"], done["replays"]) == (0 if waits else 1, 0)
+    assert kept == [set()] * 3
     (line,) = told.messages
     assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: ")
 

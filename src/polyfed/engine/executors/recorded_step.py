@@ -235,14 +235,20 @@ class Recordings:
     def __init__(self) -> None:
         self.refused: dict[Hashable, str] = {}  # by network and exchange: why its steps are launched
         self._lanes: dict[Hashable, Lane] = {}
-        self._data: dict[Hashable, FixedTensors] = {}
-        self._stacks: dict[Hashable, RecordedStack] = {}
+        self._data: dict[tuple[Hashable, Hashable], FixedTensors] = {}
+        self._stacks: dict[tuple[Hashable, Hashable], RecordedStack] = {}
 
     def worthwhile(self, label: Hashable, network: nn.Module) -> bool:
         """Whether steps are recorded; those of dropout layers are not, as a graph has the states of no generator."""
         parameter = next(network.parameters(), None)
         on_gpu = parameter is not None and parameter.is_cuda
         return RECORDS and on_gpu and label not in self.refused and not dropout_layers(network)
+
+    def refuse(self, label: Hashable, reason: str) -> None:
+        """Have the label's steps launched from now on, and give back what was held for them."""
+        self.refused[label] = reason
+        self._stacks = {key: stack for key, stack in self._stacks.items() if key[0] != label}
+        self._data = {key: data for key, data in self._data.items() if key[0] != label}
 
     def forget(self) -> bool:
         """Give back the memory; whether there was any."""
@@ -251,9 +257,9 @@ class Recordings:
         self._data.clear()
         return had
 
-    def data(self, kind: Hashable) -> FixedTensors:
-        """Where the samples of this kind lie."""
-        return _recent(self._data, kind, FixedTensors, _MOST_STACKS)
+    def data(self, label: Hashable, kind: Hashable) -> FixedTensors:
+        """Where the label's samples of this kind lie."""
+        return _recent(self._data, (label, kind), FixedTensors, _MOST_STACKS)
 
     def stack(self, label: Hashable, kind: Hashable, device: torch.device) -> RecordedStack:
         """That of the label's clients in a phase of this kind."""

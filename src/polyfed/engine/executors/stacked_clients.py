@@ -180,7 +180,7 @@ class StackedClients:
         for row, walk in enumerate(walks):
             walk.row = row
         samples_kind = (pairs[0][0].x.shape[1:], pairs[0][0].x.dtype, pairs[0][0].y.dtype)
-        data = None if fixed is None else self._known.recordings.data((self._label, samples_kind))
+        data = None if fixed is None else self._known.recordings.data(self._label, samples_kind)
         held = PhaseData([walk.client for walk in walks], phase, self._device, self._indices, data, fixed)
         held.plan(walks)
         self._look_at_inputs(label)
@@ -382,7 +382,7 @@ class StackedClients:
             keeps = (given, static.form, moving[0].form, held.looked_into, self._loss)
             recording = fixed.recording((key, held.kind()), step.number, taken, keeps)
         except Exception as error:
-            self._known.recordings.refused[self._label] = kind_and_line(error)
+            self._known.recordings.refuse(self._label, kind_and_line(error))
             return None
         if recording is None:
             return None

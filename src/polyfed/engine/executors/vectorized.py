@@ -300,13 +300,18 @@ class Stacks:
 
         In an exchange without training the networks are only looked through for NaN as one.
         """
+        recordings = self._known.recordings
         try:
             return self._carried_through(members)
         except torch.OutOfMemoryError:
-            if not self._known.recordings.forget():
+            if not recordings.forget():
                 raise
         torch.cuda.empty_cache()
-        return self._carried_through(members)
+        try:
+            return self._carried_through(members)
+        except torch.OutOfMemoryError:
+            recordings.forget()  # as smaller stacks are to have the room
+            raise
 
     def _carried_through(self, members: Sequence[Member]) -> list[JobResult]:
         stack = self._received(members)

@@ -401,7 +401,7 @@ def test_whole_numbers_that_all_share_are_not_frozen_in() -> None:
 
 
 class Making(Local):
-    """A loss that brings numbers from the host, which a capture refuses; or waits for them, which is seen before."""
+    """A loss that brings numbers from the host, and waits for them or not."""
 
     waits: ClassVar[bool] = False
 
@@ -417,7 +417,7 @@ def test_what_a_capture_refuses_is_launched_and_said(waits: bool, monkeypatch: p
     told = Told(lambda record: kept.append(held()))
     run(Making(), sizes=(16,) * 4, loggers=[told])
     done = replayed(Making(), sizes=(16,) * 4)
-    assert (done["captures"], done["replays"]) == (0 if waits else 1, 0)
+    assert done["captures"] == done["replays"] == 0  # not even tried: a capture that breaks off leaves things behind
     assert kept == [set()] * 3
     (line,) = told.messages
     assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: ")

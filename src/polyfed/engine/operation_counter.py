@@ -66,7 +66,7 @@ _OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does no
 }
 
 
-class _Uncompiled(TorchDispatchMode):
+class Uncompiled(TorchDispatchMode):
     """Sees each operation. By default PyTorch would hide what it does from its compiler, and load that: 2 seconds."""
 
     @classmethod
@@ -74,7 +74,7 @@ class _Uncompiled(TorchDispatchMode):
         return False
 
 
-class OperationCounter(_Uncompiled):
+class OperationCounter(Uncompiled):
     """Counts the floating-point operations of what is done within the block, which gives what it gives without.
 
     But for `torch.linalg.eigvalsh` and `svdvals` (so `cond` and the nuclear norm): within a block like this PyTorch
@@ -198,7 +198,7 @@ def flops(module: nn.Module, x: Tensor) -> int:
     return int(done.count)
 
 
-class AllocationTracker(_Uncompiled):
+class AllocationTracker(Uncompiled):
     """Counts the bytes of tensors that are made within the block: activations, gradients, the optimizer's state.
 
     Not those that were there before (weights, data), nor what kernels need for themselves.

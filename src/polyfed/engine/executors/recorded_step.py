@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.settings import Training
 from polyfed.engine.executors.stacked_loss import Tensors
+from polyfed.engine.operation_counter import Uncompiled
 from polyfed.functional.modes import dropout_layers
 
 Rates = tuple[float, Tensor | None]  # the highest learning rate, and everybody's share of it where they differ, (K,)
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 RECORDS = True  # benchmarks switch it off, to tell what recorded steps are worth
 _WARM_UPS = 3  # eager steps before a capture, in which libraries choose kernels and allocate, as PyTorch asks for
@@ -188,7 +190,8 @@ class RecordedStack(FixedTensors):
                 for _ in range(_WARM_UPS - 1):
                     step()
                     _copy(written, before)
-                with _waits_are_errors():  # as a capture that breaks off leaves things behind
+                # before a capture, which leaves things behind where it breaks off
+                with _waits_are_errors(), _CopiesAreErrors():  # type: ignore[no-untyped-call]
                     step()
         finally:
             current.wait_stream(stream)
@@ -269,7 +272,7 @@ class Recordings:
         return _recent(self._stacks, (label, kind), make, _MOST_STACKS)
 
 
-def _recent(known: dict[Hashable, T], key: Hashable, make: Callable[[], T], most: int) -> T:
+def _recent(known: dict[K, T], key: K, make: Callable[[], T], most: int) -> T:
     """What is known by the key, or made, as the one used last; of more than `most` the one used first is forgotten."""
     if key not in known and len(known) >= most:
         del known[next(iter(known))]
@@ -287,6 +290,17 @@ def _waits_are_errors() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(mode)
+
+
+class _CopiesAreErrors(Uncompiled):
+    """Within the block nothing is copied from or to the device: a graph has no values, only where they were."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        kinds = {value.device.type for value in (*args, made) if isinstance(value, Tensor)}
+        if "copy" in func._schema.name and len(kinds) > 1:
+            raise RuntimeError("a step that is recorded copies nothing from or to the GPU")
+        return made
 
 
 def _is_alike(tensor: Tensor, place: Tensor) -> bool:

@@ -140,6 +140,11 @@ class OnlyIn(Local):
         return super().upload(client, trained)
 
 
+def test_steps_are_recorded_on_the_second_device() -> None:
+    assert run(Local(), "cuda:1")[1]["replays"] > 10
+    assert torch.cuda.current_device() == 0
+
+
 def test_who_fails_beside_others_is_named() -> None:
     networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
     with pytest.raises(RunError, match=r"client 1 \(net1\), round 2, uploading: ValueError: no"):

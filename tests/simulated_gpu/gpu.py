@@ -105,6 +105,17 @@ def _number(device: Any = None) -> int:
     return int(ops.get_device()) if index is None else index
 
 
+@contextmanager
+def _in_device(device: Any) -> Iterator[None]:
+    """Have a device be the present one."""
+    before = _number()
+    ops.set_device(_number(device))
+    try:
+        yield
+    finally:
+        ops.set_device(before)
+
+
 def _replace_functions() -> None:
     """What `torch.cuda` does in Python."""
     cuda: Any = torch.cuda
@@ -134,6 +145,7 @@ def _replace_functions() -> None:
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: DEVICES,
         "current_device": _number,
+        "device": _in_device,
         "set_device": lambda device: ops.set_device(_number(device)),
         "get_device_name": lambda device=None: "a simulated GPU",
         "get_device_capability": lambda device=None: (9, 0),

@@ -47,6 +47,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.waits, self.idle = False, True
+        self.device = device
         Stream.every.append(self)
 
     def wait_stream(self, other: Stream) -> None:
@@ -138,6 +139,8 @@ class graph(TorchDispatchMode):
         self._before: dict[int, tuple[_Elsewhere, Tensor]] = {}  # what is written of other memory, as it was
 
     def __enter__(self) -> Any:
+        stream = self._stream
+        assert stream.device is None or stream.device.index == ops.get_device(), "it waits for another device first"
         self._before_it = current
         set_stream(self._stream)
         self._uncounted = not_counting()

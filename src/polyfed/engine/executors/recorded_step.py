@@ -175,7 +175,8 @@ class RecordedStack(FixedTensors):
         if known is None and not is_new:
             self._come_to(number)
             self._first.fill_(number)
-            known = self._recordings[key] = self._captured(step, keeps)
+            with torch.cuda.device(self.number.device):  # a capture waits for the present device
+                known = self._recordings[key] = self._captured(step, keeps)
         return known
 
     def _captured(self, step: Callable[[], frozenset[str]], keeps: object) -> Recording:

@@ -428,6 +428,14 @@ def test_what_a_capture_refuses_is_launched_and_said(waits: bool, monkeypatch: p
     assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: ")
 
 
+def test_samples_that_have_no_room_on_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    told = Told()
+    run(Local(), sizes=(16,) * 2, loggers=[told])
+    what = "steps are launched one by one, not recorded (its samples stay in main memory)"
+    assert told.messages == [f"local: net0: {what}"]
+
+
 def test_dropout_is_not_recorded() -> None:
     def dropping() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, CLASSES))

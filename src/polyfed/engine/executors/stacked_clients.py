@@ -175,7 +175,9 @@ class StackedClients:
         for walk, (samples, _) in zip(self._walks, pairs, strict=True):
             walk.start(phase, len(samples))
         label = (self._label, place)
-        fixed = self._fixed((label, tuple(names))) if self.records and self._lie_there(pairs) else None
+        if self.records and not self._lie_there(pairs):
+            self._known.recordings.refuse(self._label, "its samples stay in main memory")
+        fixed = self._fixed((label, tuple(names))) if self.records else None
         walks = self._walks if fixed is None else sorted(self._walks, key=lambda walk: -len(walk.sizes))
         for row, walk in enumerate(walks):
             walk.row = row

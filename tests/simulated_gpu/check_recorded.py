@@ -324,6 +324,18 @@ def test_contexts_of_other_shapes() -> None:
     assert replayed(Varying(), sizes=(16,) * 4, training=training)["captures"] == 4
 
 
+@pytest.mark.parametrize(("worth", "captures", "lines"), [(3, 4, 0), (4, 2, 1)])
+def test_steps_of_ever_other_kinds_are_launched(
+    worth: int, captures: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contexts of each of four rounds have a graph, which is replayed three times."""
+    monkeypatch.setattr(recorded_step, "_MOST_CAPTURES", 2)
+    monkeypatch.setattr(recorded_step, "_WORTH", worth)
+    told = Told()
+    _, done = run(Varying(), sizes=(16,) * 4, training=TRAINING.model_copy(update={"rounds": 4}), loggers=[told])
+    assert (done["captures"], len(told.messages)) == (captures, lines)
+
+
 class Uneven(Local):
     """Three rows for a step, and two in every fourth."""
 

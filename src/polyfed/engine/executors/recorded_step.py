@@ -32,6 +32,8 @@ T = TypeVar("T")
 RECORDS = True  # benchmarks switch it off, to tell what recorded steps are worth
 _WARM_UPS = 3  # eager steps before a capture, in which libraries choose kernels and allocate, as PyTorch asks for
 _MOST_GRAPHS = 24  # of a stack: kinds of steps, widths of batches, numbers of clients
+_MOST_CAPTURES = 48  # of a stack, before it is asked whether each was worth it
+_WORTH = 8  # replays of a graph, at least: recording it takes several launched steps
 _MOST_STACKS = 64  # that are remembered, each with its clients' weights, and kinds of data
 
 
@@ -112,6 +114,7 @@ class RecordedStack(FixedTensors):
         self._moving: list[Tensor] = []  # of which the optimizer is
         self._at: int | None = None  # what `number` is, where that is known
         self._of_shapes: dict[Hashable, FixedTensors] = {}
+        self._captures = self._replays = 0
         self._recordings: dict[Hashable, Recording | None] = {}
 
     def begin(
@@ -168,11 +171,17 @@ class RecordedStack(FixedTensors):
         Args:
             key: equal for steps that differ in nothing but what lies in the tensors here. number: of the step.
             step: takes it, and returns the names of what it sums. keeps: what it looks into beside tensors here.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or steps so far came up too seldom again.
         """
         key = (key, self.version, self.optimizer.shares is None)
         is_new = key not in self._recordings
         known = _recent(self._recordings, key, lambda: None, _MOST_GRAPHS)
         if known is None and not is_new:
+            if self._captures >= _MOST_CAPTURES and self._replays < _WORTH * self._captures:
+                raise RuntimeError("its steps are of too many kinds")
+            self._captures += 1
             self._come_to(number)
             self._first.fill_(number)
             with torch.cuda.device(self.number.device):  # a capture waits for the present device
@@ -227,6 +236,7 @@ class RecordedStack(FixedTensors):
             for _ in range(count):
                 with torch.cuda.stream(stream):
                     recording.graph.replay()
+                self._replays += 1
                 yield
         finally:
             current.wait_stream(stream)

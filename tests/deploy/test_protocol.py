@@ -47,9 +47,8 @@ def test_order_empty_groups_views_and_facts_survive() -> None:
     "data", [b"", b"\x00" * 8, b"\x05" + b"\x00" * 7 + b"[1,2]", serialize({"a": torch.ones(3)})[:-1]]
 )
 def test_bytes_that_are_no_message_are_one_line(data: bytes) -> None:
-    with pytest.raises(RunError, match=f"expected a message as bytes, got {len(data)} that are none") as caught:
+    with pytest.raises(RunError, match=rf"\Aexpected a message as bytes, got {len(data)} that are none.*\Z"):
         deserialize(data)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_header_has_a_largest_length() -> None:

@@ -38,9 +38,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
     with monkeypatch.context() as patch:
         patch.setattr(ModelFactory, "initial_state", counted)
         patch.setattr(METHODS[name], "card", dataclasses.replace(METHODS[name].card, ignores_initial_weights=not drawn))
-        method = METHODS[name](
-            **{hyperparameter: value for hyperparameter, value in QUICK.items() if hyperparameter in hyperparameters}
-        )
+        method = METHODS[name](**{key: value for key, value in QUICK.items() if key in hyperparameters})
         alike = method.requirements.same_architecture
         kinds = ["net0", "net0" if alike else "net1"] * 2
         data = [[draw(n, (0, 1, 2), seed + i) for n, seed in ((12, 0), (9, 50), (6, 90))] for i in range(4)]
@@ -79,12 +77,8 @@ def test_a_receive_or_broadcast_of_ones_own_says_so_anew() -> None:
         def upload(self, client: Client, trained: Any) -> Any:
             return {}
 
-    assert (
-        Keeps().card.ignores_initial_weights,
-        SendsLess().card.ignores_initial_weights,
-        Other().card.ignores_initial_weights,
-        METHODS["fedavg"]().card.ignores_initial_weights,
-    ) == (False, False, True, True)
+    said = [method.card.ignores_initial_weights for method in (Keeps, SendsLess, Other, METHODS["fedavg"])]
+    assert said == [False, False, True, True]
     assert {"fedavg", "fedprox", "scaffold", "fednova", "moon", "fedfomo", "feddpa"} <= set(BLANK)
     assert "fedrep" not in BLANK
 

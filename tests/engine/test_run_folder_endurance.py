@@ -34,10 +34,9 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are 
 def made(out: Path | None, method: FedGH | None = None, **options: Any) -> Federation:
     """Four rounds of FedGH, a checkpoint after each, uploads under way."""
     method = method or FedGH()
-    found = ConformanceKit(method=FedGH()).usual.federation(
+    return ConformanceKit(method=FedGH()).usual.federation(
         method, FOUR, out=out, checkpoint_every=1, availability=LATE, **options
     )
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -41,17 +41,11 @@ def test_a_folder_named_here_or_in_the_recipe_keeps_the_run(tmp_path: Path) -> N
 
 
 def test_a_deal_in_python_is_that_of_a_recipe() -> None:
-    data = {
-        "dataset": "digits",
-        "num_clients": 4,
-        "partition": "dirichlet",
-        "dirichlet_alpha": 0.4,
-        "max_train_per_client": 50,
-        "holdout": 7,
-    }
+    made: dict[str, Any] = {"dirichlet_alpha": 0.4, "max_train_per_client": 50, "holdout": 7}
+    data = {"dataset": "digits", "num_clients": 4, "partition": "dirichlet", **made}
     settings = {"data": data, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     recipe = pf.Recipe.from_dict({**settings, "run": {"seed": 3}})
-    asked, made = DataCache().federated(recipe), {"dirichlet_alpha": 0.4, "max_train_per_client": 50, "holdout": 7}
+    asked = DataCache().federated(recipe)
     dealt = pf.federate(pf.load_dataset("digits"), 4, "dirichlet", seed=3, **made)
     for one, other in zip(asked.clients, dealt.clients, strict=True):
         assert torch.equal(one.train.x, other.train.x)

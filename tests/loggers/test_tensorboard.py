@@ -42,18 +42,9 @@ def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
     board = TensorBoard()
     board.start({"out": str(tmp_path), "start_round": 1})
     accuracy = {"personal": {"mean": 0.5, "std": 0.1, "bottom_decile": 0.25}}
-    board.round(
-        record(
-            1,
-            accuracy=accuracy,
-            validation=0.75,
-            lr=0.01,
-            accuracy_per_client=[0.5, None],
-            sums={"cosine": -0.5, "nan": float("nan"), "b": True, "c": "text"},
-            server={"x": 2},
-        ),
-        1.0,
-    )
+    own = {"sums": {"cosine": -0.5, "nan": float("nan"), "b": True, "c": "text"}, "server": {"x": 2}}
+    known = {"accuracy": accuracy, "validation": 0.75, "lr": 0.01, "accuracy_per_client": [0.5, None]}
+    board.round(record(1, **known, **own), 1.0)
     metrics = {"personal": {"f1": {"mean": 0.375}}}
     architectures = {"a": {"mean": 0.125}}
     many = [0.5] * 11  # clients: too many curves
@@ -85,14 +76,8 @@ def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
 def federation(out: Path, *loggers: Any) -> Federation:
     clients = [Client("a", draw(12, (0, 1, 2), i), draw(9, (0, 1, 2), 9 + i)) for i in range(3)]
     training = SHORT.model_copy(update={"rounds": 5})
-    return Federation(
-        clients,
-        FedAvg(),
-        training,
-        out=Output(out, checkpoint_every=2),
-        builders={"a": lambda: tiny_model(1, 4, 6)},
-        loggers=loggers,
-    )
+    kept, builders = Output(out, checkpoint_every=2), {"a": lambda: tiny_model(1, 4, 6)}
+    return Federation(clients, FedAvg(), training, out=kept, builders=builders, loggers=loggers)
 
 
 def test_a_resumed_run_has_the_curves_of_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -61,11 +61,7 @@ class StandIn:
             "mlflow": {"MlflowClient": self.client},
             "mlflow.entities": {"Param": lambda *what: what, "Metric": lambda *what: what},
             "mlflow.exceptions": {"MlflowException": KeyError},
-            "wandb": {
-                "init": self.init,
-                "Artifact": self.artifact,
-                **dict.fromkeys(("Settings", "Html", "Table"), dict),
-            },
+            "wandb": {"init": self.init, "Artifact": self.artifact, "Settings": dict, "Html": dict, "Table": dict},
         }
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:

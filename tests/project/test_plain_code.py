@@ -93,7 +93,7 @@ def of_conditionals(conditional: ast.IfExp) -> Iterator[str]:
 def of_classes(definition: ast.ClassDef) -> Iterator[tuple[int, str]]:
     """Attributes of a class that are made as a tuple."""
     for each in definition.body:
-        if isinstance(each, ast.Assign) and is_tuple(each.targets[0]):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Tuple):
             yield each.lineno, "class attributes as a tuple"
 
 
@@ -113,11 +113,6 @@ def idioms(code: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
             yield from ((line, what) for what in of_conditionals(node))
         else:
             yield from of_loops(node)
-
-
-def is_tuple(node: ast.expr) -> bool:
-    """Whether it is a tuple as it is written down."""
-    return isinstance(node, ast.Tuple)
 
 
 def test_nothing_needs_a_second_reading() -> None:

@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +21,6 @@ RESULTS: Any = sys.modules["results_pages"]
 PAGES = {page.place: page.text for page in SITE.generated().values()}
 INTERVAL = re.compile(r"\[[+-]?\d+\.\d+,\s+[+-]?\d+\.\d+\]")  # without a point, a range of values: "in [0, 1]"
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
-
-
-def hand_written() -> Iterator[Path]:
-    yield from (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 
 
 def test_everything_that_is_stored_is_shown() -> None:
@@ -93,7 +88,7 @@ def test_a_link_to_a_stored_file_leads_to_its_page() -> None:
 
 def test_sentences_have_no_intervals() -> None:
     """Tables and figures hold them, which are made of results."""
-    for page in hand_written():
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         lines = CODE.sub("", page.read_text(encoding="utf-8")).splitlines()
         assert not INTERVAL.findall("\n".join(line for line in lines if not line.startswith("|"))), page
 

@@ -234,3 +234,13 @@ def test_runs_that_are_interrupted_side_by_side_go_on(
     for name in ("local", "fedavg"):
         whole, parts = (RunFolder(f"{place}/{name}/seed-0").records() for place in ("whole", "parts"))
         assert all(map(near, whole, parts))
+
+
+def test_a_run_that_cannot_begin_takes_none_of_the_time_that_is_left(place: Path) -> None:
+    member = planned_runs.PlannedRun("fedavg", pf.Recipe.load("recipe.toml"), Path("out"))
+    left = planned_runs.RunsLeft({"first": ("fedavg", 4), "second": ("local", 4)})
+    left.round("second", 3)
+    assert left.text()
+    request = planned_runs._Request(False, planned_runs.DataCache(), [], {member.title: "first"}, left, {})
+    request.fail(member, ConfigError("no such column"))
+    assert not left.text(), "one run alone is left"

@@ -278,6 +278,39 @@ def test_a_claim_is_for_one_run(place: Path) -> None:
         pass
 
 
+def test_a_lock_ends_with_its_block_also_where_a_process_was_forked_in_it(tmp_path: Path) -> None:
+    there, here = os.pipe()
+    with lock_folder(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.close(here)
+            os.read(there, 1)
+            os._exit(0)
+    with lock_folder(tmp_path):
+        os.close(here)
+    assert ended(child) == 0
+
+
+def test_ctrl_c_while_others_are_at_work_says_what_is_kept(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait(folder: Path, waits: bool = False) -> contextlib.AbstractContextManager[None]:
+        if waits:
+            signal.raise_signal(signal.SIGINT)
+        return lock_folder(folder)
+
+    monkeypatch.setattr(planned_runs, "lock_folder", wait)
+    taken = Path("out/fedavg/seed-0")
+    taken.mkdir(parents=True)
+    with lock_folder(taken):
+        assert status(["compare", "recipe.toml", "--methods", "fedavg", "--out", "out", "-q"]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"polyfed: interrupted; another process is at work in {taken}, and what is done is kept; go"
+    )
+    assert error.endswith("polyfed compare recipe.toml --methods fedavg --out out -q\n")
+
+
 def test_a_disk_without_locks_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

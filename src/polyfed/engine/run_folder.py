@@ -433,6 +433,8 @@ def lock_folder(folder: Path, waits: bool = False, needed: bool = False) -> Iter
             warnings.warn("the disk has no file locks: let only one process at a time use a folder", stacklevel=3)
         yield
     finally:
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
         os.close(handle)
 
 

@@ -134,9 +134,16 @@ class AtWorkElsewhere(Exception):
         self.folder = folder
 
     def wait(self) -> None:
-        """Until the process has ended the run, or has itself ended."""
-        with lock_folder(self.folder, waits=True):
-            pass
+        """Until the process has ended the run, or has itself ended.
+
+        Raises:
+            RunInterrupted: Ctrl-C.
+        """
+        try:
+            with lock_folder(self.folder, waits=True):
+                pass
+        except KeyboardInterrupt:
+            raise RunInterrupted(f"interrupted; {self}, and what is done is kept") from None
 
 
 def run_planned(
@@ -202,12 +209,13 @@ class _Request:
         return [one.of_several(self.left, title) if isinstance(one, Console) else one for one in self.watchers]
 
     def leave(self, member: PlannedRun) -> None:
-        """To another process, for the time that is left."""
+        """As none of its rounds are left, for the time that all take."""
         self.left.set_rounds(self.titles[member.title], 0)
 
     def fail(self, member: PlannedRun, error: PolyfedError) -> None:
         """Note it and tell."""
         self.failures[member.folder] = str(error)
+        self.leave(member)
         _tell(self.watchers_of(member), f"{member.title} failed: {error}")
 
 

@@ -33,7 +33,7 @@ def _section(command: Any, context: Context, title: str) -> Iterator[str]:
     yield " ".join(about.split()) + "\n"
     if examples:
         yield f"```bash\n{examples.strip()}\n```\n"
-    yield "| argument or option | what it says |\n| --- | --- |"
+    yield "| argument or option | meaning |\n| --- | --- |"
     for name, text in command.help_records(context):
         if not name.endswith("--help"):
             yield f"| `{name}` | {_cell(text)} |"

@@ -246,3 +246,15 @@ def test_nothing_leaves_the_run_folder_unasked(
     assert stand_in.asked == [here[name], value]
     federation(tmp_path / "run").run(overwrite=True)
     assert not (tmp_path / "run" / name).exists()
+
+
+def test_of_another_folder_nothing_is_removed(tmp_path: Path, stand_in: StandIn) -> None:
+    place = tmp_path / "run" / "wandb"
+    with pytest.raises(RunInterrupted):
+        federation(tmp_path / "run", Interrupt(3)).run()
+    (place / "offline-run-1-x").mkdir(parents=True)
+    (place / "run_id").write_text("x/../../../elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    federation(tmp_path / "run", LOGGERS["wandb"]()).run(resume=True)
+    assert (tmp_path / "elsewhere").exists()
+    assert (place / "run_id").read_text() == "id"

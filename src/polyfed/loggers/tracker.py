@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import csv
+import re
 import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from polyfed.results.main_score import main_score_of
 from polyfed.results.read import unseal
 
 PROJECT = "polyfed"  # what runs are filed under, unless the tracker's own environment variable says otherwise
+_ID = re.compile(r"[\w.-]*", re.ASCII)  # of a tracker's run; another one in a run folder is not the tracker's
 _LONGEST = 500  # characters of a parameter's value
 _SCORES = ("", "_std", "_bottom_decile", "_best_by_validation")  # of a result, behind the main score's name
 _OTHERS = ("validation", "bytes_up", "bytes_down", "seconds")
@@ -110,7 +112,8 @@ class Tracker(abc.ABC):
         self._place = self._out / self.package
         self._place.mkdir(exist_ok=True)
         kept = self._place / "run_id"
-        known = kept.read_text() if kept.exists() else ""
+        written = kept.read_text() if kept.exists() else ""
+        known = written if _ID.fullmatch(written) else ""
         recipe = tomllib.loads((self._out / "recipe.toml").read_text(encoding="utf-8"))
         parameters = {key: str(value)[:_LONGEST] for key, value in leaves(recipe, ".")}
         identity, self._last = self.open(known, self._name, parameters)

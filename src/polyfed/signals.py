@@ -42,7 +42,7 @@ def raise_on_termination() -> Iterator[list[int]]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _is_importing(frame, outside):
-            threading.Timer(_AGAIN, os.kill, (os.getpid(), number)).start()
+            threading.Timer(_AGAIN, _send, (number,)).start()
             return
         received.append(number)
         if len(received) == 1:
@@ -64,6 +64,14 @@ def raise_on_termination() -> Iterator[list[int]]:
         _received.pop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send(number: int) -> None:
+    """A signal to this program, from another thread than the main one."""
+    if os.name == "nt":
+        signal.raise_signal(number)  # there `os.kill` ends a program without asking it
+    else:
+        os.kill(os.getpid(), number)  # wakes the main thread
 
 
 def _is_importing(frame: FrameType | None, outside: FrameType) -> bool:

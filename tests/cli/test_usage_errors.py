@@ -131,8 +131,8 @@ def test_a_broken_parquet_file(place: Place) -> None:
 
 FIT = [
     (["run.device=abacus"], ", got 'abacus'; PyTorch does not know it"),
-    (["method.name=fedhenn"], "fedhenn needs 5000 rows that everybody may see, got 0; set data.holdout"),
-    (["method.name=fedhenn", "method.alignment_data.size=50", "data.holdout=49"], "fedhenn needs 50 rows"),
+    (["method.name=fedhenn"], "fedhenn needs 5000 public rows, got 0; set data.holdout"),
+    (["method.name=fedhenn", "method.alignment_data.size=50", "data.holdout=49"], "fedhenn needs 50 public rows"),
     (["method.name=fedavg"], "fedavg needs tensors of one name to have one shape; client 1 ('digits-cnn2')"),
     (["models.architectures=['digits-cnn1', 'fedgh-cnn1']"], "fedgh-cnn1"),
     (["method.name=fedgh", "models.architectures=['digits-cnn1', 'mine:wide']"], "fedgh needs one feature width"),
@@ -165,7 +165,7 @@ def test_what_does_not_fit(place: Place, settings: list[str], line: str, monkeyp
 
 
 WORDS = [
-    (["rn"], "no such command 'rn'. Did you mean 'run'?"),
+    (["rn"], "no such command 'rn'. Did you mean 'run'? See 'polyfed --help'"),
     (["run", "--sed", "3"], "no such option '--sed'. (Did you mean one of: '--preset', '--seed'"),
     (["run"], "missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
     (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),

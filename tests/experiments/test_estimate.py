@@ -116,12 +116,12 @@ def test_check_lists_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "fedhenn-lstm2",
         "5000",
     ]
-    assert "needs 5000 rows" in lines[2]
+    assert "needs 5000 public rows" in lines[2]
     assert said.err == "polyfed: 3 things do not fit, as listed\n"
     assert status(["check", str(recipe), "--method", "fedhenn"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("polyfed: fedhenn needs 5000 rows")
+    assert said.err.startswith("polyfed: fedhenn needs 5000 public rows")
 
 
 def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def test_the_control_labels_digests_the_labels_of_public_rows():
 def test_the_control_labels_is_told_and_needs_labels_of_the_task():
     control = FedMD(public_epochs=0, control="labels")
     assert [FedMD().is_control, control.is_control, FedMD(control="pseudo-labels").is_control] == [False, True, True]
-    with pytest.raises(ConfigError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
+    with pytest.raises(ConfigError, match=r"^fedmd needs 1 public row, got 0 \(and 20 of the kind"):
         federation(control, clients(MIXED), held=dataclasses.replace(HELD, origin="other"))
 
 
@@ -155,7 +155,7 @@ def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_tas
         a, b = played(method, held=held)[-1], played(method, held=turned)[-1]
         assert same(a.weights[0], b.weights[0]) == alike
     assert played(FedMD(public_epochs=0), held=other)
-    with pytest.raises(ConfigError, match=r"^fedmd needs 21 rows that everybody may see, got 20"):
+    with pytest.raises(ConfigError, match=r"^fedmd needs 21 public rows, got 20"):
         federation(FedMD(public_rows=21), clients(MIXED), held=held)
     assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
 

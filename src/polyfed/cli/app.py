@@ -115,7 +115,7 @@ app = typer.Typer(
     name="polyfed",
     help="Federated learning among clients whose neural networks differ.\n\n"
     "An experiment is a recipe, a TOML file; `polyfed new DIR` writes one.\n\n"
-    "Exit status: 0 done, 1 failed, 2 wrong request, 3 nothing was learnt, 130 interrupted (Ctrl-C).",
+    "Exit status: 0 done, 1 failed, 2 invalid request, 3 nothing was learnt, 130 interrupted (Ctrl-C).",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     suggest_commands=False,  # the parser does so itself
@@ -213,4 +213,5 @@ def describe_usage_error(error: Any) -> str:
     """One line for an unknown command or option, a missing argument, a value of the wrong kind. error: the parser's."""
     text = " ".join(str(error.format_message()).split())
     place = error.ctx.command_path if getattr(error, "ctx", None) else "polyfed"
-    return f"{text[:1].lower()}{text[1:].rstrip('.')}; see '{place} --help'"
+    see = " See" if text.endswith("?") else "; see"
+    return f"{text[:1].lower()}{text[1:].rstrip('.')}{see} '{place} --help'"

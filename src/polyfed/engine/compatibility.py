@@ -164,13 +164,12 @@ class _Checks:
         held = len(public) if public is not None and fits else 0
         if held < needs.public:
             other = needs.public_origin == "other"
-            rows = "inputs of another data set" if other else "rows that everybody may see"
+            rows = human_count(needs.public, "input" if other else "public row") + other * " of another data set"
             kind = "" if public is None or fits else f" (and {len(public)} of the kind '{public.origin}')"
             place = "name one as data.public_dataset, with" if other else "set data.holdout to"
             raise ConfigError(
-                f"{self.name} needs {needs.public} {rows}, got {held}{kind}; {place} at least {needs.public} (for "
-                "every method that is compared alike), or ask the method for fewer; in Python give "
-                "public=polyfed.PublicData(...)"
+                f"{self.name} needs {rows}, got {held}{kind}; {place} at least {needs.public} (the same for every "
+                "method that is compared), or ask the method for fewer; in Python give public=polyfed.PublicData(...)"
             )
 
     def _check_inputs(self) -> None:

@@ -27,15 +27,8 @@ from polyfed.version import __version__
 __all__ = ["app_config", "command_line", "create_app"]
 
 _FILES = (
-    "federated_app.py",
-    "pyproject.toml",
-    "README.md",
-    "config.toml",
-    "nginx.conf",
-    "superlink.service",
-    "supernode.service",
-    "Dockerfile",
-    ".gitignore",
+    *("federated_app.py", "pyproject.toml", "README.md", "config.toml", "nginx.conf"),
+    *("superlink.service", "supernode.service", "Dockerfile", ".gitignore"),
 )
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
 _LONGEST_NAME = 32  # characters, in Flower

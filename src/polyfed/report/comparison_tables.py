@@ -192,7 +192,7 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     numbers = [
         Column("vs Local", format_mean_std([row.difference for row in rows], "+", section.score)),
         *others,
-        *(Column(f"epsilon\n{unit}", _epsilons(rows, unit)) for unit in section.keys_of("epsilon")),
+        *(Column(f"epsilon\n{unit}", _figures(section, "epsilon", unit, 3)) for unit in section.keys_of("epsilon")),
         Column("bytes\nup", [size(row.means["bytes_up"]) for row in rows]),
         Column("bytes\ndown", [size(row.means["bytes_down"]) for row in rows]),
         Column(_TIME, [duration(row.means["seconds"]) for row in rows]),
@@ -257,13 +257,12 @@ def _metrics_of(section: ComparisonGroup) -> list[Column]:
 
 def _own_metric(section: ComparisonGroup, name: str) -> Column:
     """A figure that is no share."""
-    values = [row.groups["metric"].get(name) for row in section.rows]
-    return Column(_HEADINGS.get(name, name), [NOT_KNOWN if value is None else f"{value:.4g}" for value in values])
+    return Column(_HEADINGS.get(name, name), _figures(section, "metric", name, 4))
 
 
-def _epsilons(rows: Sequence[ComparisonRow], unit: str) -> list[str]:
-    values = [row.groups["epsilon"].get(unit) for row in rows]
-    return [NOT_KNOWN if value is None else f"{value:.3g}" for value in values]
+def _figures(section: ComparisonGroup, group: str, name: str, digits: int) -> list[str]:
+    values = [row.groups[group].get(name) for row in section.rows]
+    return [NOT_KNOWN if value is None else f"{value:.{digits}g}" for value in values]
 
 
 def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:
@@ -531,11 +530,12 @@ def _latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] =
     """A table that shrinks where it is wider than its column of text."""
     cells = [[_latex_cell(column, row) for row in range(len(column.cells))] for column in columns]
     rows = [" & ".join(row) for row in zip(*cells, strict=True)]
+    sides = "".join("l" if column.words else "r" for column in columns)
     lines = [
         "\\begin{table}",
         "\\centering",
         f"\\caption{{{escape_latex(caption)}}}",
-        f"\\begin{{adjustbox}}{{max width=\\columnwidth}}\\begin{{tabular}}{{{_latex_sides(columns)}}}",
+        f"\\begin{{adjustbox}}{{max width=\\columnwidth}}\\begin{{tabular}}{{{sides}}}",
         "\\toprule",
         " & ".join(escape_latex(column.title) for column in columns) + " \\\\",
         "\\midrule",
@@ -546,10 +546,6 @@ def _latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] =
         "\\end{table}\n",
     ]
     return "\n".join(lines)
-
-
-def _latex_sides(columns: Sequence[Column]) -> str:
-    return "".join("l" if column.words else "r" for column in columns)
 
 
 def _latex_cell(column: Column, row: int) -> str:

@@ -27,24 +27,16 @@ R = TypeVar("R", bound=Record)
 
 # sections of a recipe whose settings may tell two runs of one method apart
 EXPERIMENT = (
-    "training",
-    "models",
-    "pretraining",
-    "availability",
-    "privacy",
-    "compression",
-    "robust_aggregation",
-    "adversaries",
-    "devices",
+    *("training", "models", "pretraining", "availability", "privacy", "compression"),
+    *("robust_aggregation", "adversaries", "devices"),
 )
 
 # what is not recorded of a method's further predictors
 _NOT_BY_PREDICTOR: Mapping[str, Any] = {
     "accuracy_per_client": [],
-    "accuracy_per_architecture": {},
-    "accuracy_by_classes": {},
-    "metrics": {},
-    "confusion": None,
+    **{key: {} for key in ("accuracy_per_architecture", "accuracy_by_classes", "accuracy_by_predictor", "metrics")},
+    **dict.fromkeys(("accuracy_before_final_round", "accuracy_best_by_validation", "accuracy_best_test_round")),
+    **dict.fromkeys(("confusion", "seconds", "processor_seconds")),
 }
 
 
@@ -255,17 +247,11 @@ def _scored_by(result: RunResult, kind: str, label: str, validation: float | Non
         "accuracy": main.mean,
         "accuracy_std": main.std,
         "accuracy_bottom_decile": main.bottom_decile,
-        "accuracy_before_final_round": None,
-        "accuracy_best_by_validation": None,
-        "accuracy_best_test_round": None,
         "validation": validation,
         "accuracy_by_stage": by_stage,
-        "accuracy_by_predictor": {},
         "clients_table": clients,
         "bytes_up": 0,
         "bytes_down": 0,
-        "seconds": None,
-        "processor_seconds": None,
     }
     return result.model_copy(update={**update, **_NOT_BY_PREDICTOR})
 

@@ -462,26 +462,9 @@ class RunResult(ScoredRecord):
 
 # all that a result is made of
 _NEEDED_TO_GO_ON = (
-    "seconds",
-    "processor_seconds",
-    "final_round",
-    "clients",
-    "lr",
-    "train_loss",
-    "refused",
-    "evaluated",
-    "validation",
-    "bytes_up",
-    "bytes_down",
-    "bytes_up_paper",
-    "bytes_down_paper",
-    "bytes_by_client",
-    "samples",
-    "accuracy",
-    "accuracy_per_client",
-    "accuracy_per_architecture",
-    "metrics",
-    "confusion",
+    *("seconds", "processor_seconds", "final_round", "clients", "lr", "train_loss", "refused", "evaluated"),
+    *("validation", "bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", "bytes_by_client", "samples"),
+    *("accuracy", "accuracy_per_client", "accuracy_per_architecture", "metrics", "confusion"),
 )
 
 

@@ -198,9 +198,10 @@ def test_figures_that_another_process_has_written_meanwhile_stay(
     Path("protocol.toml").write_text(protocol)
     benchmark(".", "shared")
     Path("protocol.toml").write_text(protocol.replace("[0]", "[0, 1, 2]"))
-    run, write = module.run_planned, module.write_result
+    run, write, write_page = module.run_planned, module.write_result, module.write_page
     others: list[object] = []
     written: list[str] = []
+    pages: list[object] = []
 
     def run_and_be_overtaken(*asked: Any) -> dict[str, str]:
         failures = run(*asked)
@@ -209,17 +210,27 @@ def test_figures_that_another_process_has_written_meanwhile_stay(
             others.append(benchmark(".", "shared"))
         return failures
 
-    def write_under_lock(*asked: Any) -> None:
+    def nobody_else_writes() -> None:
         with pytest.raises(FolderInUse), lock_folder(Path("shared/results")):
             pass
+
+    def write_under_lock(*asked: Any) -> None:
+        nobody_else_writes()
         written.append(Path("shared/results/short.json").read_text())
         write(*asked)
 
+    def write_page_under_lock(*asked: Any) -> Any:
+        nobody_else_writes()
+        pages.append(None)
+        return write_page(*asked)
+
     monkeypatch.setattr(module, "run_planned", run_and_be_overtaken)
     monkeypatch.setattr(module, "write_result", write_under_lock)
+    monkeypatch.setattr(module, "write_page", write_page_under_lock)
     (found,) = benchmark(".", "shared").settings
     assert [(row.name, sorted(row.accuracy)) for row in found.rows] == [("local", [*"012"]), ("fedavg", [*"012"])]
     assert len(written) == 2, "by the other process"
+    assert len(pages) == 2
 
 
 # in one process -----------------------------------------------------------------------------------------------------

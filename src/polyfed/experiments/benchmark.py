@@ -146,13 +146,13 @@ def benchmark(
                 elsewhere[number] = busy
                 continue
             if is_new and number < len(asked):  # the next setting may be interrupted
-                write_page(figures, protocol.title, wanted, protocol.primary)
+                request.write_page(wanted)
         left = {number: left[number] for number in elsewhere}
         if elsewhere:
             others = next(iter(elsewhere.values()))
             request.tell(f"waiting: {others}")
             others.wait()
-    found, files = write_page(figures, protocol.title, wanted, protocol.primary)
+    found, files = request.write_page(wanted)
     table = tuple(map(worth_of, found)) or None
     return Benchmark(place, table, found, files, request.failures, request.unlearnt)
 
@@ -216,6 +216,11 @@ class BenchmarkRequest:
         """A line of progress."""
         for logger in self.loggers:
             logger.message(line)
+
+    def write_page(self, wanted: Mapping[str, Wanted]) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
+        """See `polyfed.report.benchmark_page.write_page`; of the figures as they are, with those of other processes."""
+        with lock_folder(self.figures, waits=True):
+            return write_page(self.figures, self.protocol.title, wanted, self.protocol.primary)
 
     def methods_of(self, setting: str) -> list[str]:
         """The methods to run in a setting: one that some of the settings asked for have in these, any other in all."""

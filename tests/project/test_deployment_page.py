@@ -29,10 +29,10 @@ def keys(heading: str) -> set[str]:
 
 
 def test_the_tables_list_all_settings_and_no_others() -> None:
-    assert keys("Of a node, in `--node-config`") == {
+    assert keys("given in `--node-config`") == {
         str(field.alias) for field in node_config.NodeConfig.model_fields.values()
     }
-    assert keys("Of a run, in `[tool.flwr.app.config]`") == RUN_CONFIG.keys()
+    assert keys("given in `[tool.flwr.app.config]`") == RUN_CONFIG.keys()
 
 
 def test_our_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

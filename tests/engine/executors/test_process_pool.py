@@ -53,6 +53,11 @@ def run(method: Method, training: Training = TRAINING, **options: Any) -> Federa
     return ConformanceKit(method=method).usual.run(method, training, **{"evaluation": ALL_STAGES, **options})
 
 
+def same(a: Federation, b: Federation) -> None:
+    assert difference(all_state(a), all_state(b)) is None
+    assert records(a) == records(b)
+
+
 # errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,18 +156,10 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(tmp_path: Path) -
         mark.touch()
         return True
 
-    told = Told()
-    serial = run(FedAvg(), TRAINING.model_copy(update={"client_fraction": 1.0}), evaluation=QUIET)
-    found = run(
-        deadly(once),
-        TRAINING.model_copy(update={"client_fraction": 1.0}),
-        evaluation=QUIET,
-        executor="processes",
-        workers=2,
-        loggers=[told],
-    )
-    assert difference(all_state(serial), all_state(found)) is None
-    assert records(serial) == records(found)
+    told, training = Told(), TRAINING.model_copy(update={"client_fraction": 1.0})
+    serial = run(FedAvg(), training, evaluation=QUIET)
+    found = run(deadly(once), training, evaluation=QUIET, executor="processes", workers=2, loggers=[told])
+    same(serial, found)
     how = "was killed by SIGKILL, as when memory runs out"
     assert sorted(said(told)) == [
         f"round 2: the worker of client {i} died ({how}); its work is done again" for i in (0, 3)
@@ -321,18 +318,10 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert process_pool.unavailable_reason("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
     assert process_pool.unavailable_reason("cpu") is None
-    gpu: Any = SimpleNamespace(
-        method=FedAvg(),
-        model_factory=SimpleNamespace(device=torch.device("cuda")),
-        store=None,
-        figures=(),
-        clients=[1, 2],
-    )
-    if sys.platform == "linux":
-        with pytest.raises(
-            ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
-        ):
-            choice.make_executor("processes", None, gpu, Training(), print)
+    parts = SimpleNamespace(device=torch.device("cuda"))
+    gpu: Any = SimpleNamespace(method=FedAvg(), model_factory=parts, store=None, figures=(), clients=[1, 2])
+    with pytest.raises(ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes"):
+        choice.make_executor("processes", None, gpu, Training(), print)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,8 +344,7 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
     found = run(FedAvg(), executor="processes", workers=2, loggers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]
     assert said(told) == [f"there can be no worker processes ({reason}); all is done by this one"]
-    assert difference(all_state(serial), all_state(found)) is None
-    assert records(serial) == records(found)
+    same(serial, found)
 
 
 def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,9 +392,6 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
     assert capfd.readouterr().out.count("from a worker\n") == 6
 
 
-if sys.platform != "linux":
-    pytest.skip("worker processes need Linux", allow_module_level=True)
-
 RAD = AlignmentData(size=20, batch=10)
 FIXED = FedHeNN(alignment_data=AlignmentData(size=20, batch=10, refresh=0), kernel=MeanKernel(pool="seen"))
 METHODS = {
@@ -424,11 +409,6 @@ def ran(method: Method, executor: str = "processes", training: Training = TRAINI
     return usual.run(method, TRAINING, executor=executor, workers=workers, evaluation=QUIET, **options)
 
 
-def same(a: Federation, b: Federation) -> None:
-    assert difference(all_state(a), all_state(b)) is None
-    assert records(a) == records(b)
-
-
 def fail(*_: Any) -> Tensor:
     raise ValueError("no pass")
 
@@ -439,8 +419,7 @@ def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.M
     assert serial.server.run_passes is None
     monkeypatch.setattr(process_pool, "run_public_pass", fail)  # with which the run's own process would make them
     monkeypatch.setattr(inference, "run_pass", fail)
-    found = ran(METHODS[name])
-    same(serial, found)
+    same(serial, ran(METHODS[name]))
 
 
 def test_an_error_of_a_pass_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,6 +453,5 @@ def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytes
     assert found.history[1]["dropped"] == serial.history[1]["dropped"]
     who = "round 2: the worker of client 2 died"
     again = [f"{who} again; the run's own process does its work"] * (times - 1)
-    assert [text.partition(" (")[0] for text in [text for text in told.messages if "worker" in text]] == [
-        who
-    ] * times + again
+    deaths = [text.partition(" (")[0] for text in told.messages if "worker" in text]
+    assert deaths == [who] * times + again

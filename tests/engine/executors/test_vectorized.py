@@ -25,25 +25,13 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import choice, stacked_clients
 from polyfed.engine.executors.client_work import Serial, WorkerContext
 from polyfed.engine.executors.jobs import EvalJob
-from polyfed.engine.executors.stacked_loss import (
-    PartialContext,
-    RecordingContext,
-    StackedContext,
-    unpacked,
-)
+from polyfed.engine.executors.stacked_loss import PartialContext, RecordingContext, StackedContext, unpacked
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods import (
-    MOON,
-    FedAvg,
-    FedGH,
-    FedProto,
-    FedSelect,
-    Local,
-)
+from polyfed.methods import MOON, FedAvg, FedGH, FedProto, FedSelect, Local
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 from polyfed.testing.fixtures import all_state, difference, grouped
@@ -225,9 +213,7 @@ def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(stacks: list
 
 
 @pytest.mark.parametrize(
-    ("sizes", "batch_size"),
-    [([7, 8, 9], 3), ([1, 14, 11], 8), ([1, 1, 7], 2), ([2, 1, 1], 2)],
-    ids=str,
+    ("sizes", "batch_size"), [([7, 8, 9], 3), ([1, 14, 11], 8), ([1, 1, 7], 2), ([2, 1, 1], 2)], ids=str
 )
 def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int], batch_size: int) -> None:
     training = Training(rounds=1, local_epochs=3, batch_size=batch_size, lr=0.5)

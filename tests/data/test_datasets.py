@@ -14,14 +14,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-import polyfed as pf
 from polyfed.data import arrow_tables, images
 from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors, with_declared
 from polyfed.data.datasets import load_dataset
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError
-from polyfed.experiments import prediction
 from polyfed.registry import DATASETS
 from tests.helpers.refusals import refusal
 from tests.helpers.small_data import encode, reading, some_images, write_parquet
@@ -49,9 +47,6 @@ def refused(name: str, root: Path | None = None, **options: Any) -> str:
     return refusal(lambda: load_dataset(name, root, **options))
 
 
-# real data -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("found", [True, False], ids=["its file", "its loader"])
 def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
@@ -69,27 +64,23 @@ def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.std == pytest.approx([scaled.std(correction=0).item()])
 
 
-@pytest.mark.parametrize(("rows", "within"), [(2000, 1e-2), pytest.param(10_000, 5e-3, marks=pytest.mark.slow)])
-def test_cifar10_test_side_as_a_folder(rows: int, within: float, data_root: Path, tmp_path: Path) -> None:
+def test_cifar10_test_side_as_a_folder(data_root: Path, tmp_path: Path) -> None:
     import datasets
     import pyarrow.parquet as pq
 
     (tmp_path / "cifar10").mkdir()
-    first = pq.read_table(data_root / "cifar10" / "test.parquet").slice(0, rows)
+    first = pq.read_table(data_root / "cifar10" / "test.parquet").slice(0, 2000)
     pq.write_table(first, tmp_path / "cifar10" / "train.parquet")
     source = load_dataset("cifar10", tmp_path)
-    assert source.train.x.shape == (rows, 3, 32, 32)
+    assert source.train.x.shape == (2000, 3, 32, 32)
     assert source.mean == (0.4914, 0.4822, 0.4465)
-    assert channel_statistics(source.train.x)[0] == pytest.approx(source.mean, abs=within)
+    assert channel_statistics(source.train.x)[0] == pytest.approx(source.mean, abs=1e-2)
     assert source.class_names[:2] == ("airplane", "automobile")
     files = str(data_root / "cifar10" / "test.parquet")
     expected = datasets.load_dataset("parquet", data_files=files, split="train[:20]", cache_dir=str(tmp_path / "hf"))
     for row, sample in enumerate(expected):
         assert np.array_equal(source.train.x[row].permute(1, 2, 0), np.asarray(sample["img"]))
         assert source.train.y[row] == sample["label"]
-
-
-# the Hugging Face layout ---------------------------------------------------------------------------------------------
 
 
 def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
@@ -146,9 +137,6 @@ def test_labels_are_renumbered_only_where_needed(
         assert source.class_names == names
 
 
-# the cache -----------------------------------------------------------------------------------------------------------
-
-
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rows: list[str] = []
     decode = arrow_tables.decode
@@ -182,7 +170,7 @@ def test_a_damaged_cache_is_rebuilt(
         (private_cache / "datasets" / "checksums.json").write_text("[1, 2")
     else:
         flipped = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
-        stored.write_bytes({"cut": whole[: len(whole) // 2], "flip": flipped, "empty": b"", "text": b"hello"}[harm])
+        stored.write_bytes({"cut": whole[: len(whole) // 2], "flip": flipped, "text": b"hello"}[harm])
     assert same(first, load_dataset("parquet", folder))
     decoded = count_decodes(monkeypatch)
     assert same(first, load_dataset("parquet", folder))
@@ -196,9 +184,6 @@ def test_a_cache_that_cannot_be_written_is_passed_over(folder: Path, tmp_path: P
     assert len(load_dataset("parquet", folder).train) == 9
     monkeypatch.setenv("POLYFED_CACHE", "/proc/nowhere")
     assert len(load_dataset("parquet", folder).train) == 9
-
-
-# refusals ------------------------------------------------------------------------------------------------------------
 
 
 def test_no_root_and_no_environment_says_what_is_needed() -> None:
@@ -272,17 +257,12 @@ def test_images_that_do_not_fit(tmp_path: Path, pictures: list[np.ndarray | byte
 
 
 def test_labels_that_do_not_fit(folder: Path) -> None:
-    write_parquet(folder / "test.parquet", some_images(2), {"label": [0, 3]}, names=NAMES)
-    assert "expected labels 0..2" in refused("parquet", folder)
-    write_parquet(folder / "test.parquet", some_images(2), {"label": [0, -1]}, names=NAMES)
-    assert "got -1" in refused("parquet", folder)
-    write_parquet(folder / "test.parquet", some_images(2), {"label": [0, None]}, names=NAMES)
-    assert "expected 'label' in every row, got an empty one in row 1" in refused("parquet", folder)
+    wrong = {3: "expected labels 0..2", -1: "got -1", None: "expected 'label' in every row, got an empty one in row 1"}
+    for label, problem in wrong.items():
+        write_parquet(folder / "test.parquet", some_images(2), {"label": [0, label]}, names=NAMES)
+        assert problem in refused("parquet", folder)
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, 1]}, names={"label": ["x", "y", "z"]})
     assert "other names or classes" in refused("parquet", folder)
-
-
-# own arrays ----------------------------------------------------------------------------------------------------------
 
 
 def test_from_tensors_takes_arrays_and_tensors() -> None:
@@ -518,19 +498,3 @@ def test_refusals_images(animals: Path, tmp_path_factory: pytest.TempPathFactory
     assert "no use for feature_columns" in refusal_images(animals, feature_columns=["a"])
     with pytest.raises(ConfigError, match="got none"):
         load_dataset("images:")
-
-
-def test_a_run_on_image_folders_and_its_models_on_new_images(tmp_path: Path) -> None:
-    draws = np.random.default_rng(0)
-    for name, level in (("dark", 40), ("light", 200)):
-        put(tmp_path / "data" / name, *(draws.integers(level, level + 40, (12, 12), dtype=np.uint8) for _ in range(20)))
-    recipe = {
-        "data": {"dataset": "images:data", "root": str(tmp_path), "image_size": 8, "num_clients": 2},
-        "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
-        "method": {"name": "fedproto"},
-        "training": {"rounds": 3, "batch_size": 4, "lr": 0.05},
-    }
-    done = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "run")
-    assert done.result["accuracy"] == 1.0
-    found = prediction.predict(tmp_path / "run", 0, tmp_path / "data" / "light")
-    assert {row["class_name"] for row in found.rows()} == {"light"}

@@ -74,9 +74,6 @@ def counts(samples: LabeledSamples, class_count: int = 10) -> np.ndarray:
     return np.bincount(samples.y, minlength=class_count)
 
 
-# the reference job ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("holdout", [0, 1000])
 def test_the_reference_job(holdout: int) -> None:
     """CIFAR-10's sizes: 20 clients, round robin, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
@@ -92,9 +89,6 @@ def test_the_reference_job(holdout: int) -> None:
         assert max(ids(client.train)) < 50000 <= min(ids(client.test))
     assert counts(federated.holdout).tolist() == [holdout // 10] * 10
     assert federated.unused == 60000 - holdout - 20 * 600
-
-
-# splits --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("each", [2, 5])
@@ -165,9 +159,6 @@ def test_global_test_without_an_official_side_is_a_stratified_part() -> None:
     assert train == pytest.approx(8 / 9 * 4050, abs=20)
 
 
-# holdout and caps ----------------------------------------------------------------------------------------------------
-
-
 def test_holdout_takes_what_small_classes_have() -> None:
     y = np.array([0] * 3 + [1] * 50 + [2] * 50)
     source = from_tensors((np.arange(103, dtype=np.float32)[:, None], y))
@@ -202,9 +193,6 @@ def test_clients_take_the_caps_of_a_list_in_turn() -> None:
         assert (ids(client.test), ids(client.validation)) == (ids(alike.test), ids(alike.validation))
     alone = deal(source, num_clients=5, partition="iid", max_train_per_client=[40])
     assert [ids(client.train) for client in alone.clients] == [ids(client.train) for client in other.clients]
-
-
-# own partitions ------------------------------------------------------------------------------------------------------
 
 
 def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> None:
@@ -257,9 +245,6 @@ def test_a_function_that_deals_wrongly(found: Any, problem: str) -> None:
         deal(numbered(20, 4, 2), num_clients=2, partition=lambda y, clients, rng: found, split="official")
 
 
-# refusals ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -310,9 +295,6 @@ def test_keys_without_effect_are_left_out() -> None:
         "public_dataset",
     }
     assert kept(dataset="hub:a/b", config="s", revision="r")["config"] == "s"
-
-
-# docs/data.md --------------------------------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:

@@ -92,9 +92,6 @@ def test_iid_sizes_differ_by_at_most_one_and_nothing_is_left(clients: int, rows:
     assert sum(sizes) == rows
 
 
-# dirichlet -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("alpha", "clients"), [(0.1, 20), (0.5, 20), (0.5, 100), (100.0, 10), (1e-3, 5), (1e6, 7)])
 def test_dirichlet_uses_every_row_and_keeps_the_minimum(alpha: float, clients: int) -> None:
     y = labels(500)
@@ -117,9 +114,6 @@ def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
         if sizes.sum(axis=1).min() >= 10:
             break
     assert np.array_equal(table(dirichlet(y, clients, generator(3), alpha), y, 4), sizes)
-
-
-# by class ----------------------------------------------------------------------------------------------------------
 
 
 @quick
@@ -216,9 +210,6 @@ def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partit
         function(np.array([], dtype=np.int64), 1, generator())
 
 
-# dealing another side alike ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*DRAWN, "round_robin"])
 def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     y, other = labels(500), labels(100, seed=1)
@@ -249,9 +240,6 @@ def test_alike_refuses() -> None:
         partition_like(Partition((np.arange(3),)), labels())
     with pytest.raises(ConfigError, match=r"labels in 0\.\.9"):
         partition_like(iid(labels(), 2, generator()), np.array([10]))
-
-
-# the type and the helpers --------------------------------------------------------------------------------------------
 
 
 def test_a_partition_refuses_shared_and_odd_rows() -> None:
@@ -296,9 +284,6 @@ def users(train: list[Any], test: list[Any] | None, test_column: bool = True) ->
 def deal(source: DatasetSource, seed: int = 0, **options: Any) -> FederatedDataset:
     given_ = {"num_clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
     return federate(source, **{**given_, **options})
-
-
-# by group ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_client_per_value_in_sorted_order() -> None:
@@ -391,9 +376,6 @@ def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
 )
 def test_by_group_refuses(options: dict[str, Any], problem: str) -> None:
     assert problem in refusal(lambda: deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options))
-
-
-# quantity ------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)

@@ -85,8 +85,6 @@ def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) ->
     assert source.vocabulary.tokens == "fedrep"
 
 
-# CSV -----------------------------------------------------------------------------------------------------------------
-
 REVIEWS = """stars;review;shop
 bad;"Broken; and it was
 late!";2
@@ -146,9 +144,6 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
     assert "expected classes, whole numbers or words" in refused(put(place, "text,label\na,.5\nb,1\n"), **words)
 
 
-# word vectors --------------------------------------------------------------------------------------------------------
-
-
 def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) -> None:
     file = root / "glove.txt"
     file.write_text("day 1 2\nzebra 9 9\n. . 5 5\ngood -1.5 1e-1\nother 0 0\n", encoding="utf-8")
@@ -177,9 +172,6 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
     assert re.search(message, refusal(lambda: load_word_vectors(file, {"day", "good"})))
 
 
-# wrong input ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -195,9 +187,6 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
 )
 def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], object], message: str) -> None:
     assert re.search(message, refusal(lambda: ask(root)))
-
-
-# users ---------------------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_of_the_values_alone() -> None:

@@ -67,9 +67,6 @@ def test_shadow_models_that_do_not_suffice_are_refused() -> None:
         likelihood_ratio(torch.zeros(3), torch.zeros(1, 3))
 
 
-# scores of guesses ----------------------------------------------------------------------------------------------------
-
-
 def test_auc_and_its_interval_are_those_of_all_pairs() -> None:
     scores, member = draws(6, 40).round(decimals=1), draws(7, 40) > 0
     scores[member] += 0.5

@@ -46,6 +46,12 @@ def pair(kind: str, weights: Mapping[str, Tensor]) -> list[Any]:
     return nets
 
 
+def check_pair(weights: Mapping[str, Tensor] | None, nets: list[Any], atol: float) -> None:
+    """Whether a client has come to these networks."""
+    for name, net in zip(("own", "auxiliary_model"), nets, strict=True):
+        torch.testing.assert_close(part(weights, name), dict(net.state_dict()), atol=atol, rtol=1e-3)
+
+
 def kl(teacher: Tensor, scores: Tensor, temperature: float) -> Tensor:
     """T^2 KL of softmax(teacher / T) and softmax(scores / T), the teacher a constant; a mean over rows."""
     p = torch.softmax(teacher.detach() / temperature, 1)

@@ -218,8 +218,6 @@ def test_numbers_are_predicted_by_ridge_regression() -> None:
     assert run.result["rmse"] < 0.5  # their spread is 2.3
 
 
-# one release with noise --------------------------------------------------------------------------------------------
-
 BOUNDED = ClosedForm(features=20, shrinkage=0.3, unit_features=True)
 
 

@@ -49,9 +49,6 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
             np.testing.assert_allclose(after[name].numpy(), numpy_mean(sent, counts, name), atol=1e-6)
 
 
-# distillation and prediction ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ramp_up", "at", "expected"),
     [(300, 1, math.exp(-5)), (10, 6, math.exp(-1.25)), (10, 11, 1), (10, 500, 1), (0, 1, 1)],

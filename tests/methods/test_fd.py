@@ -68,9 +68,6 @@ def test_targets_are_distributions_whatever_the_scores(method, scale):
         assert known.sum(1).numpy() == pytest.approx(np.ones(len(known)), abs=1e-6)
 
 
-# controls -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", FORMS, ids=["plain", "logits"])
 def test_the_control_own_sends_a_client_what_it_sent(method):
     first, second = rounds(dataclasses.replace(method, control="own"), members())

@@ -39,9 +39,6 @@ def linear_heads(count, features=5, seed=3):
     return heads
 
 
-# ---- the generator ----
-
-
 def numpy_generate(weights, z, y, training):
     w = {name: t.double().numpy() for name, t in weights.items()}
     hidden = np.concatenate([z, np.eye(CLASSES)[y]], axis=1) @ w["hidden.weight"].T + w["hidden.bias"]
@@ -133,9 +130,6 @@ def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count
     assert observed_classes(torch.tensor([[1, 2, 0], [0, 0, 1]])).tolist() == [0, 2, 0]
     unused = new["hidden.weight"][:, 4 + 1]  # its column of the one-hot input
     assert torch.equal(unused, weights["hidden.weight"][:, 4 + 1])
-
-
-# ---- rounds ----
 
 
 def test_the_generator_is_trained_on_the_heads_that_came():

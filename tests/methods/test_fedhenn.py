@@ -361,9 +361,6 @@ def test_transports_are_alike_but_for_bytes(form, refresh):
             assert a.record["bytes_down"] - b.record["bytes_down"] == 3 * saved
 
 
-# ---- how long it stays ----
-
-
 @pytest.mark.parametrize("refresh", others_slow([1, 2, 3, 0], quick=[2, 0]))
 def test_refresh(refresh):
     history = rounds(steady(refresh=refresh), clients(MIXED), held=public(), rounds=5)

@@ -69,9 +69,6 @@ def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
     assert drawn != [[0, 1, 2, 3]] * 3
 
 
-# ---- gradients (8.1 to 8.4)  ----
-
-
 def pairs(rows=4, seed=0):
     g = torch.Generator().manual_seed(seed)
     return {"s_in": torch.randn(rows, 6, generator=g), "s_out": torch.tanh(torch.randn(rows, 5, generator=g))}
@@ -293,16 +290,11 @@ def test_what_is_sent_is_the_own_features_times_the_matrices():
         np.testing.assert_allclose(sent["s_out"], s_out, atol=1e-5)
 
 
-def at_work(method, number):
-    fed, _ = federation(method, clients(UNEQUAL))
-    return worker(fed, number)
-
-
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_misfit_and_its_gradient_by_hand(number):
     """The mean of (P_out f(P_in' s_in) - s_out)^2, f going through one layer after the other."""
     method = projected(mu=0.0, combine="none")
-    at = at_work(method, number)
+    at = worker(federation(method, clients(UNEQUAL))[0], number)
     g = torch.Generator().manual_seed(5)
     pairs = {"s_in": torch.randn(4, 5, 4, generator=g), "s_out": torch.randn(4, 3, generator=g)}
     at.context = method.receive(at, {"model": {}, "features": pairs})
@@ -324,7 +316,7 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch):
     """P <- the orthogonal matrix nearest to P - lr (mean gradient of l_IN + gradient of what a return trip loses)."""
     monkeypatch.setattr(feature_pairs, "MATRIX_LR", 0.7)
     method = projected("trained")
-    at = at_work(method, 1)
+    at = worker(federation(method, clients(UNEQUAL))[0], 1)
     before = method.common.matrices(at)
     g = torch.Generator().manual_seed(7)
     sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.methods import FedKWAZ
-from tests.helpers.image_clients import SOME, image_rounds, members, pair, part
+from tests.helpers.image_clients import SOME, check_pair, image_rounds, members, pair
 
 NAMES = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")
 PLAIN = FedKWAZ(mutual=0.0, mixed=0.0)  # stage 2 is cross entropy
@@ -89,10 +89,7 @@ def test_a_round_against_a_loop_with_two_optimizers() -> None:
                     stepper.zero_grad()
                     loss.backward()
                     stepper.step()
-        for name, net in zip(("own", "auxiliary_model"), nets, strict=True):
-            found = part(second.weights[number], name)
-            for key, value in net.state_dict().items():
-                torch.testing.assert_close(found[key], value, atol=1e-4, rtol=1e-3)
+        check_pair(second.weights[number], nets, 1e-4)
 
 
 def test_phases() -> None:

@@ -24,15 +24,26 @@ HELD = public(20)
 MIXED = ["shallow", "wide", "broad"]  # nothing in common but the classes
 
 
-def linear_clients(sizes):
-    return clients(["linear"] * len(sizes), list(sizes))
+SIZES = (6, 14, 9)
+
+
+def ran(method, held=HELD):
+    """Whole batches of linear networks: their first weights, their rows, and the rounds."""
+    members = clients(["linear"] * 3, list(SIZES))
+    fed, watch = federation(method, members, LINEAR, held=held, batch_size=64)
+    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
+    fed.run()
+    return w, [client.data.train for client in members], watch.rounds
+
+
+def check(round, w):
+    for i, one in enumerate(w):
+        for name, t in round.weights[i].items():
+            np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
 
 
 def played(method, architectures=MIXED, held=HELD, **options):
     return rounds(method, clients(architectures), held=held, **options)
-
-
-# ---- a round by hand ----
 
 
 def arrays(data):
@@ -61,39 +72,24 @@ def digested(w, x, target):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_two_rounds_by_hand(weighting):
-    """Whole batches: transfer on public, then on private; scores, their mean, a digesting and a revisiting step."""
-    sizes, held = (6, 14, 9), HELD
-    method = FedMD(public_epochs=1, private_epochs=2, weighting=weighting)
-    members = linear_clients(sizes)
-    fed, watch = federation(method, members, LINEAR, held=held, batch_size=64)
-    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
-    fed.run()
-    x, _ = arrays(held.samples)
-    w = [
-        learnt(learnt(learnt(one, held.samples), c.data.train), c.data.train) for one, c in zip(w, members, strict=True)
-    ]
-    for round in watch.rounds:
+    """Transfer on public, then on private; scores, their mean, a digesting and a revisiting step."""
+    w, own, history = ran(FedMD(public_epochs=1, private_epochs=2, weighting=weighting))
+    x, _ = arrays(HELD.samples)
+    w = [learnt(learnt(learnt(one, HELD.samples), data), data) for one, data in zip(w, own, strict=True)]
+    for round in history:
         scores = [scored(one, x) for one in w]
-        mean = np.average(scores, axis=0, weights=sizes if weighting == "samples" else None)
+        mean = np.average(scores, axis=0, weights=SIZES if weighting == "samples" else None)
         np.testing.assert_allclose(round.down[1]["consensus"].numpy(), mean, atol=1e-5)
-        w = [learnt(digested(one, x, mean), c.data.train) for one, c in zip(w, members, strict=True)]
-        for one, client in zip(w, fed.clients, strict=True):
-            for name, t in round.weights[client.id].items():
-                np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
+        w = [learnt(digested(one, x, mean), data) for one, data in zip(w, own, strict=True)]
+        check(round, w)
 
 
 def test_the_control_labels_digests_the_labels_of_public_rows():
     """By hand: a step on the public rows' labels, one on the client's own."""
-    members = linear_clients((6, 14, 9))
-    method = FedMD(**NO_TRANSFER, control="labels")
-    fed, watch = federation(method, members, LINEAR, held=HELD, batch_size=64)
-    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
-    fed.run()
-    for round in watch.rounds:
-        w = [learnt(learnt(one, HELD.samples), c.data.train) for one, c in zip(w, members, strict=True)]
-        for one, client in zip(w, fed.clients, strict=True):
-            for name, t in round.weights[client.id].items():
-                np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
+    w, own, history = ran(FedMD(**NO_TRANSFER, control="labels"))
+    for round in history:
+        w = [learnt(learnt(one, HELD.samples), data) for one, data in zip(w, own, strict=True)]
+        check(round, w)
 
 
 def test_the_control_labels_is_told_and_needs_labels_of_the_task():
@@ -107,21 +103,16 @@ def test_the_control_labels_is_told_and_needs_labels_of_the_task():
 def test_pseudo_labels_digests_what_the_client_is_sure_of_and_sends_nothing(monkeypatch, bound):
     """By hand: a step on the sure rows and their classes, if there are any, and one on the client's own."""
     monkeypatch.setattr(fedmd, "_SURE", bound)
-    members = linear_clients((6, 14, 9))
-    method = FedMD(**NO_TRANSFER, control="pseudo-labels")
-    fed, watch = federation(method, members, LINEAR, held=dataclasses.replace(HELD, origin="other"), batch_size=64)
-    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
-    fed.run()
-    for round in watch.rounds:
+    w, own, history = ran(FedMD(**NO_TRANSFER, control="pseudo-labels"), dataclasses.replace(HELD, origin="other"))
+    for round in history:
         assert round.record["bytes_up"] == round.record["bytes_down"] == 0
-        for i, client in enumerate(members):
+        for i, data in enumerate(own):
             scores = scored(w[i], arrays(HELD.samples)[0])
             sure = softmax(scores).max(1) > bound
             assert 0 < sure.sum() < 20 or bound == 1
             guessed = LabeledSamples(HELD.samples.x[sure], torch.tensor(scores.argmax(1))[sure])
-            w[i] = learnt(learnt(w[i], guessed) if sure.any() else w[i], client.data.train)
-            for name, t in round.weights[i].items():
-                np.testing.assert_allclose(t.numpy(), w[i][name], atol=1e-5)
+            w[i] = learnt(learnt(w[i], guessed) if sure.any() else w[i], data)
+        check(round, w)
 
 
 def test_pseudo_labels_of_drawn_rows_only(monkeypatch):

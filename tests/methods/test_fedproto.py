@@ -20,9 +20,6 @@ def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
     return {int(c): row for c, row in zip(state["labels"], state["prototypes"].double().numpy(), strict=True)}
 
 
-# the round ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", [FedProto(), FedProto(weighting="uniform"), FedSAF()])
 def test_uploads_and_prototypes_against_numpy(method: Any) -> None:
     people = members()

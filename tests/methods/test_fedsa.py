@@ -20,9 +20,6 @@ QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
 
 
-# the round ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_client_keeps_the_gap_of_its_means_after_training() -> None:
     people = members()
     (round,) = rounds(QUICK, people, rounds=1)

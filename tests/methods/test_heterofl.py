@@ -70,9 +70,6 @@ def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-# rates ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     ["dynamic", "a1-b1", "dynamic_a1-f1", "fix_a1,b1", "fix_a0-b1", "fix_a1-a2", "moving_a1", "fix_a-b", "fix_A1"],

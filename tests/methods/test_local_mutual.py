@@ -14,7 +14,7 @@ from polyfed.functional.patch_mixing import mixing_map
 from polyfed.methods import LocalMutual, local_mutual
 from polyfed.methods.local_mutual import CANDIDATES
 from tests.helpers import toys
-from tests.helpers.image_clients import CLASSES, NETS, image_rounds, kl, members, pair, part
+from tests.helpers.image_clients import CLASSES, NETS, check_pair, image_rounds, kl, members, pair
 from tests.helpers.toys import federation
 
 METHOD = LocalMutual(mutual=0.7, mixed=0.4)
@@ -57,10 +57,7 @@ def test_a_round_against_a_loop_with_two_optimizers(kind: str) -> None:
                     for p, g in zip(net.parameters(), grad, strict=True):
                         p.grad = g
                     stepper.step()
-        for name, net in zip(("own", "auxiliary_model"), nets, strict=True):
-            found = part(second.weights[number], name)
-            for key, value in net.state_dict().items():
-                torch.testing.assert_close(found[key], value, atol=2e-4, rtol=1e-3)
+        check_pair(second.weights[number], nets, 2e-4)
 
 
 def numpy_gaps(nets: list[Any], x: torch.Tensor, alpha: float, patches: int, draws: torch.Generator) -> list[float]:

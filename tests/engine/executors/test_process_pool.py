@@ -58,9 +58,6 @@ def same(a: Federation, b: Federation) -> None:
     assert records(a) == records(b)
 
 
-# errors -----------------------------------------------------------------------------------------------------------
-
-
 class Odd(PolyfedError):
     """An error of one's own."""
 
@@ -123,9 +120,6 @@ def test_after_an_error_the_round_is_undone_and_the_workers_are_gone() -> None:
         fed.run()
     assert fed.executor.running == []  # type: ignore[attr-defined]
     assert all(client.weights is None for client in fed.clients)
-
-
-# workers that die -------------------------------------------------------------------------------------------------
 
 
 def deadly(dies: Callable[[Client], bool], scoring: bool = False) -> Method:
@@ -210,9 +204,6 @@ def test_who_cannot_be_scored_has_no_score() -> None:
     assert found.history[0]["dropped"] == []
 
 
-# no orphans -------------------------------------------------------------------------------------------------------
-
-
 class Slow(FedAvg):
     """A fiftieth of a second more per step."""
 
@@ -273,9 +264,6 @@ def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Si
     os.kill(process, number)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -number
     assert until(lambda: not any(map(there, staff)))
-
-
-# which, and how many ----------------------------------------------------------------------------------------------
 
 
 def choose(clients: int = 6, **options: Any) -> Any:

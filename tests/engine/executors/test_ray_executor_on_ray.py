@@ -149,8 +149,6 @@ def test_who_is_ended_leaves_whole_rounds_and_no_process(recipe: Path, tmp_path:
     assert resumed.result["accuracy"] == alone.result["accuracy"]
 
 
-# two machines, as far as Ray knows --------------------------------------------------------------------------------
-
 WITNESS = '''
 from pathlib import Path
 

@@ -118,9 +118,6 @@ def rate(lr: float, **more: Any) -> Training:
     return TRAINING.model_copy(update={"lr": lr, **more})
 
 
-# what is one stack --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -183,9 +180,6 @@ class Counts(Local):
 def test_a_run_with_more_exchanges_does_not_fall_behind(stacks: list[int]) -> None:
     before, together = check([{"method": Counts()}, {"method": Local()}], stacks)
     assert together * 2 == before
-
-
-# what is not --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,9 +266,6 @@ def test_where_memory_runs_out_runs_have_stacks_of_their_own(
     assert side_by_side(runs) == [None, None]
     assert max(stacks) == 6
     assert [m for m in told.messages if "with 12 clients of several runs as one" in m and "below 12" in m]
-
-
-# what fails or stops ------------------------------------------------------------------------------------------------
 
 
 class Fails(FedAvg):
@@ -378,9 +369,6 @@ def test_one_run_works_at_a_time_and_all_end() -> None:
     take_turns([lambda n=n: run(n) for n in (3, 1, 2)], answers, lambda _: False)  # type: ignore[misc]
     assert max(most) == 1
     assert len(most) == 6
-
-
-# records ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_seconds_of_runs_side_by_side_add_up_to_no_more_than_went_by() -> None:

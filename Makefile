@@ -112,7 +112,7 @@ install-dev: ## .venv with the tools of the tests, and the extras `flower`, `nat
 	$(call environment,dev flower naturals privacy ray)
 
 install-all: ## .venv with all that any test can use
-	$(call environment,adapters dev docs flower naturals onnx privacy ray vision)
+	$(call environment,adapters dev docs flower hub mlflow naturals onnx privacy ray tensorboard vision wandb)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

@@ -134,6 +134,12 @@ def test_the_demo_is_the_agreed_command() -> None:
     assert DEMO in make("-n", "demo").stdout
 
 
+def test_all_tests_run_with_every_extra() -> None:
+    installed = make("-n", "install-all").stdout.split("environment.py ")[1].partition(";")[0].split()
+    (everything,) = map(Requirement, PROJECT["project"]["optional-dependencies"]["all"])
+    assert {*installed} == everything.extras | {"dev", "docs"}
+
+
 def test_the_quick_tests_are_there() -> None:
     words = make("-n", "-o", "install-dev", "quick").stdout.split()
     asked = [word.partition("::") for word in words if word.startswith("tests/")]

@@ -336,6 +336,10 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         (json.dumps(old), "as this version writes it"),
         ("{", "nothing readable"),
         ("[1, 2]", "noth"),
+        (
+            text.replace("client-001.safe", "client-1.x/../../client-001.safe"),
+            r"expected files as client-000\.safetensors",
+        ),
     ):
         index.write_text(content)
         with pytest.raises(ConfigError, match=says):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -457,7 +458,10 @@ def stored_entry(run: Path, client: int | str | None) -> tuple[int, str, Mapping
 
 def _number(file: str) -> int:
     """Of the client that a file of weights is named after."""
-    return int(file.removeprefix("client-").partition(".")[0])
+    found = re.fullmatch(r"client-(\d+)\.safetensors", file, re.ASCII)
+    if found is None:
+        raise ValueError(f"expected files as client-000.safetensors, got '{one_line(file):.60}'")
+    return int(found[1])
 
 
 class _Room(TorchDispatchMode):

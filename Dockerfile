@@ -3,7 +3,7 @@
 #   python -m build --wheel
 #   docker build --tag polyfed .
 #
-# TORCH_INDEX: of PyTorch's wheels, https://download.pytorch.org/whl/cpu for an image without CUDA. EXTRAS: as "[ray]".
+# TORCH_INDEX: of PyTorch's wheels, that for the CPU for an image without CUDA. EXTRAS: as "[ray]".
 # The user in the image has the number 1000; /work is where a folder is mounted.
 
 FROM python:3.12-slim

@@ -450,7 +450,8 @@ class BenchmarkSetting:
             if tuned is None:
                 return
             choices[alone] = tuned.chosen
-            tuning[self._row_name(method, alone)] = (tuned, load_runs(self._tuning_folder(method, alone)))
+            trials = [run for run in load_runs(self._tuning_folder(method, alone)) if run.finished]
+            tuning[self._row_name(method, alone)] = (tuned, trials)
         own, *controls = self._rows_of(method, choices, data)
         found = self._run_rows((own, *controls), forced, data)
         epochs = self._epochs_of_local(own, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 
 import numpy as np
@@ -42,20 +43,13 @@ def nested(**flat):
     return found
 
 
-def hetero(**hyperparameters):
-    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **hyperparameters}))
+def hetero(kind=FedHeNN, **hyperparameters):
+    return kind(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **hyperparameters}))
 
 
-def steady(**hyperparameters):
-    return hetero(**{"eta_schedule": "constant", **hyperparameters})
-
-
-def homo(**hyperparameters):
-    return HomogeneousFedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **hyperparameters}))
-
-
-def steady_homo(**hyperparameters):
-    return homo(**{"eta_schedule": "constant", **hyperparameters})
+homo = functools.partial(hetero, HomogeneousFedHeNN)
+steady = functools.partial(hetero, eta_schedule="constant")
+steady_homo = functools.partial(homo, eta_schedule="constant")
 
 
 def represented(model, x):
@@ -287,7 +281,7 @@ def test_rad_rows_are_drawn_from_the_hold_out_without_replacement_and_anew():
 
 def test_too_few_hold_out_rows_are_refused_before_round_1():
     for held, given in ((public(19), "got 19"), (None, "got 0")):
-        with pytest.raises(ConfigError, match=rf"20 rows.*{given}.*data.holdout"):
+        with pytest.raises(ConfigError, match=rf"20 public rows, {given}.*data.holdout"):
             federation(hetero(), clients(MIXED), held=held)
     federation(hetero(), clients(MIXED), held=public(20))
 

@@ -173,26 +173,8 @@ def test_who_dies_of_it_twice_has_dropped_out(ray: RayStub) -> None:
         run(on_ray(recipe_of("fedgh")))
 
 
-def test_where_no_core_is_left_the_others_go_on(ray: RayStub) -> None:
-    recipe, watch = recipe_of("fedgh"), Told()
-    first = dies(lambda asked: asked["round"] == 2, 1)
-
-    def fault(name: str, args: tuple[Any, ...]) -> Exception | None:
-        error = first(name, args)
-        if error is not None:
-            ray.without_room = True
-        return error
-
-    ray.fault = fault
-    same(run(on_ray(recipe), loggers=[watch]), run(recipe))
-    assert watch.messages[-1] == "no core of the cluster is free in place of it; the run goes on with 1 workers"
-    ray.without_room, ray.fault = False, fault
-    first = dies(lambda asked: True, 1)
-    with pytest.raises(RunError, match="the last of Ray's workers died, and there is no free core for another one"):
-        run(on_ray(recipe, workers=1))
-
-
-def test_one_that_dies_on_a_lost_node_as_it_begins_is_left_out(ray: RayStub) -> None:
+@pytest.mark.parametrize("why", ["no free core", "a lost node"])
+def test_where_no_other_begins_in_its_place_the_others_go_on(why: str, ray: RayStub) -> None:
     recipe, watch = recipe_of("fedgh"), Told()
     first = dies(lambda asked: asked["round"] == 2, 1)
     begun: list[str] = []
@@ -200,12 +182,18 @@ def test_one_that_dies_on_a_lost_node_as_it_begins_is_left_out(ray: RayStub) -> 
     def fault(name: str, args: tuple[Any, ...]) -> Exception | None:
         if name == "begin":
             begun.append(name)
-            return ActorDiedError("its node is gone") if len(begun) == 3 else None  # in place of the first two
-        return first(name, args)
+            return ActorDiedError("its node is gone") if why == "a lost node" and len(begun) == 3 else None
+        error = first(name, args)
+        if error is not None:
+            ray.without_room = why == "no free core"
+        return error
 
     ray.fault = fault
     same(run(on_ray(recipe), loggers=[watch]), run(recipe))
-    assert watch.messages[-1].endswith("the run goes on with 1 workers")
+    assert watch.messages[-1].endswith("in place of it; the run goes on with 1 workers")
+    ray.without_room, why, first = False, "no free core", dies(lambda asked: True, 1)
+    with pytest.raises(RunError, match="the last of Ray's workers died, and there is no free core for another one"):
+        run(on_ray(recipe, workers=1))
 
 
 def test_a_method_that_fails_ends_the_run_as_it_would_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

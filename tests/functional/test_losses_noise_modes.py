@@ -27,9 +27,6 @@ def batch(n=9, c=4, seed=0, dtype=torch.float64):
     )
 
 
-# ---- losses -------------------------------------------------------------------------------------------------------
-
-
 def test_no_rows_give_no_loss_and_no_gradient():
     logits, y, w = batch()
     logits.requires_grad_()
@@ -122,9 +119,6 @@ def test_sigma_is_constant_for_the_gradient_and_per_client_under_vmap():
     together = torch.func.vmap(lambda s, z: add_noise(s, 0.8, z))(s, z)
     for k in range(3):
         torch.testing.assert_close(together[k], add_noise(s[k], 0.8, z[k]))
-
-
-# ---- modes --------------------------------------------------------------------------------------------------------
 
 
 def network():

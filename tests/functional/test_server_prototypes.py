@@ -96,9 +96,6 @@ def test_one_row_equal_rows_and_rows_of_zeros() -> None:
         assert spread(rows, 50).isfinite().all()
 
 
-# the network behind trained prototypes ------------------------------------------------------------------------------
-
-
 def apart(margin: float) -> server_prototypes.Loss:
     return functools.partial(server_prototypes.margin_loss, margin=margin)
 

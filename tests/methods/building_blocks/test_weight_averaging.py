@@ -15,8 +15,6 @@ from polyfed.methods.building_blocks import weight_averaging as averaging
 from polyfed.methods.building_blocks.weight_averaging import Aggregation
 from polyfed.testing import ConformanceKit
 
-# the shared model -------------------------------------------------------------------------------------------------
-
 BOTH: tuple[Aggregation, ...] = ("layer-wise", "same-shape")
 WEIGHT, BIAS = "intermediate.project.weight", "head.bias"
 DEEPEST = "intermediate.block1.conv.bias"  # of the network with two blocks alone
@@ -88,9 +86,6 @@ def test_who_shares_a_tensor_is_counted_among_those_present() -> None:
     within = begun("same-shape")
     within.set_available([0, 1, 2, 4])
     assert set(averaging.holder_counts(within, "same-shape", "net1").values()) == {2}
-
-
-# its steps --------------------------------------------------------------------------------------------------------
 
 
 def step(server: Server, aggregation: Aggregation, sent: dict[int, Group], **how: float) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -162,6 +163,8 @@ def test_nothing_is_sent_without_a_word(
     for typed in ("", "no", "y"):
         monkeypatch.setattr("builtins.input", lambda *_, typed=typed: typed)
         assert push(images, "--client", "1") == 2
+    monkeypatch.setattr("builtins.input", Mock(side_effect=EOFError))  # Ctrl-D
+    assert push(images, "--client", "1") == 2
     assert hub.asked == []
     monkeypatch.setattr("builtins.input", lambda *_: "yes")
     assert push(images, "--client", "1") == 0

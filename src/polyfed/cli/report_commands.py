@@ -235,9 +235,17 @@ def push(
 
     prepared = prepare_push(run, client, repository, public=public, trust=trust)
     print_text(str(prepared))
-    if not yes and not (sys.stdin.isatty() and input("Send it? Type yes: ").strip() == "yes"):
+    if not yes and not _says_yes():
         raise ConfigError("expected a yes at the terminal, or --yes, got none; nothing was sent")
     print_text(f"sent to {prepared.send()}")
+
+
+def _says_yes() -> bool:
+    """Whether there is somebody at a terminal who types yes."""
+    try:
+        return sys.stdin.isatty() and input("Send it? Type yes: ").strip() == "yes"
+    except EOFError:  # Ctrl-D
+        return False
 
 
 def _unknown_texts(found: Predictions) -> str:

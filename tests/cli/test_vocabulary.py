@@ -47,6 +47,7 @@ OTHERS = {  # a function's parameter that is no option -> why
     "progress": "shown by commands unless --quiet",
     "say": "commands print it",
     "choices": "FigureOptions, whose fields are options",
+    "failed": "sweep: where a benchmark tunes, which goes on without the runs that failed",
     "local": "sweep: False where a benchmark tunes, which runs Local once for all",
 }
 TRAINING = ("run", "compare", "sweep", "benchmark", "check")

@@ -241,7 +241,7 @@ def test_runs_side_by_side_replay_the_steps_of_one(networks: Sequence[Callable[[
         for one, other in zip(expected, found, strict=True):
             assert difference(all_state(one), all_state(other), CLOSE) is None
     assert launched[0] == launched[1]
-    assert launched[0][1] == len(networks) * (3 * 2 * 2 - 1)  # the first step is launched
+    assert launched[0][1] == len(networks) * 3 * 2 * 2  # the first step is launched, and one replay is a trial
 
 
 class Fixed(nn.Module):
@@ -438,6 +438,28 @@ def test_what_a_capture_refuses_is_launched_and_said(waits: bool, monkeypatch: p
     assert kept == [set()] * 3
     (line,) = told.messages
     assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: ")
+
+
+def test_a_replay_that_gives_other_numbers_than_the_step_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[recorded_step.RecordedStack] = []
+    begin = recorded_step.RecordedStack.begin
+    replay = graphs.CUDAGraph.replay
+
+    def watched(stack: recorded_step.RecordedStack, *given: Any) -> None:
+        begin(stack, *given)
+        begun.append(stack)
+
+    def wrong(graph: graphs.CUDAGraph) -> None:
+        replay(graph)
+        for tensor in begun[-1].tensors.values():
+            tensor.detach().mul_(0.99)
+
+    monkeypatch.setattr(recorded_step.RecordedStack, "begin", watched)
+    monkeypatch.setattr(graphs.CUDAGraph, "replay", wrong)
+    told = Told()
+    run(FedAvg(), sizes=(16,) * 4, loggers=[told])
+    assert replayed(FedAvg(), sizes=(16,) * 4)["replays"] == 1
+    assert "gives other numbers than launched" in told.messages[0]
 
 
 def test_samples_that_have_no_room_on_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

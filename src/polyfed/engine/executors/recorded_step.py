@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ Rates = tuple[float, Tensor | None]  # the highest learning rate, and everybody'
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 RECORDS = True  # benchmarks switch it off, to tell what recorded steps are worth
+_CLOSE = 0.05  # of the largest change: how far a replay may be off when it is tried
 _WARM_UPS = 3  # eager steps before a capture, in which libraries choose kernels and allocate, as PyTorch asks for
 _MOST_GRAPHS = 24  # of a stack: kinds of steps, widths of batches, numbers of clients
 _MOST_CAPTURES = 48  # of a stack, before it is asked whether each was worth it
@@ -203,11 +204,10 @@ class RecordedStack(FixedTensors):
                 # before a capture, which leaves things behind where it breaks off
                 with _waits_are_errors(), _CopiesAreErrors():  # type: ignore[no-untyped-call]
                     step()
+                launched = [tensor.detach().clone() for tensor in written]
         finally:
             current.wait_stream(stream)
-            _copy(written, before)
-            for name in self.sums.keys() - summed:
-                self.sums[name].zero_()
+            self._take_back(written, before, summed)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._lane.pool, stream=stream):  # nothing is computed
@@ -215,7 +215,22 @@ class RecordedStack(FixedTensors):
         except BaseException:
             torch.cuda.set_stream(current)  # where the capture has left another one
             raise
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            graph.replay()
+        current.wait_stream(stream)
+        parts = (slice(len(self.tensors)), slice(len(self.tensors), len(self.tensors) + len(self.optimizer.tensors())))
+        is_same = all(_is_same_step(written[part], launched[part], before[part]) for part in parts)
+        self._take_back(written, before, summed)
+        if not is_same:
+            raise RuntimeError("replayed, its step gives other numbers than launched")
         return Recording(graph, sums, keeps)
+
+    def _take_back(self, written: Sequence[Tensor], before: Sequence[Tensor], summed: Collection[str]) -> None:
+        """Undo a step that was taken to try it; sums of other names than before begin anew."""
+        _copy(written, before)
+        for name in self.sums.keys() - summed:
+            self.sums[name].zero_()
 
     def _come_to(self, number: int) -> None:
         if self._at != number:
@@ -312,6 +327,18 @@ class _CopiesAreErrors(Uncompiled):
         if "copy" in func._schema.name and len(kinds) > 1:
             raise RuntimeError("a step that is recorded copies nothing from or to the GPU")
         return made
+
+
+def _is_same_step(found: Sequence[Tensor], expected: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    """Whether tensors changed as expected, up to what kernels round differently from one call to the next."""
+    changed, expected = (
+        [(t.detach() - old).float() for t, old in zip(ts, before, strict=True) if t.is_floating_point()]
+        for ts in (found, expected)
+    )
+    sizes = [change.abs().nan_to_num(0.0, 0.0).amax() for change in expected if change.numel()]
+    most = _CLOSE * float(torch.stack(sizes).max()) if sizes else 0.0
+    pairs = zip(changed, expected, strict=True)
+    return all(torch.allclose(one, other, rtol=0.0, atol=most, equal_nan=True) for one, other in pairs)
 
 
 def _is_alike(tensor: Tensor, place: Tensor) -> bool:

@@ -462,6 +462,14 @@ def test_a_replay_that_gives_other_numbers_than_the_step_is_not_used(monkeypatch
     assert "gives other numbers than launched" in told.messages[0]
 
 
+def test_a_trial_that_fails_leaves_no_step_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("no room to compare")
+
+    monkeypatch.setattr(recorded_step, "_is_same_step", full)
+    assert replayed(FedAvg(), sizes=(16,) * 4)["replays"] == 1
+
+
 def test_samples_that_have_no_room_on_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     told = Told()

@@ -215,16 +215,28 @@ class RecordedStack(FixedTensors):
         except BaseException:
             torch.cuda.set_stream(current)  # where the capture has left another one
             raise
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            graph.replay()
-        current.wait_stream(stream)
-        parts = (slice(len(self.tensors)), slice(len(self.tensors), len(self.tensors) + len(self.optimizer.tensors())))
-        is_same = all(_is_same_step(written[part], launched[part], before[part]) for part in parts)
-        self._take_back(written, before, summed)
+        try:
+            is_same = self._replays_as(graph, written, launched, before)
+        finally:
+            self._take_back(written, before, summed)
         if not is_same:
             raise RuntimeError("replayed, its step gives other numbers than launched")
         return Recording(graph, sums, keeps)
+
+    def _replays_as(
+        self, graph: Any, written: Sequence[Tensor], launched: Sequence[Tensor], before: Sequence[Tensor]
+    ) -> bool:
+        """Whether a replay does to weights, and to what the optimizer remembers, what the launched step did."""
+        current = torch.cuda.current_stream(self.number.device)
+        self._lane.stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._lane.stream):
+                graph.replay()
+        finally:
+            current.wait_stream(self._lane.stream)
+        count = len(self.tensors)
+        parts = (slice(count), slice(count, count + len(self.optimizer.tensors())))
+        return all(_is_same_step(written[part], launched[part], before[part]) for part in parts)
 
     def _take_back(self, written: Sequence[Tensor], before: Sequence[Tensor], summed: Collection[str]) -> None:
         """Undo a step that was taken to try it; sums of other names than before begin anew."""

@@ -135,7 +135,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         local: False: without Local beside them.
         race: so many combinations, the best by validation with the first seed, are run with the other ones; default:
             all.
-        failed: for callers with other work, see `polyfed.experiments.planned_runs.run_planned`.
+        failed: folder -> why its run failed before, which is not tried again; those that fail now are added. Where it
+            is given, runs at which other processes are at work are not waited for, as by a benchmark.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.

@@ -4,13 +4,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from polyfed.analysis.representations import (
     ClientRef,
-    balanced_order,
     clients_of,
     common_inputs,
     common_layers,
@@ -99,16 +97,6 @@ def test_outputs_that_are_not_finite(runs: list[RunRecord], monkeypatch: pytest.
 def elsewhere(run: RunRecord, folder: Path) -> RunRecord:
     """The run with another recipe; its result does not say how many rows clients had."""
     return replace(run, path=folder, stored=run.result.model_copy(update={"clients_table": None}))
-
-
-def test_every_beginning_has_the_classes_evenly() -> None:
-    y = torch.tensor([0] * 50 + [1] * 3 + [4] * 20)
-    order = balanced_order(y, np.random.default_rng(0))
-    assert sorted(order.tolist()) == list(range(73))
-    for count, expected in ((3, (1, 1, 1)), (9, (3, 3, 3)), (13, (5, 3, 5)), (53, (30, 3, 20)), (73, (50, 3, 20))):
-        found = torch.bincount(y[order[:count]], minlength=5)
-        assert tuple(found[[0, 1, 4]].tolist()) == expected
-    assert order.tolist() != balanced_order(y, np.random.default_rng(1)).tolist()
 
 
 def test_rows_of_all_clients_that_nobody_trained_on(runs: list[RunRecord]) -> None:

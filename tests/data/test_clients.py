@@ -142,7 +142,7 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     write_parquet(clinics / "12" / "train.parquet", some_images(1), {"label": [0]})
     assert "expected csv of every client" in refusal(clinics)
     for kind in ("clients", "npz"):
-        with pytest.raises(ConfigError, match="would leave out whole clients"):
+        with pytest.raises(ConfigError, match="could leave out whole clients"):
             pf.Recipe.from_dict({"data": {"dataset": f"{kind}:{clinics}", "limit_train": 3}, **REST})
 
 

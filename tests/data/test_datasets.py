@@ -22,7 +22,7 @@ from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
 from tests.helpers.refusals import refusal
-from tests.helpers.small_data import encode, reading, some_images, write_parquet
+from tests.helpers.small_data import encode, purposes, reading, some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
 WRITERS, PAGES = [f"w{row % 3}" for row in range(13)], [10 * row for row in range(13)]
@@ -101,10 +101,15 @@ def test_further_columns_follow_their_rows(folder: Path) -> None:
     assert source.train_columns["page"].tolist() == PAGES[:9]
     assert source.train_columns["writer"].tolist() == WRITERS[:9]
     assert source.test_columns["page"].tolist() == PAGES[9:]
-    cut = source.head(5, 1)
-    assert len(cut.train) == 5
-    assert cut.train_columns["page"].tolist() == PAGES[:5]
-    assert cut.test_columns["page"].tolist() == PAGES[9:10]
+    few, fewer = (source.limited(count, 1, purposes(3)) for count in (5, 4))
+    assert (len(few.train), len(fewer.train), len(few.test or ())) == (5, 4, 1)
+    rows = [PAGES.index(page) for page in few.train_columns["page"]]
+    assert torch.equal(few.train.x, source.train.x[rows])
+    assert torch.equal(few.train.y, source.train.y[rows])
+    assert set(fewer.train_columns["page"]) < set(few.train_columns["page"])
+    assert few.test_columns["page"].tolist() == fewer.test_columns["page"].tolist()
+    assert len({tuple(source.limited(5, None, purposes(seed)).train_columns["page"]) for seed in range(9)}) > 4
+    assert source.limited(None, None, purposes(3)).train is source.train
     assert load_dataset("parquet", folder).train_columns == {}
     assert "did you mean 'writer'" in refused("parquet", folder, columns=["writers"])
 

@@ -16,14 +16,14 @@ from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import (
     Partition,
-    balanced_counts,
+    balanced_order,
     by_class,
     by_group,
     dirichlet,
+    draw_rows,
     groups_like,
     iid,
     partition_like,
-    proportional_counts,
     quantity,
 )
 from polyfed.errors import ConfigError
@@ -138,14 +138,13 @@ def test_every_client_holds_exactly_k_classes(clients: int, each: int, deal: str
     assert np.array_equal(partition.shares > 0, table(partition, y) > 0)
 
 
-def test_ring_by_hand_and_without_draws() -> None:
+def test_ring_by_hand() -> None:
     y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
-    rng = generator()
-    state = rng.bit_generator.state
-    partition = by_class(y, 3, rng, 2, "round_robin")
-    # class 0 (rows 0 3 6 9): clients 0, 2; class 1 (1 4 7): clients 0, 1; class 2 (2 5 8): clients 1, 2
-    assert [rows.tolist() for rows in partition.rows] == [[0, 1, 6, 7], [2, 4, 8], [3, 5, 9]]
-    assert rng.bit_generator.state == state
+    # class 0, of 4 rows: clients 0, 2; class 1, of 3: clients 0, 1; class 2, of 3: clients 1, 2
+    counts = [[2, 2, 0], [0, 1, 2], [2, 0, 1]]
+    dealt = [by_class(y, 3, generator(seed), 2, "round_robin") for seed in range(20)]
+    assert all(table(partition, y, 3).tolist() == counts for partition in dealt)
+    assert len({tuple(partition.rows[0].tolist()) for partition in dealt}) > 5
 
 
 def test_shamsian_shares_and_sizes() -> None:
@@ -214,7 +213,7 @@ def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partit
 def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     y, other = labels(500), labels(100, seed=1)
     partition = DRAWN[name](y, generator()) if name in DRAWN else by_class(y, 20, generator(), 2, "round_robin")
-    alike = partition_like(partition, other)
+    alike = partition_like(partition, other, generator())
     check(alike, other, 20)
     assert held(alike) == len(other)
     train, test = table(partition, y), table(alike, other)
@@ -224,22 +223,23 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
 
 
 def test_alike_keeps_what_nobody_has_unused() -> None:
-    alike = partition_like(by_class(labels(), 2, generator(), 2, "round_robin"), labels(20))
+    alike = partition_like(by_class(labels(), 2, generator(), 2, "round_robin"), labels(20), generator())
     assert held(alike) == 60
 
 
 def test_alike_balances_sizes_where_shares_are_equal() -> None:
     y = labels(30)
     partition = Partition(iid(y, 30, generator()).rows, np.full((30, 10), 1 / 30))
-    sizes = [len(rows) for rows in partition_like(partition, labels(10)).rows]  # 100 rows, 10 of each class
+    alike = partition_like(partition, labels(10), generator())  # 100 rows, 10 of each class
+    sizes = [len(rows) for rows in alike.rows]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_alike_refuses() -> None:
     with pytest.raises(ConfigError, match="without"):
-        partition_like(Partition((np.arange(3),)), labels())
+        partition_like(Partition((np.arange(3),)), labels(), generator())
     with pytest.raises(ConfigError, match=r"labels in 0\.\.9"):
-        partition_like(iid(labels(), 2, generator()), np.array([10]))
+        partition_like(iid(labels(), 2, generator()), np.array([10]), generator())
 
 
 def test_a_partition_refuses_shared_and_odd_rows() -> None:
@@ -252,18 +252,38 @@ def test_a_partition_refuses_shared_and_odd_rows() -> None:
 
 
 @quick
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(0, 300))
-def test_counts_add_up_and_stay_within_what_there_is(available: list[int], total: int) -> None:
-    have = np.array(available, dtype=np.int64)
-    want = min(total, int(have.sum()))
-    level = balanced_counts(have, total)
-    assert level.sum() == want
-    assert (level <= have).all()
-    assert level.max(initial=0) - level[level < have].min(initial=level.max(initial=0)) <= 1
-    share = proportional_counts(have, total)
-    assert share.sum() == want
-    assert (share <= have).all()
-    assert (np.abs(share - have * (want / max(1, have.sum()))) < 1).all()
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.integers(0, 1000))
+def test_every_beginning_of_an_order_has_its_classes(sizes: list[int], seed: int) -> None:
+    """Evenly, or in the proportion of the whole; fewer rows are among more."""
+    have = np.array(sizes)
+    y = generator(seed).permutation(np.repeat(np.arange(len(have)), have))
+    rows = np.arange(100, 100 + len(y))
+    of_row = np.concatenate([np.zeros(100, dtype=int), y])
+    even = balanced_order(y, generator(seed))
+    assert sorted(even.tolist()) == list(range(len(y)))
+    fewer: set[int] = set()
+    for most in range(1, len(y) + 1):
+        level = np.bincount(y[even[:most]], minlength=len(have))
+        assert level.max() - level[level < have].min(initial=level.max()) <= 1
+        drawn = draw_rows(rows, of_row, most, generator(seed))
+        assert len(drawn) == most
+        assert fewer < set(drawn.tolist()) <= set(rows.tolist())
+        fewer = set(drawn.tolist())
+        share = np.bincount(of_row[drawn], minlength=len(have))
+        assert (np.abs(share - have * (most / len(y))) <= 1 + len(have) / 8).all()
+    assert draw_rows(rows, of_row, None, generator(seed)) is rows
+
+
+def test_drawn_rows_are_of_all_places_and_classes_alike() -> None:
+    """Of 1000 rows in order any part is drawn, and of 8 equal classes any may have one row more."""
+    y = np.arange(1000) % 8
+    drawn = np.stack([draw_rows(np.arange(1000), y, 100, generator(seed)) for seed in range(200)])
+    assert drawn.mean() == pytest.approx(499.5, abs=10)
+    each = np.bincount(drawn.ravel(), minlength=1000)
+    assert (each.mean(), each.min() > 4, each.max() < 40) == (20, True, True)
+    by_class_ = np.bincount(y[drawn].ravel(), minlength=8)
+    assert np.abs(by_class_ / 200 - 12.5).max() < 0.15
+    assert draw_rows(np.arange(1000), y, 6, generator(7)).tolist() == [65, 151, 213, 816, 900, 923]  # for good
 
 
 def users(train: list[Any], test: list[Any] | None, test_column: bool = True) -> DatasetSource:

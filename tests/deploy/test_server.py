@@ -27,6 +27,7 @@ from polyfed.engine.federation import Run
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import predict
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
@@ -441,6 +442,24 @@ def test_rows_that_a_deployment_cannot_use_are_one_line(tmp_path: Path) -> None:
     )
     assert "as data.test is 'global', got data of its own" in refused({"data": "digits"}, test="global")
     assert "expected a client-id below 3, got 3" in refused({"client-id": 3})
+
+
+def test_the_caps_of_a_node_draw_the_rows_that_the_recipe_draws(tmp_path: Path) -> None:
+    rows = [f"{row},{'ab'[row % 2]}" for row in range(200)]
+    (tmp_path / "rows.csv").write_text("\n".join(["time,ward", *rows]) + "\n")
+    own = f"csv:{tmp_path / 'rows.csv'}"
+    caps = {"limit_train": 100, "max_train_per_client": [20, 16], "max_test_per_client": 6, "split": "1:0:1"}
+    recipe = table_of(own, label_column="ward", **caps)
+    place = NodeConfig.read({"client-id": 1, "state-dir": str(tmp_path / "state")})
+    for config in ({}, {"data": own}):
+        data, number = data_of_node(recipe, place.model_copy(update=config), DataCache())
+        here = data.clients[number]
+        assert (len(here.train), len(here.test)) == (16, 6)
+        assert 0.3 < float(torch.cat([here.train.x, here.test.x]).mean()) / 200 < 0.7
+        if not config:
+            there = DataCache().federated(recipe).clients[1]
+            assert torch.equal(here.train.x, there.train.x)
+            assert torch.equal(here.test.x, there.test.x)
 
 
 def test_classes_are_numbered_as_in_the_task() -> None:

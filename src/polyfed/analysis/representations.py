@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.randomness import numpy_generator
+from polyfed.data.partition import balanced_order
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache, load_run_data
 from polyfed.experiments.prediction import ClientModel, load_model
@@ -217,20 +217,9 @@ def common_inputs(run: RunRecord, count: int, inputs_from: str = "test", cache: 
         whose = "test rows of all clients together"
     x = torch.cat([part.x for part in rows])
     y = torch.cat([part.y for part in rows])
-    order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]
+    order = torch.from_numpy(balanced_order(y.numpy(), numpy_generator(run.seed, "analysis inputs"))[:count])
     which = f"all {len(y)} {whose}" if len(order) == len(y) else f"{len(order)} of the {len(y)} {whose}, classes evenly"
     return ProbeInputs(x[order], y[order], which, tuple(data.source.class_names))
-
-
-def balanced_order(y: Tensor, generator: np.random.Generator) -> Tensor:
-    """An order of all rows (N,) whose every beginning has the classes as evenly as possible; random within classes."""
-    labels = y.numpy()
-    shuffled = generator.permutation(len(labels))
-    turn = np.empty(len(labels), dtype=np.int64)
-    for label in np.unique(labels):
-        mine = shuffled[labels[shuffled] == label]
-        turn[mine] = np.arange(len(mine))
-    return torch.from_numpy(np.lexsort((labels, turn)))
 
 
 # layers ---------------------------------------------------------------------------------------------------------------

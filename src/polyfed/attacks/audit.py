@@ -49,7 +49,8 @@ from polyfed.attacks.replay import (
 )
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.randomness import generator
+from polyfed.core.randomness import generator, numpy_generator
+from polyfed.data.partition import draw_balanced
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
@@ -348,7 +349,7 @@ def from_weight_updates(
         if made:
             found.append(_scored(what, client, torch.cat(made), behind))
 
-    rows = _spread(train.y, images)
+    rows = torch.from_numpy(draw_balanced(train.y.numpy(), images, numpy_generator(seed, "images", client.id)))
     if not has_batchnorm(network.load(replay, transcript.down)):  # which takes no single row
         one_step("weights after one step, one image", "one image", [train.select(row) for row in rows.split(1)])
     if images > 1:
@@ -356,16 +357,6 @@ def from_weight_updates(
     x = matched(transcript.up, _likely(transcript, network, images), seed)
     found.append(_scored(f"weights after the round, {client.n} images", client, x, [_pictures(train)] * images))
     return found
-
-
-def _spread(y: Tensor, count: int) -> Tensor:
-    """Places of `count` samples of classes as different as can be, the first of each class first."""
-    seen: dict[int, int] = {}
-    turns = []
-    for label in y.tolist():
-        turns.append(seen.get(label, 0))
-        seen[label] = turns[-1] + 1
-    return torch.tensor(turns).argsort(stable=True)[:count]
 
 
 def _likely(transcript: Transcript, network: ExposedModel, count: int) -> Tensor:

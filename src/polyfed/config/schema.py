@@ -110,7 +110,7 @@ class Data(Settings):
         None, description="inputs are normalized by it: per channel, in 0..1, or per feature; default: the data's own"
     )
     std: Annotated[list[float], Field(min_length=1)] | None = Field(None, description="likewise, above 0; with mean")
-    limit_train: Positive | None = Field(None, description="use the first rows only, of the training side")
+    limit_train: Positive | None = Field(None, description="use so many rows only of the training side, drawn")
     limit_test: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
     num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
@@ -137,7 +137,7 @@ class Data(Settings):
     test: Literal["local", "global"] = Field("local", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
     max_train_per_client: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
-        None, description="cap of training rows per client; a list: clients take its caps in turn"
+        None, description="cap of training rows per client, which are drawn; a list: clients take its caps in turn"
     )
     max_test_per_client: Positive | None = Field(None, description="cap of test rows per client")
     halved_client_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -182,7 +182,7 @@ class Data(Settings):
             raise ValueError(f"config and revision expect a dataset 'hub:owner/name', got '{self.dataset}'")
         if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
             raise ValueError(
-                f"limit_train would leave out whole clients of '{self.dataset}'; use max_train_per_client "
+                f"limit_train could leave out whole clients of '{self.dataset}'; use max_train_per_client "
                 "and max_test_per_client"
             )
         if self.class_names is not None and len({*self.class_names}) < len(self.class_names):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyfed.data.column_schema import column_values
 from polyfed.data.options import SourceOptions
-from polyfed.data.partition import check_integer
+from polyfed.data.partition import Generators, check_integer, draw_rows
 from polyfed.data.samples import LabeledSamples, TableColumns, classes_up_to, fill_missing, samples_of
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare, convert_channels, resize
@@ -151,15 +151,17 @@ class DatasetSource:
             sides.append(("test", self.test))
         return sides
 
-    def head(self, train: int | None, test: int | None) -> DatasetSource:
-        """The first so many rows of each side (all of them for None)."""
-        return replace(
-            self,
-            train=self.train.head(train),
-            test=None if self.test is None else self.test.head(test),
-            train_columns={name: values[:train] for name, values in self.train_columns.items()},
-            test_columns={name: values[:test] for name, values in self.test_columns.items()},
-        )
+    def limited(self, train: int | None, test: int | None, generators: Generators) -> DatasetSource:
+        """At most so many rows of each side (None: all), drawn, the classes in proportion; fewer are among more."""
+        cut: dict[str, Any] = {}
+        for name, samples, most in (("train", self.train, train), ("test", self.test, test)):
+            if samples is not None and most is not None:
+                labels = np.zeros(len(samples), dtype=np.int64) if self.is_regression else samples.y.numpy()
+                rows = draw_rows(np.arange(len(samples)), labels, most, generators(f"limit {name}"))
+                columns: Mapping[str, NDArray[Any]] = getattr(self, f"{name}_columns")
+                cut[name] = samples.select(torch.from_numpy(rows))
+                cut[f"{name}_columns"] = {column: values[rows] for column, values in columns.items()}
+        return replace(self, **cut)
 
 
 def with_declared(

@@ -1,9 +1,10 @@
 """From a source to a federation's data: holdout, deal, split, caps.
 
 Order of things: rows for the server are set aside, the rest is assigned to the clients, each client's rows are split
-into train, validation and test, caps are applied, last some clients lose half of what is left.
-Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved"), so that,
-say, a larger holdout does not change how splits are drawn.
+into train, validation and test, caps are applied, last some clients lose half of what is left. Which rows of a class
+somebody gets, keeps or loses is drawn, never a matter of their order.
+Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved", of caps also
+for each client), so that, say, a larger holdout does not change how splits are drawn.
 
 Shapes: N samples, K clients, C classes.
 """
@@ -11,7 +12,7 @@ Shapes: N samples, K clients, C classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,15 +23,16 @@ from numpy.typing import NDArray
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import (
+    Generators,
     Partition,
     Rows,
     by_class,
     by_group,
-    cap_rows,
     check_integer,
     class_shares,
     dirichlet,
     draw_balanced,
+    draw_rows,
     groups_like,
     hash_groups,
     iid,
@@ -42,8 +44,6 @@ from polyfed.data.samples import ClientData, LabeledSamples, fill_missing, own_m
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text, one_line
 from polyfed.registry import PARTITIONS, suggest
-
-Generators = Callable[[str], np.random.Generator]  # purpose -> generator
 
 TESTS = ("local", "global")
 _NAMED = 5  # groups in a message
@@ -150,7 +150,7 @@ def build_federated_dataset(
     clients = _client_rows(pool, sides, partition, values, plan, options, generators)
     common_test = sides.common_test
     if common_test is not None:
-        common_test = cap_rows(common_test, pool.y, options.max_test_per_client)
+        common_test = draw_rows(common_test, pool.y, options.max_test_per_client, generators("cap test"))
 
     groups: tuple[tuple[str, ...], ...] = ()
     left_out: tuple[str, ...] = ()
@@ -352,44 +352,47 @@ def _client_rows(
     if options.test == "local" and plan.official:
         test = sides.official_test
         if values is None:
-            alike = partition_like(partition, pool.y[test])
+            alike = partition_like(partition, pool.y[test], generators("test"))
         else:
             both = _group_values(pool, np.concatenate([sides.assigned, test]), options)
             alike = groups_like(partition, values, both[len(values) :])
         clients = [rows._replace(test=test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
-    return _halve(pool, _cap(pool, clients, options), options.halved_client_fraction, generators)
+    return _cap(pool, clients, options, generators)
 
 
-def _cap(pool: _Pool, clients: Sequence[_ClientRows], options: PartitionOptions) -> list[_ClientRows]:
+def _cap(
+    pool: _Pool, clients: Sequence[_ClientRows], options: PartitionOptions, generators: Generators
+) -> list[_ClientRows]:
+    """What the caps leave, of some clients half."""
     caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
         raise ConfigError(
             f"max_train_per_client: expected one cap, or a list of at most {len(clients)}, one for each client; "
             f"got {len(caps)} caps"
         )
+    halved = _halved(len(clients), options.halved_client_fraction, generators)
     capped = []
     for client, rows in enumerate(clients):
-        train = cap_rows(rows.train, pool.y, caps[client % len(caps)])
-        capped.append(_ClientRows(train, rows.validation, cap_rows(rows.test, pool.y, options.max_test_per_client)))
+        most = min(len(rows.train), caps[client % len(caps)] or len(rows.train))
+        if client in halved:
+            most = (most + 1) // 2
+        train = draw_rows(rows.train, pool.y, most, generators(f"cap train {client}"))
+        test = draw_rows(rows.test, pool.y, options.max_test_per_client, generators(f"cap test {client}"))
+        capped.append(_ClientRows(train, rows.validation, test))
     return capped
 
 
-def _halve(pool: _Pool, clients: Sequence[_ClientRows], share: float, generators: Generators) -> list[_ClientRows]:
+def _halved(clients: int, share: float, generators: Generators) -> set[int]:
+    """The clients, drawn, that keep half of their training rows."""
     if not share:
-        return list(clients)
-    count = int(share * len(clients) + 1e-9)
+        return set()
+    count = int(share * clients + 1e-9)
     if not count:
         raise ConfigError(
-            f"halved_client_fraction = {share:g} does nothing with {len(clients)} clients; set it to at least "
-            f"{1 / len(clients):.2g}, or leave it at 0"
+            f"halved_client_fraction = {share:g} does nothing with {clients} clients; set it to at least "
+            f"{1 / clients:.2g}, or leave it at 0"
         )
-    drawn = set(generators("halved").permutation(len(clients))[:count].tolist())
-    halved = []
-    for client, rows in enumerate(clients):
-        if client in drawn:
-            rows = rows._replace(train=cap_rows(rows.train, pool.y, (len(rows.train) + 1) // 2))
-        halved.append(rows)
-    return halved
+    return set(generators("halved").permutation(clients)[:count].tolist())
 
 
 # samples -------------------------------------------------------------------------------------------------------------

@@ -119,8 +119,9 @@ class PartitionOptions:
         split, test: see above.
         holdout: rows of the training side that are set aside first for the server, equally many of each class as far
             as they go, drawn at random.
-        max_train_per_client: at most this many training rows per client, the first of each class, in the proportions
-            that the client has. Several caps: client k has the (k mod M)th of M.
+        max_train_per_client: at most this many training rows per client, drawn at random, classes in the proportions
+            that the client has; those of a smaller cap are among those of a larger one. Several caps: client k has the
+            (k mod M)th of M.
         max_test_per_client: likewise for each client's test rows, or for the common test set.
         halved_client_fraction: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's
             Figure 3), each class in proportion; those of a smaller share are among those of a larger one.

@@ -1,9 +1,12 @@
 """Who gets which rows: index partitions of a labeled data set, every row accounted for.
 
 ``iid`` and ``dirichlet`` (as FedIN deals), ``by_class`` with three assignments: "shards" (as FedRep and FedHeNN),
-"shamsian" (as FedGH, after Shamsian et al.) and "round_robin", which draws nothing; ``quantity``, where only the
-clients' sizes differ; ``by_group``, by whom the rows come from. A partition also records which share of every class
-each client was assigned, so that a test side can be assigned alike.
+"shamsian" (as FedGH, after Shamsian et al.) and "round_robin"; ``quantity``, where only the clients' sizes differ;
+``by_group``, by whom the rows come from. A partition also records which share of every class each client was assigned,
+so that a test side can be assigned alike.
+
+Which of several rows of a class somebody gets is always drawn: a file may be in the order of time, or of people, and
+its first rows are then no fair part of it.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """
@@ -14,7 +17,7 @@ import math
 import numbers
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +29,7 @@ from polyfed.places import check_values
 from polyfed.registry import suggest
 
 Rows = NDArray[np.int64]
+Generators = Callable[[str], np.random.Generator]  # purpose of a draw -> generator
 
 CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
 _LOWEST_SHARE = 0.4  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
@@ -191,11 +195,12 @@ def by_class(
 ) -> Partition:
     """Each client holds `classes_per_client` classes.
 
-    * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its
-      holders in turn, like cards, so their shares differ by at most 1. Draws nothing.
-    * ``shards``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
-      deck with each class once per shard is shuffled and handed out, a client takes a random remaining shard of each
-      of its classes. A card that the client already holds is put back; the authors' code keeps it.
+    * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class, shuffled, go to its
+      holders in turn, like cards, so their shares differ by at most 1.
+    * ``shards``: every class, shuffled, is cut into k K / C equal shards (the first ones take what is left over); a
+      deck with each class once per shard is shuffled and handed out, a client takes a remaining shard of each of its
+      classes. The authors' code cuts a class in file order. A card that the client already holds is put back; the
+      authors' code keeps it.
     * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalized); the clients one after the
       other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
       A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
@@ -234,7 +239,7 @@ def _round_robin(
     hold_KC = (np.arange(class_count) - np.arange(clients)[:, None]) % class_count < each
     held: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(class_count):
-        mine = np.flatnonzero(labels == label)
+        mine = rng.permutation(np.flatnonzero(labels == label))
         holders = np.flatnonzero(hold_KC[:, label])
         for place, client in enumerate(holders):
             held[client].append(mine[place :: len(holders)])
@@ -256,8 +261,8 @@ def _shards(
     hands = _distinct_hands(rng, clients, each, class_count, shards)
     stacks = []
     for label in range(class_count):
-        parts = np.array_split(np.flatnonzero(labels == label), shards)
-        stacks.append([parts[i] for i in rng.permutation(shards)])
+        parts = np.array_split(rng.permutation(np.flatnonzero(labels == label)), shards)
+        stacks.append([parts[i] for i in rng.permutation(shards)])  # some are larger by a row
     shares_KC = np.zeros((clients, class_count))
     rows = []
     for client, hand in enumerate(hands):
@@ -371,16 +376,16 @@ def by_group(
     return Partition(tuple(np.flatnonzero(client_N == client) for client in range(clients)))
 
 
-def partition_like(partition: Partition, y: ArrayLike) -> Partition:
+def partition_like(partition: Partition, y: ArrayLike, rng: np.random.Generator) -> Partition:
     """Deal another side (test) by the class shares of a partition (of the training side).
 
-    Each class is cut in file order; parts are rounded to whole rows by largest remainder, ties going to the client with
-    fewest rows so far. A class that the partition did not deal, or assigned in part, stays unused to that part. Draws
-    nothing.
+    Each class is shuffled and cut; parts are rounded to whole rows by largest remainder, ties going to the client with
+    fewest rows so far. A class that the partition did not deal, or assigned in part, stays unused to that part.
 
     Args:
         partition: of the training side, with `shares`.
         y: (M,) labels of the other side.
+        rng: of the shuffling.
     """
     labels = np.asarray(y, dtype=np.int64)
     if partition.shares is None:
@@ -391,7 +396,7 @@ def partition_like(partition: Partition, y: ArrayLike) -> Partition:
     held: list[list[Rows]] = [[] for _ in range(clients)]
     sizes_K = np.zeros(clients, dtype=np.int64)
     for label in range(class_count):
-        mine = np.flatnonzero(labels == label)
+        mine = rng.permutation(np.flatnonzero(labels == label))
         share_K = partition.shares[:, label]
         rest = max(0.0, 1.0 - float(share_K.sum()))  # the part of the class that nobody was assigned
         take = largest_remainder(len(mine) * np.append(share_K, rest), len(mine), np.append(sizes_K, len(labels)))[:-1]
@@ -464,36 +469,6 @@ def _check_draw(partition: str, alpha: float, min_samples: int, clients: int, ro
         )
 
 
-def balanced_counts(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """`total` rows over groups as equally as what each has allows; what is left over goes to the first groups.
-
-    >>> balanced_counts(np.array([5, 1, 5]), 8)
-    array([4, 1, 3])
-    """
-    counts = np.zeros_like(available)
-    left = min(int(total), int(available.sum()))
-    while left:
-        open_groups = np.flatnonzero(counts < available)
-        level = max(1, left // len(open_groups))
-        for group in open_groups:
-            step = min(level, int(available[group] - counts[group]), left)
-            counts[group] += step
-            left -= step
-    return counts
-
-
-def proportional_counts(available: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """`total` rows over groups in proportion to what each has (largest remainder), so that the balance is kept.
-
-    >>> proportional_counts(np.array([900, 100]), 10)
-    array([9, 1])
-    """
-    have = int(available.sum())
-    if total >= have:
-        return available.copy()
-    return largest_remainder(available * (total / have), total, np.zeros(len(available), dtype=np.int64))
-
-
 def largest_remainder(quota: NDArray[np.floating[Any]], total: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Whole numbers that add up to `total`, each its quota rounded down or up.
 
@@ -535,11 +510,20 @@ def sorted_partition(
     return Partition(ordered, class_shares(ordered, labels, class_count) if shares_KC is None else shares_KC)
 
 
+def balanced_order(y: Rows, generator: np.random.Generator) -> Rows:
+    """A random order of all rows whose every beginning has the classes as evenly as there are rows of them.
+
+    Which of them has one row more is drawn.
+    """
+    shuffled = [generator.permutation(np.flatnonzero(y == label)) for label in range(int(y.max(initial=-1)) + 1)]
+    turn = np.concatenate([np.arange(len(mine)) for mine in shuffled])
+    order = np.lexsort((generator.random(len(y)), turn))
+    return np.concatenate(shuffled)[order]
+
+
 def draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:
     """`count` random rows, equally many of each class as far as they go; sorted."""
-    take_C = balanced_counts(np.bincount(y), count)
-    drawn = [generator.permutation(np.flatnonzero(y == label))[:take] for label, take in enumerate(take_C)]
-    return np.sort(np.concatenate(drawn))
+    return np.sort(balanced_order(y, generator)[:count])
 
 
 def split_rows(
@@ -570,10 +554,19 @@ def split_rows(
     return train, validation, test
 
 
-def cap_rows(rows: Rows, y: Rows, most: int | None) -> Rows:
-    """At most `most` rows: the first ones of each class, the classes in the proportion they have."""
+def draw_rows(rows: Rows, y: Rows, most: int | None, generator: np.random.Generator) -> Rows:
+    """At most `most` rows, drawn at random, the classes in the proportion they have; all of them for None. Sorted.
+
+    Of one generator's state, the rows of a smaller number are among those of a larger one: they are the first of a
+    random order in which row i of the n of a class stands at (i + 1/2) / n. Whose turn it is among equal places is
+    drawn, too.
+    """
     if most is None or len(rows) <= most:
         return rows
-    labels, counts = np.unique(y[rows], return_counts=True)
-    take = proportional_counts(counts.astype(np.int64), most)
-    return np.sort(np.concatenate([rows[y[rows] == label][:n] for label, n in zip(labels, take, strict=True)]))
+    shuffled = generator.permutation(rows)
+    labels = y[shuffled]
+    place = np.empty(len(rows))
+    for label in np.unique(labels):
+        count = int((labels == label).sum())
+        place[labels == label] = (np.arange(count) + 0.5) / count
+    return np.sort(shuffled[np.argsort(place, kind="stable")[:most]])

@@ -161,9 +161,9 @@ class LabeledSamples:
         """The inputs, at most `size` rows at a time, on the device if they have a place there."""
         yield from self.at(device).x.split(size)
 
-    def head(self, count: int | None) -> LabeledSamples:
-        """The first `count` samples (all of them for None)."""
-        return self if count is None else LabeledSamples(self.x[:count], self.y[:count], self.scale)
+    def head(self, count: int) -> LabeledSamples:
+        """The first `count` samples."""
+        return LabeledSamples(self.x[:count], self.y[:count], self.scale)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.dataset import DatasetSource, public_inputs, with_declared
 from polyfed.data.datasets import load_dataset, load_source
-from polyfed.data.federated_dataset import FederatedDataset, Generators, build_federated_dataset
+from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
-from polyfed.data.partition import Partition, check_integer
+from polyfed.data.partition import Generators, Partition, check_integer
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare, resize
 from polyfed.engine.run_folder import other_clients
@@ -38,16 +38,17 @@ class DataCache:
         self._public: tuple[object, LabeledSamples] | None = None
 
     def source(self, recipe: Recipe) -> DatasetSource:
-        """The recipe's data set, cut to its first rows and resized where the recipe says so."""
-        data = recipe.data
+        """The recipe's data set, cut to some rows, drawn, and resized where the recipe says so."""
+        data, seed = recipe.data, recipe.run.seed
         options = data.source_options(recipe.beside)
         limits = (data.limit_train, data.limit_test)
-        key = (data.dataset, data.root, options, data.class_names, data.mean, data.std, limits)
+        drawn = (*limits, seed) if any(limits) else None
+        key = (data.dataset, data.root, options, data.class_names, data.mean, data.std, drawn)
         if self._source is None or self._source[0] != key:
             whole = load_source(data.dataset, data.root, options)
             if data.limit_test is not None and whole.test is None:
                 raise ConfigError(f"data.limit_test: expected no value, as '{data.dataset}' has no official test side")
-            cut = whole.head(*limits)
+            cut = whole.limited(*limits, data_generators(seed))
             train = resize(cut.train, data.image_size)
             test = None if cut.test is None else resize(cut.test, data.image_size)
             resized_source = replace(cut, train=train, test=test)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.inference import representations
-from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.data_cache import DataCache, data_generators
 from polyfed.experiments.prediction import ClientModel, load_model
 
 
@@ -27,8 +27,9 @@ def personal_models(run: Path) -> list[ClientModel]:
     return [load_model(run, int(Path(file).stem.removeprefix("client-"))) for file in index]
 
 
-def representations_of(run: Path, rows: slice) -> list[Tensor]:
-    """Every client's (L, D) for these rows of the official test side, or of the training side where there is none."""
-    source = DataCache().source(Recipe.load(run / "recipe.toml"))
-    images = (source.test or source.train).x[rows]
+def representations_of(run: Path, count: int) -> list[Tensor]:
+    """Every client's (L, D) for so many drawn rows of the official test side, or of the training side without one."""
+    recipe = Recipe.load(run / "recipe.toml")
+    source = DataCache().source(recipe).limited(count, count, data_generators(recipe.run.seed))
+    images = (source.test or source.train).x
     return [representations(model.network, images, model.prepare) for model in personal_models(run)]

@@ -2,8 +2,8 @@
 
     python examples/client_similarity.py runs/reference/local/seed-0 runs/reference/fedhenn/seed-0
 
-Reads run folders only: `recipe.toml` and `models/`, each client's personal weights. The images are the last rows of
-the data set's official test side, 1000 by default. CKA is linear, centered, in [0, 1]; 1 means alike up to rotation,
+Reads run folders only: `recipe.toml` and `models/`, each client's personal weights. The images are drawn from the
+data set's official test side, 1000 by default. CKA is linear, centered, in [0, 1]; 1 means alike up to rotation,
 scale and shift. Also an example of using personal models elsewhere: see `_common.py`.
 """
 
@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'run':50s}  {'all pairs':>9s}  {'same net':>9s}  {'others':>9s}")
     for run in arguments.runs:
-        views = representations_of(run, slice(-arguments.images, None))
+        views = representations_of(run, arguments.images)
         matrix, nets = (
             pairwise_cka([unit_kernel(view) for view in views]),
             [model.architecture for model in personal_models(run)],

@@ -2,8 +2,8 @@
 
     python examples/kernel_messages.py runs/reference/local/seed-0 --images 1000
 
-Reads a run folder only: `recipe.toml` and `models/`, each client's personal weights. The first rows of the official
-test side, 1000 by default, stand for the common inputs. For each factor F of the clients' mean kernel K_bar:
+Reads a run folder only: `recipe.toml` and `models/`, each client's personal weights. Rows drawn from the official test
+side, 1000 by default, stand for the common inputs. For each factor F of the clients' mean kernel K_bar:
 
     bytes      of the message that carries F; K_bar itself is 4 L^2
     tau        the part of K_bar's norm that F leaves out
@@ -112,7 +112,7 @@ def main() -> None:
     if arguments.images < 2 or min(arguments.ranks) < 1:
         parser.error("expected at least 2 images and ranks of at least 1")
     run: Path = arguments.run
-    views = representations_of(run, slice(arguments.images))
+    views = representations_of(run, arguments.images)
     rows = table(views, arguments.ranks, arguments.norm)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

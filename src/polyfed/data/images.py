@@ -6,7 +6,6 @@ Shapes: N images, C channels (1 gray, 3 RGB), H x W pixels.
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -113,8 +112,8 @@ def read_folders(
 
     Where a folder right below is called train (or as `train_splits` says), the folders right below are sides
     (`polyfed.data.files.choose_splits`); otherwise they are the classes of a training side without a test side. Classes
-    are called as their folders; rows go through the sorted classes in turn, the first file of each, then the second, so
-    that the first rows are of all classes. Gray images among RGB ones become RGB (three equal channels).
+    are called as their folders; rows are sorted by class, then by name. Gray images among RGB ones become RGB (three
+    equal channels).
 
     Args:
         places: one folder, or with `of_clients` one of each client.
@@ -213,10 +212,10 @@ def _folders(place: Path) -> list[Path]:
 def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
     if not classes:
         raise ConfigError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, got none")
-    files: dict[str, list[Path]] = {}
+    rows = []
     for home in classes:
-        files[home.name] = images_in(home)
-        if not files[home.name]:
+        found = images_in(home)
+        if not found:
             raise ConfigError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, got none")
-    turns = itertools.zip_longest(*(files[name] for name in natural_sort(files)))
-    return [(path.parent.name, path) for turn in turns for path in turn if path is not None]
+        rows += [(home.name, path) for path in found]
+    return rows

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from polyfed.cli.output import print_run
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
-from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.deploy.node_config import NodeConfig, data_of_node, renumbered
+from polyfed.deploy.node_config import NodeConfig, data_of_node
 from polyfed.deploy.node_disk import load_or_create_key
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
@@ -462,14 +461,6 @@ def test_the_caps_of_a_node_draw_the_rows_that_the_recipe_draws(tmp_path: Path) 
             assert torch.equal(here.test.x, there.test.x)
 
 
-def test_classes_are_numbered_as_in_the_task() -> None:
-    rows = LabeledSamples(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))
-    found = renumbered(ClientData(rows, rows, rows), ["cat", "owl"], ["ant", "owl", "cat"])
-    assert [part.y.tolist() for part in (found.train, found.validation, found.test)] == [[2, 1, 1, 2]] * 3
-    with pytest.raises(ConfigError, match="expected the classes ant, owl, got 'cat' in this node's data"):
-        renumbered(ClientData(rows, rows, rows), ["cat", "owl"], ["ant", "owl"])
-
-
 BAD = FIRST_NODE + 1
 
 
@@ -740,3 +731,39 @@ def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: 
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
     assert all("expected the state after '000001-00'" in reason and "got nothing" in reason for reason in said)
     assert bool(said) is not anew
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_node_whose_rows_have_changed_is_out_until_they_are_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    """Its keeper may begin anew with those of now. What travels says nothing of the rows."""
+
+    def table(turned: bool) -> None:
+        rows = [f"{i * 0.1},{-i * 0.2},{'ab'[(i + turned) % 2]}" for i in range(40)]
+        (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+
+    def rounds(number: int, **more: Any) -> Run:
+        monkeypatch.setattr("tests.helpers.nearby.DATA", DataCache())  # another process
+        data = {"num_clients": 2, "class_names": ["a", "b"], "mean": [0.0, 0.0], "std": [1.0, 1.0]}
+        recipe = recipe_of(
+            "local",
+            data=data,
+            models={"architectures": ["mlp-16-32"]},
+            training={"rounds": number},
+            evaluation={"metrics": []},
+        )
+        configs = {client: {"data": f"csv:{tmp_path}/own.csv", "begin-anew": anew} for client in (0, 1)}
+        return served(recipe, Nearby(recipe, tmp_path, (0, 1), configs), tmp_path, **more)
+
+    table(turned=False)
+    rounds(1)
+    table(turned=True)
+    run = rounds(2, resume=True)
+    assert run.history[1]["dropped"] == ([] if anew else [0, 1])
+    table(turned=anew)
+    run = rounds(3, resume=True)
+    assert run.history[2]["dropped"] == []
+    said = {(number, client): reason for number, client, reason in troubles(tmp_path / "out")}
+    assert [*said] == ([] if anew else [(2, 0), (2, 1)])
+    assert all("expected the rows that this node has begun the run with" in reason for reason in said.values())

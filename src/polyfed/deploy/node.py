@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,8 +21,9 @@ from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model, export_state
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
-from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node, renumbered
-from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, count_answer, load_or_create_key, token
+from polyfed.deploy.answer_limits import AnswerLimits
+from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
+from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
 from polyfed.deploy.protocol import (
     ClientHello,
     Envelope,
@@ -32,6 +32,7 @@ from polyfed.deploy.protocol import (
     deserialize,
     first_difference,
     merge_client_state,
+    other_classes,
     parse,
     serialize,
     shared_config,
@@ -55,8 +56,6 @@ from polyfed.models.zoo import build
 from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
 
-_ANSWERS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind, answered in a round
-_SCORINGS = 4  # of a client in a round: as it stands and after receiving, before and after a last exchange
 _UNSEEN = ("experiment", "settings")  # keys of a request without influence on the answer
 
 
@@ -92,44 +91,32 @@ class Node:
             turn = NodeTask(self._recipe, self._place, self._data, task)
             if envelope.kind == "hello":
                 return Envelope("hello", turn.introduction().model_dump())
-            self._count(envelope, task, turn)
+            limits = AnswerLimits(self._recipe, self._place, turn.client.n)
+            limits.check(envelope.kind, task)
+            turn.task = limits.count(envelope.kind, task, turn.request(envelope))
             message = deserialize(envelope.body)[0] if task.has_message else None
             if envelope.kind == "train":
-                return turn.train(message or {})
+                return turn.train(message or {}, functools.partial(limits.count_release, task))
             return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share_model)
-
-    def _count(self, envelope: Envelope, task: TaskRequest, turn: NodeTask) -> None:
-        """Count the answer to a request."""
-        rounds, method = self._recipe.training.rounds, self._recipe.chosen_method
-        last = rounds + 1 if method.final_exchanges() else rounds  # the final round has a number of its own
-        trains = envelope.kind == "train" and not task.is_final
-        if task.round > last or (trains and not 1 <= task.round <= rounds):
-            raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
-        own = json.dumps(shared_config(self._recipe), sort_keys=True).encode()
-        path = self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl"
-        privacy = self._recipe.privacy
-        most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
-        kind = f"the model after round {task.round}"
-        if envelope.kind == "train":
-            when = "the final round" if task.is_final else f"round {task.round}"  # which comes once in a run
-            kind = f"training in {when}, exchange {task.exchange_index}"
-        elif envelope.kind == "score":
-            kind = f"scores in round {task.round}"
-            most *= _SCORINGS
-        count_answer(path, kind, turn.request(envelope), most)
 
 
 class NodeTask:
-    """The client at the time of one envelope. client: see `Client`; as it begins, until `restore`."""
+    """The client at the time of one envelope.
+
+    Attributes:
+        client: see `Client`; as it begins, until `restore`. task: what is asked for, and may be answered.
+    """
 
     def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: TaskRequest) -> None:
-        self._task = task
+        self.task = task
         self._place = place
         self._recipe = recipe
         self._method: Method = recipe.chosen_method
         shared, number = data_of_node(recipe, place, data)
         self._source, source = shared.source, shared.source
-        self._names = list(source.class_names) if task.class_names is None else task.class_names
+        self._names = list(source.class_names)
+        if task.class_names not in (None, self._names):
+            raise ConfigError(other_classes(self._names, task.class_names))
         count = recipe.data.client_count or max(len(shared.clients), place.client_id + 1)
         self._name = place.architecture or assign_architectures(recipe, count)[place.client_id]
         self._prepare = input_normalization(source, recipe.models.architectures)
@@ -146,7 +133,7 @@ class NodeTask:
         privacy = recipe.privacy
         if place.has_secret and (privacy.upload_noise_multiplier or privacy.max_grad_norm or privacy.noise_multiplier):
             client.secret = load_or_create_key(place.state)
-        client.data = renumbered(shared.clients[number], source.class_names, self._names)
+        client.data = shared.clients[number]
         rows = (client.data.train, client.data.validation, client.data.test)
         self._data = checksum_of(rows, [self._names, source.feature_names])
         self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)
@@ -194,7 +181,7 @@ class NodeTask:
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return ClientHello(
             client=client.id,
-            token=token(self._place.state, self._task.experiment),
+            token=token(self._place.state, self.task.experiment),
             dataset=without_places(source.name),
             train=client.n,
             validation=len(client.data.validation),
@@ -226,17 +213,23 @@ class NodeTask:
             )
 
     def request(self, envelope: Envelope) -> str:
-        """A digest of all that the answer depends on, the client's own state included."""
+        """A digest of all that the answer depends on: the node's own recipe, rows and client's state, too."""
         asked = {key: value for key, value in envelope.facts.items() if key not in _UNSEEN}
-        parts = (json.dumps(asked, sort_keys=True).encode(), envelope.body, self._checkpoints.stored(self._task.base))
+        own = [shared_config(self._recipe), self._recipe.run.device, self._name, self._data]
+        facts = json.dumps([asked, own], sort_keys=True).encode()
+        parts = (facts, envelope.body, self._checkpoints.stored(self.task.base))
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
-    def train(self, message: Message) -> Envelope:
-        """One job, as a worker does it; the client's new state is on the disk before the answer leaves."""
-        task, client = self._task, self.client
+    def train(self, message: Message, release: Callable[[Message], None] = lambda _: None) -> Envelope:
+        """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
+
+        release: is told what is about to leave; raises where it must not.
+        """
+        task, client = self.task, self.client
         self._take_up()
         self._checkpoints.rollback(task.base)
         done, new = self.run_job(message)
+        release(done.message)
         kept: Scores = {}
         if done.counts:
             row = client_row(client)
@@ -248,14 +241,10 @@ class NodeTask:
 
     def run_job(self, message: Message) -> tuple[JobResult, bool]:
         """The job's result, which the client takes over if it counts; and whether it has new weights."""
-        task = self._task
+        task = self.task
         client = self.client
         method = self._method
         exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
-        if task.exchange_index >= len(exchanges):
-            raise RunError(
-                f"expected one of {len(exchanges)} exchanges in round {task.round}, got {task.exchange_index}"
-            )
         exchange = exchanges[task.exchange_index]
         job = TrainJob(
             client, freeze(message), task.variant, exchange, task.round, task.scores, task.figures, task.is_final
@@ -277,7 +266,7 @@ class NodeTask:
         """Write the client's personal model to the disk, and send it if this node shares it."""
         about = self._entry()
         self._take_up()
-        task = self._task
+        task = self.task
         client = self.client
         method = self._method
         keeper = working_copy(client, task.variant, self._model_factory)
@@ -312,24 +301,36 @@ class NodeTask:
             named if is_own(named) else self._method.name,
             named=True,
             auxiliary=None if chosen is None else chosen.network,
-            variant=self._task.variant,
-            round=self._task.round,
+            variant=self.task.variant,
+            round=self.task.round,
         )
 
     def scores(self, message: Message | None) -> Scores:
         """Of the task's parts that the client has rows of, as it stands or after receiving a message."""
-        task = self._task
+        task = self.task
         parts = [part for part in task.parts if len(getattr(self.client.data, part))]
         batch = EvalBatch([EvalJob(self.client, task.variant, message, task.round, parts)])
         memory = ScoreCache(task.figures)
         return score_batch(batch, self._method, self._model_factory, memory)[0] if parts else {}
 
     def _take_up(self) -> None:
-        """Restore the client's state when it last counted."""
-        base = self._task.base
+        """Restore the client's state when it last counted.
+
+        Raises:
+            ConfigError: the client's rows are no longer those of that state.
+        """
+        base = self.task.base
         if self._place.begin_anew and base not in self._checkpoints.marks():
             base = ""
-        self.restore(self._checkpoints.read(base))
+        kept = self._checkpoints.read(base)
+        if kept.data not in ("", self._data):
+            if not self._place.begin_anew:
+                raise ConfigError(
+                    "expected the rows that this node has begun the run with, got others: rows, or names of classes or "
+                    "features, have changed; put them back, or begin anew with those of now (begin-anew=true)"
+                )
+            kept = ClientSnapshot()
+        self.restore(kept)
 
     def restore(self, kept: ClientSnapshot) -> None:
         """Take over a stored state.
@@ -338,8 +339,6 @@ class NodeTask:
             RunError: its weights are of another network.
         """
         client = self.client
-        if kept.data not in ("", self._data):
-            warnings.warn(f"client {client.id}: its rows are not those of its state in {self._folder}", stacklevel=2)
         client.state = kept.state
         if kept.weights is not None:
             try:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import ConfigDict, Field
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
+from polyfed.core.model_factory import BY_SIZE
 from polyfed.core.settings import Positive, Settings
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import MODELS, suggest
@@ -131,22 +130,12 @@ def _own_rows(recipe: Recipe, dataset: str, client: int, cache: DataCache) -> Fe
     return data
 
 
-def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> ClientData:
-    """The same rows with their classes numbered as in the task."""
-    if list(own) == list(names):
-        return data
-    if missing := [name for name in own if name not in names]:
-        raise ConfigError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
-    number = torch.tensor([names.index(name) for name in own])
-    parts = (data.train, data.validation, data.test)
-    train, validation, test = (LabeledSamples(part.x, number[part.y]) for part in parts)
-    return ClientData(train, validation, test)
-
-
 def auxiliary_network(recipe: Recipe, method: Method, name: str, own: str) -> str:
     """The auxiliary model's network. Of names that a server sends, only those in the recipe are imported."""
     wanted = method.auxiliary_model
-    known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
+    known = {own}
+    if wanted is not None:  # of one by its size the server knows the name, from all clients' networks
+        known |= {*MODELS, *recipe.models.architectures} if wanted.network in BY_SIZE else {wanted.network}
     if name not in known:
         raise ConfigError(f"expected an auxiliary model that the recipe knows, got '{name}'{suggest(name, known)}")
     return name

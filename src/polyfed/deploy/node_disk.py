@@ -1,19 +1,13 @@
-"""A node's disk: its client's states, the requests that it has answered, and its secrets.
+"""A node's disk: its client's states, and its secrets.
 
-**States** after the last round that counted and after the one before it. The server decides from which of them the
-client goes on: a node that is ahead (its answer was lost, or the server was put back to a checkpoint) goes back, one
-that lacks the state reports it.
-
-**Answers**: so many different requests of a kind in a round, and no more. Noise hides a client's rows as long as few
-answers are drawn about them. A server that asks for one round's training many times, each time of a model that differs
-a little, would average it away; no restart and no other run may allow that. The same request asked again has the same
-answer, bit for bit, and is not counted twice.
+States are those after the last round that counted and after the one before it. The server decides from which of them
+the client goes on: a node that is ahead (its answer was lost, or the server was put back to a checkpoint) goes back,
+one that lacks the state reports it.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
@@ -24,9 +18,8 @@ from torch import Tensor
 
 from polyfed.core.message import State
 from polyfed.deploy.protocol import deserialize, merge_client_state, serialize, split_client_state
-from polyfed.engine.run_folder import atomic_write, lock_folder
+from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import RunError
-from polyfed.results.read import parse_json
 
 _ENDING = ".state"
 _SECRET = "noise.secret"
@@ -110,48 +103,6 @@ class NodeCheckpoints:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_ENDING}"
-
-
-# answers --------------------------------------------------------------------------------------------------------------
-
-
-def count_answer(path: Path, kind: str, request: str, most: int) -> None:
-    """Note a request before it is answered, in a file with a line for each; processes that share it count together.
-
-    Args:
-        path: of the file, made with the first line. Its folder is locked while a request is counted.
-        kind: requests of one kind are counted together. request: identifies it. most: different ones of the kind.
-
-    Raises:
-        RunError: it would be one too many, or the file cannot be read or written; it must not be answered.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with lock_folder(path.parent, waits=True, needed=True):
-            lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line without end has no answer
-            known = {asked for asked_kind, asked in map(_entry, lines) if asked_kind == kind}
-            if request in known:
-                return
-            if len(known) >= most:
-                raise RunError(
-                    f"expected at most {most} different requests for {kind} (answers, in this node's configuration), "
-                    "got one more"
-                )
-            with path.open("ab") as file:
-                file.truncate(sum(len(line) + 1 for line in lines))
-                file.write(json.dumps([kind, request]).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise RunError(f"expected to note what is answered in {path}, got {error.strerror}") from None
-
-
-def _entry(line: bytes) -> tuple[str, str]:
-    try:
-        kind, request = parse_json(line)
-    except (ValueError, TypeError):
-        raise RunError(f"expected a kind and a request in each line of the answers, got {line!r:.80}") from None
-    return str(kind), str(request)
 
 
 # secrets --------------------------------------------------------------------------------------------------------------

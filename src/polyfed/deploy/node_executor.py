@@ -178,9 +178,11 @@ class NodeExecutor:
         return self._request("train", facts, job.message)
 
     def _parts(self, job: TrainJob) -> list[str]:
-        """The parts to be scored right after the job, as the personal model will be scored in this round."""
-        evaluation, stages = self.federation.evaluation, self.federation.stages
+        """The parts to be scored after the round's last job, as the personal model will be scored in this round."""
+        evaluation, stages, method = self.federation.evaluation, self.federation.stages, self.federation.method
+        exchanges = method.final_exchanges() if job.is_final else method.exchanges(job.round)
         due = job.is_final or job.round % evaluation.every_n_rounds == 0 or job.round == self.federation.training.rounds
+        due = due and job.exchange_index == len(exchanges) - 1
         parts = []
         if due and "personal" in stages:
             parts.append("test")

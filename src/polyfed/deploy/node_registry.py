@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy import wait_on
-from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, parse, shared_config
+from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, other_classes, parse, shared_config
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors, lock_folder
@@ -29,7 +29,6 @@ REST = 30.0  # seconds before a node that was turned away is asked again
 _DOUBLINGS = 8  # of that, at most
 _INPUT = 2**22  # numbers of an input, at most
 _HEAD = 2**24  # numbers of a head, a linear layer, at most
-_FEW = 5  # names shown of many
 _REASON = 1000  # characters of the reason why a node is turned away
 _EXPERIMENT = re.compile("[0-9a-f]{16}")
 Answer = Envelope | NodeError
@@ -322,7 +321,7 @@ class NodeRegistry:
         if head > _HEAD:
             raise ConfigError(f"expected at most {_HEAD} numbers in a head, got {head}")
         if self.class_names is not None and hello.class_names != self.class_names:
-            raise ConfigError(f"expected the classes {_listed(self.class_names)}, got {_listed(hello.class_names)}")
+            raise ConfigError(other_classes(self.class_names, hello.class_names))
         Prepare(tuple(hello.mean), tuple(hello.std), table=hello.table)
         number = hello.client
         other = self.node_of.get(hello.client)
@@ -341,17 +340,12 @@ class NodeRegistry:
             raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
 
     def _settle(self) -> None:
-        """One numbering of classes, where the recipe has none: the most common one of the first clients.
-
-        The others are asked again, as they may have some of these classes.
-        """
-        hello = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
-        self.class_names = list(hello.most_common(1)[0][0])
-        others = [i for i, one in sorted(self.known.items()) if one.class_names != self.class_names]
-        answers = self.request([(self.node_of[i], self._greeting()) for i in others]) if others else []
-        for number, answer in zip(others, answers, strict=True):
-            del self.known[number]
-            self._take(self.node_of.pop(number), answer)
+        """One numbering of classes, where the recipe has none: the most common one of the first clients."""
+        names = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
+        self.class_names = list(names.most_common(1)[0][0])
+        for number, one in sorted(self.known.items()):
+            if one.class_names != self.class_names:
+                self.reject(number, other_classes(self.class_names, one.class_names))
 
     def task_facts(self) -> Mapping[str, Any]:
         """The facts of every task: the experiment, the settings, the classes' names."""
@@ -381,9 +375,3 @@ class NodePresence(Plugin):
         """Look for new nodes."""
         if not round.final:
             self._look()
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first few of them, in a line."""
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return ", ".join(repr(name[:40]) for name in names[:_FEW]) + more

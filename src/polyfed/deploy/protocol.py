@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -41,6 +41,7 @@ _REASON = 300  # characters of an error's reason
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "mean", "std")  # of [data], for all clients' rows
 _TENSORS = 2**14  # and groups, that a message may have at most
+_FEW = 5  # names shown of many
 _HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -57,10 +58,11 @@ _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 class TaskRequest(Settings):
     """A request to a node; the fields that count depend on the kind of envelope.
 
-    experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task; None: those
-    of the node's own data. auxiliary_model: its network, "" without one. base: mark of the client's state when it last
-    counted, "" at its beginning; mark: of its next state. parts: of its data, to be scored. has_message: whether the
-    body is a message for the client (it may be empty). The others: see `executors.TrainJob`.
+    experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task, None before
+    they are known; a node refuses all but those of its own recipe and rows. auxiliary_model: its network, "" without
+    one. base: mark of the client's state when it last counted, "" at its beginning; mark: of its next state. parts: of
+    its data, to be scored. has_message: whether the body is a message for the client (it may be empty). The others: see
+    `executors.TrainJob`.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -274,3 +276,13 @@ def first_difference(server: Mapping[str, Any], own: Mapping[str, Any], place: s
         elif theirs != mine:
             return f"{place}{key} is {theirs!r} at the server and {mine!r} here"
     return None
+
+
+def other_classes(expected: Sequence[str], found: Sequence[str]) -> str:
+    """Why classes do not fit, with the first few of both."""
+
+    def listed(names: Sequence[str]) -> str:
+        more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+        return ", ".join(repr(name[:40]) for name in names[:_FEW]) + more
+
+    return f"expected the classes {listed(expected)}, got {listed(found)}; data.class_names sets them in all recipes"

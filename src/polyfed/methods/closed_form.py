@@ -64,6 +64,7 @@ from polyfed.functional.noise import KeyedGaussian
 from polyfed.functional.random_features import apply_map, count_features, draw_map
 
 _MOST_WORDS = 2**20
+_AT_ONCE = 4096  # rows that are prepared at the same time
 _WHOLE = (torch.int64,)
 _EXACT = (torch.float64,)
 _OF_CLIENT = "sums of client "  # begins the names of what the server keeps of each, with `keep_sums`
@@ -99,12 +100,17 @@ def _times(sums: Group, factor: float) -> dict[str, Tensor]:
     return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
 
 
-def _normals(client: Client, sums: Group, noise: float) -> Normals:
-    """The same for the same sums whenever they are sent: from the run's seed, or the client's secret and all of it."""
+def _normals(client: Client, noise: float) -> Normals:
+    """The same for the same rows and features whenever, and wherever, they are summed: from the run's seed, or the
+    client's secret and all that the sums are of.
+    """
     if client.secret is None:
         draws = generator(client.seed, "noise on sums", client.id)
         return lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
-    parts = (json.dumps([client.id, noise]).encode(), to_bytes({"sums": sums}))
+    train = client.data.train
+    facts = json.dumps([client.id, noise, client.classes]).encode()
+    rows = (to_bytes({"x": client.prepare(x)}) for x in train.x.split(_AT_ONCE))
+    parts = (facts, to_bytes({"map": get_group(client.state, "map"), "y": train.y}), *rows)
     digests = b"".join(hashlib.sha256(part).digest() for part in parts)
     return KeyedGaussian(hmac.digest(client.secret, b"sums" + digests, "sha256"))
 
@@ -266,7 +272,7 @@ class ClosedForm(Method):
         noise = client.privacy.noise_multiplier
         if not noise or self.card.alone:
             return {**sums, "counts": sums["counts"].double()}
-        return class_statistics.add_noise(sums, noise, _normals(client, sums, noise))
+        return class_statistics.add_noise(sums, noise, _normals(client, noise))
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before anybody has sent anything what the network gives."""

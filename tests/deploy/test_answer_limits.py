@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyfed.core.message import flatten, unflatten
-from polyfed.deploy.node_disk import count_answer
-from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
+from polyfed.deploy.answer_limits import count_answer
+from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize, shared_config
 from polyfed.deploy.server import serve
 from polyfed.errors import RunError
 from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
@@ -69,14 +70,48 @@ def test_the_noise_of_a_round_is_not_averaged_away(tmp_path: Path) -> None:
     assert all(isinstance(answer, NodeError) for answer in answers)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [{"experiment": "0" * 16, "mark": "000009-00"}, {"scores": True}, {"base": "000001-00"}, {"parts": ["validation"]}],
-    ids=lambda facts: "-".join(facts),
-)
-def test_another_run_or_another_question_is_another_request(tmp_path: Path, facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize("facts", [{"base": "000001-00"}, {"parts": ["test"]}, {"figures": []}], ids=str)
+def test_another_question_is_another_request(tmp_path: Path, facts: dict[str, Any]) -> None:
     wire, envelope = asked(tmp_path, **NOISY)
     assert "got one more" in str(wire.ask(FIRST_NODE, told(envelope, **facts)))
+
+
+DIGITS = [str(digit) for digit in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({"class_names": [*DIGITS, "more"]}, "expected the classes '0', "),
+        ({"class_names": DIGITS[::-1]}, "got '9', "),
+        ({"class_names": DIGITS[:9]}, "expected the classes '0', "),
+        ({"figures": ["f1", "confusion"]}, "evaluation.metrics in this node's recipe (balanced_accuracy, f1)"),
+        ({"scores": True}, "expected no scores after training"),
+        ({"round": 3, "mark": "000003-00"}, "expected a round from 1 to 2, as in this node's recipe, got 3"),
+        ({"round": 0, "mark": "000000-00"}, "expected a round from 1 to 2, as in this node's recipe, got 0"),
+        ({"exchange_index": 1, "mark": "000001-01"}, "expected one of 1 exchanges in round 1, got 1"),
+        ({"mark": "999999-00"}, "expected the mark 000001-00, got '999999-00'"),
+        ({"auxiliary_model": "digits-cnn2"}, "expected an auxiliary model that the recipe knows, got 'digits-cnn2'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_is_not_in_the_nodes_recipe_is_refused_and_not_counted(
+    tmp_path: Path, facts: dict[str, Any], named: str
+) -> None:
+    wire, envelope = asked(tmp_path)
+    before = [file.read_bytes() for file in sorted((tmp_path / "nodes" / "node-0" / "answered").glob("[!.]*"))]
+    assert named in str(wire.ask(FIRST_NODE, told(envelope, **facts)))
+    assert before == [file.read_bytes() for file in sorted((tmp_path / "nodes" / "node-0" / "answered").glob("[!.]*"))]
+
+
+@pytest.mark.parametrize("change", [{"rounds": 3}, {"rounds": 40}, {"lr": 0.01}], ids=str)
+@pytest.mark.parametrize("step", [0.0, 1e-7], ids=["the same", "moved"])
+def test_noise_is_counted_whatever_the_recipe_is_now(tmp_path: Path, change: dict[str, Any], step: float) -> None:
+    """Also a run that is lengthened, as its keeper restarts the node for it."""
+    wire, envelope = asked(tmp_path, **NOISY)
+    wire.recipe = recipe_of("fedavg", models={"architectures": ["digits-cnn1"]}, training=change, **NOISY)
+    again = told(moved(envelope, step), settings=shared_config(wire.recipe))
+    assert "at most 1 different requests for training in round 1" in str(wire.ask(FIRST_NODE, again))
 
 
 def test_another_name_of_the_run_is_no_other_request(tmp_path: Path) -> None:
@@ -101,19 +136,58 @@ def test_a_client_of_another_state_is_another_request(tmp_path: Path) -> None:
     assert "got one more" in str(wire.ask(FIRST_NODE, moved(second, 1e-7))), "that one was counted"
 
 
-def test_scores_are_counted_too(tmp_path: Path) -> None:
-    wire, envelope = asked(tmp_path, "score", **NOISY)
-    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-3 * number)) for number in range(1, 10)]
-    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 3 + [False] * 6
-    assert "at most 4 different requests for scores in round 1" in str(answers[-1])
+def test_scores_are_counted_over_rounds_runs_and_restarts(tmp_path: Path) -> None:
+    """As many as two rounds and a final one need: as the client stands, and after receiving. Two were given."""
+    wire, envelope = asked(tmp_path, "score")
+    answers = [
+        wire.ask(FIRST_NODE, told(moved(envelope, 1e-3 * n), round=n % 3, experiment=f"{n:016x}", base=""))
+        for n in range(1, 10)
+    ]
+    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 4 + [False] * 5
+    assert "at most 6 different requests for scores (answers, in this node's configuration)" in str(answers[-1])
+    assert isinstance(wire.ask(FIRST_NODE, told(moved(envelope, 1e-3), round=1, base="")), Envelope)
+    train = next(one for node, one in wire.sent if node == FIRST_NODE and one.kind == "train")
+    done = wire.ask(FIRST_NODE, told(moved(train, 1e-3), parts=["test", "validation"]))
+    assert isinstance(done, Envelope), "the work is wanted, without scores"
+    assert done.facts["kept"] == {}
 
 
-def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
-    wire, envelope = asked(tmp_path)
-    answer = wire.ask(FIRST_NODE, told(envelope, round=3, mark="000003-00"))
-    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 3"
-    answer = wire.ask(FIRST_NODE, told(envelope, round=0, mark="000000-00"))
-    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 0"
+def test_scores_have_no_classes_where_the_recipe_has_no_counts(tmp_path: Path) -> None:
+    wire, envelope = asked(tmp_path, "score")
+    answer = wire.ask(FIRST_NODE, envelope)
+    assert isinstance(answer, Envelope)
+    score = answer.facts["test"]
+    assert {*score["figures"]} == {"accuracy", "balanced_accuracy", "f1"}
+    assert (score["classes"], score["pairs"]) == (0, [])
+
+
+def test_noisy_sums_are_one_release_over_rounds_runs_and_recipes(tmp_path: Path) -> None:
+    """Nothing that a server or a keeper changes draws other noise on the same rows without being counted."""
+
+    def node(features: int = 8, rounds: int = 3) -> Nearby:
+        recipe = recipe_of(
+            "closed-form",
+            models={"architectures": ["digits-cnn1"]},
+            hyperparameters={"features": features, "unit_features": True},
+            privacy={"noise_multiplier": 5.0},
+            training={"rounds": rounds},
+        )
+        return Nearby(recipe, tmp_path, (0,), {0: {"secret_noise": True}})
+
+    def sums(wire: Nearby, number: int, **facts: Any) -> Any:
+        task = {"settings": shared_config(wire.recipe), "round": number, "mark": f"{number:06d}-00", **facts}
+        answer = wire.ask(FIRST_NODE, Envelope("train", task, serialize({})))
+        return deserialize(answer.body)[0]["sums"] if isinstance(answer, Envelope) else str(answer)
+
+    first = sums(node(), 1)
+    others = [
+        sums(node(), 2, base="000001-00"),
+        sums(node(), 2),
+        sums(node(), 3, experiment="f" * 16, has_message=True),
+        sums(node(rounds=9), 9),
+    ]
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    assert "at most 1 different requests for sums of all rows" in sums(node(features=36), 2)
 
 
 def test_a_final_round_comes_once(tmp_path: Path) -> None:
@@ -126,7 +200,8 @@ def test_a_final_round_comes_once(tmp_path: Path) -> None:
     envelopes = [envelope for node, envelope in wire.sent if node == FIRST_NODE and envelope.facts["is_final"]]
     assert [envelope.facts["round"] for envelope in envelopes] == [3]
     for number in (1, 2, 3):
-        asked = Envelope("train", {**envelopes[0].facts, "round": number}, serialize({}))
+        facts = {**envelopes[0].facts, "round": number, "mark": f"{number:06d}-00"}
+        asked = Envelope("train", facts, serialize({}))
         assert "for training in the final round, exchange 0" in str(wire.ask(FIRST_NODE, asked))
 
 

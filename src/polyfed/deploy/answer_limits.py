@@ -1,0 +1,181 @@
+"""What a node answers at most: a server may ask what it likes, but gets no more than the node's own recipe needs.
+
+Every answer is noted on the node's disk before it is given, over all restarts and runs; what is counted, and how much
+of it there may be, is in docs/deployment.md#request-limits. The same request asked again has the same answer, bit for
+bit, and is not counted twice. Where `[privacy]` or the method adds noise, all recipes count together: noise hides rows
+as long as few answers are drawn about them, whatever rounds, learning rate or method are now. And there the numbers
+that leave are counted, too: if those of one request came out otherwise, on another device, they would have other noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.message import Message, to_bytes
+from polyfed.deploy.node_config import NodeConfig
+from polyfed.deploy.node_disk import checkpoint_id
+from polyfed.deploy.protocol import Kind, TaskRequest, shared_config
+from polyfed.engine.evaluation import figures_of
+from polyfed.engine.run_folder import lock_folder
+from polyfed.errors import ConfigError, RunError
+from polyfed.plugins.privacy import clipped_entries
+from polyfed.results.read import parse_json
+
+_FOLDER = "answered"
+_NOISY = "noise.jsonl"
+_REQUESTS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind
+_STANDINGS = 2  # in which a client is scored: as it stands, and after receiving
+
+
+class AnswerLimits:
+    """What a server may ask of one node, and how often.
+
+    Args:
+        recipe: the node's own. place: its configuration. rows: how many it trains on.
+    """
+
+    def __init__(self, recipe: Recipe, place: NodeConfig, rows: int) -> None:
+        self._recipe, self._method, privacy = recipe, recipe.chosen_method, recipe.privacy
+        self._is_one_release = self._method.bounds_rows and bool(privacy.noise_multiplier)
+        self._has_noise = not self._is_one_release and bool(
+            privacy.upload_noise_multiplier
+            or privacy.noise_multiplier
+            or self._method.privacy_releases(recipe.training, rows)
+        )
+        self._requests = place.answers or _REQUESTS[self._has_noise]
+        self._runs = place.answers or 1
+        name = _NOISY if self._has_noise or self._is_one_release else f"{_without_rounds(recipe)}.jsonl"
+        self._count = functools.partial(count_answer, place.state / _FOLDER / name)
+
+    def check(self, kind: Kind, task: TaskRequest) -> None:
+        """Whether a request is one of the node's own recipe.
+
+        Raises:
+            ConfigError: it is not; which part of it.
+        """
+        recipe, method = self._recipe, self._method
+        rounds, final = recipe.training.rounds, method.final_exchanges()
+        trains = kind == "train" and not task.is_final
+        last = rounds + 1 if final else rounds  # the final round has a number of its own
+        if task.round > last or (trains and not 1 <= task.round <= rounds):
+            raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
+        own = figures_of(recipe.evaluation, {})
+        if foreign := [name for name in task.figures if name not in own]:
+            raise ConfigError(
+                f"expected figures of evaluation.metrics in this node's recipe ({', '.join(own) or 'none'}), got "
+                f"'{foreign[0]}'"
+            )
+        if task.scores and "after_training" not in recipe.evaluation.stages(method.evaluation_stage):
+            raise ConfigError("expected no scores after training, which this node's recipe does not have, got a wish")
+        if kind != "train":
+            return
+        exchanges = final if task.is_final else method.exchanges(task.round)
+        if task.exchange_index >= len(exchanges):
+            raise ConfigError(
+                f"expected one of {len(exchanges)} exchanges in round {task.round}, got {task.exchange_index}"
+            )
+        if task.mark != (mark := checkpoint_id(task.round, task.exchange_index)):
+            raise ConfigError(f"expected the mark {mark}, got '{task.mark}'")
+
+    def count(self, kind: Kind, task: TaskRequest, request: str) -> TaskRequest:
+        """Note that a request is answered; what of it is to be answered. request: identifies it.
+
+        Raises:
+            RunError: it would be one too many, or cannot be noted.
+        """
+        if kind == "score":
+            self._count("scores", request, self._most_scores)
+        elif kind == "finish":
+            self._count(f"the model after round {task.round}", request, self._requests)
+        else:
+            self._count(f"training in {_when(task)}", request, self._requests)
+            if task.parts or task.scores:
+                try:
+                    self._count("scores", request, self._most_scores)
+                except TooManyAnswers:  # the work is wanted all the same
+                    return task.model_copy(update={"parts": [], "scores": False})
+        return task
+
+    def count_release(self, task: TaskRequest, message: Message) -> None:
+        """Note what is about to leave the node, where noise hides rows in it.
+
+        Raises:
+            RunError: as `count`; then it must not leave.
+        """
+        entries = clipped_entries(message)
+        if not entries or not (self._has_noise or self._is_one_release):
+            return
+        digest = hashlib.sha256(to_bytes({name: message[name] for name in entries})).hexdigest()
+        what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
+        self._count(what, digest, self._runs)
+
+    @property
+    def _most_scores(self) -> int:
+        """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one."""
+        evaluation = self._recipe.evaluation
+        per_round = _STANDINGS
+        if "after_training" in evaluation.stages(self._method.evaluation_stage):
+            per_round += len(self._method.exchanges(1))
+        return self._runs * per_round * (math.ceil(self._recipe.training.rounds / evaluation.every_n_rounds) + 1)
+
+
+def _when(task: TaskRequest) -> str:
+    """The final round comes once in a run, whatever its number."""
+    return f"{'the final round' if task.is_final else f'round {task.round}'}, exchange {task.exchange_index}"
+
+
+def _without_rounds(recipe: Recipe) -> str:
+    """Identifies a recipe, however many rounds it has."""
+    shared = shared_config(recipe)
+    shared["training"] = {**shared.get("training", {}), "rounds": 0}
+    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class TooManyAnswers(RunError):
+    """A request that would be one too many of its kind."""
+
+
+def count_answer(path: Path, kind: str, request: str, most: int) -> None:
+    """Note a request before it is answered, in a file with a line for each; processes that share it count together.
+
+    Args:
+        path: of the file, made with the first line. Its folder is locked while a request is counted.
+        kind: requests of one kind are counted together. request: identifies it. most: different ones of the kind.
+
+    Raises:
+        TooManyAnswers: it would be one too many; it must not be answered.
+        RunError: the file cannot be read or written; likewise.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock_folder(path.parent, waits=True, needed=True):
+            lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line without end has no answer
+            known = {asked for asked_kind, asked in map(_entry, lines) if asked_kind == kind}
+            if request in known:
+                return
+            if len(known) >= most:
+                raise TooManyAnswers(
+                    f"expected at most {most} different requests for {kind} (answers, in this node's configuration), "
+                    "got one more"
+                )
+            with path.open("ab") as file:
+                file.truncate(sum(len(line) + 1 for line in lines))
+                file.write(json.dumps([kind, request]).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(f"expected to note what is answered in {path}, got {error.strerror}") from None
+
+
+def _entry(line: bytes) -> tuple[str, str]:
+    try:
+        kind, request = parse_json(line)
+    except (ValueError, TypeError):
+        raise RunError(f"expected a kind and a request in each line of the answers, got {line!r:.80}") from None
+    return str(kind), str(request)

@@ -108,19 +108,22 @@ def forget(
     client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
     trust: Trust = False,
 ) -> None:
-    """Take a client's rows out of a run that is stopped.
+    """Take a client's rows out of a run that is stopped, for good.
 
-    Of methods that can: closed-form and own-plus-common, with method.keep_sums=true. The server's sums and
-    solution are then as if the client had sent none; it is not asked again, and receives what all receive. Models and
-    records stay as they are.
+    Of methods that can: closed-form and own-plus-common, with method.keep_sums=true. The server's sums and solution are
+    then as if the client had sent none. It is listed in RUN/forgotten.json, with which every checkpoint is read and
+    written: nothing is taken from it again, whatever goes on in this folder; it receives what all receive. Models are
+    removed, as others' have its rows in them. Records stay as they are. Asked again, it does what is left to do.
 
     \b
     polyfed deploy forget runs/ours 2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import forgetting
 
-    forgetting.forget(run, client, trust)
+    had_models = forgetting.forget(run, client, trust)
     print_text(f"the rows of client {client} do not count any more; go on with resume=true, so that all clients know")
+    if had_models:
+        print_text("models/ is removed, as models had them in them; a run that goes on writes it again at its end")
 
 
 def server(

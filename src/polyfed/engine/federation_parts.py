@@ -121,6 +121,7 @@ class FederationParts:
             held_out=self.held_out,
         )
         self.checkpointer = Checkpointer(
+            method=self.method,
             transaction=self.transaction,
             history=self.history,
             folder=self.folder,

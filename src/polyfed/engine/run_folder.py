@@ -5,6 +5,7 @@
     models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
                      texts words.txt, the words that have ids
     tensorboard/, mlflow/, wandb/     of the loggers that were asked for
+    forgotten.json   of clients that were taken out: their numbers
     .lock            empty; locked by the process that is at work
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
@@ -37,6 +38,7 @@ from polyfed.results.fields import Record, validated
 from polyfed.results.read import (
     ANALYSIS,
     ATTACK,
+    FORGOTTEN,
     PARTS,
     SUM_FILE,
     check_links,
@@ -144,7 +146,11 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"expected a folder for the run, got the file {self.path}")
         present = [name for name in PARTS if (self.path / name).exists()]
-        own = (LOCK, *(f".{name}." for name in PARTS))  # half-written by `atomic_write` of a process that was killed
+        own = (
+            LOCK,
+            FORGOTTEN,
+            *(f".{name}." for name in (*PARTS, FORGOTTEN)),
+        )  # half-written by `atomic_write` of a process that was killed
         strange = self.path.exists() and any(not e.name.startswith(own) for e in self.path.iterdir())
         if strange and not present:
             raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
@@ -236,9 +242,7 @@ class RunFolder:
                     self.clear_made()
                     for name in PARTS:
                         _remove(self.path / name)
-                for place in (self.path, self.checkpoints, self.path / "models"):
-                    for left in place.glob(".*.tmp"):
-                        _remove(left)
+                self.clear_unfinished()
                 if not (self.path / "recipe.toml").exists():
                     self.write_recipe(settings)
             yield
@@ -251,6 +255,39 @@ class RunFolder:
         """Keep the settings; they replace those that are there."""
         with explain_disk_errors(self.path):
             atomic_write(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+
+    def clear_unfinished(self) -> None:
+        """Remove what killed processes have left half-written."""
+        for place in (self.path, self.checkpoints, self.path / "models"):
+            for left in place.glob(".*.tmp"):
+                _remove(left)
+
+    def forgotten(self) -> list[int]:
+        """The clients whose rows must not count any more.
+
+        Raises:
+            ConfigError: the file that lists them is damaged.
+        """
+        path = self.path / FORGOTTEN
+        if not path.exists():
+            return []
+        try:
+            return [int(number) for number in unseal(path.read_bytes())["clients"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"expected the list of forgotten clients in {path}, got something else: {error}"
+            ) from None
+
+    def write_forgotten(self, clients: Sequence[int]) -> None:
+        """List the clients whose rows must not count any more."""
+        atomic_write(self.path / FORGOTTEN, seal({"clients": list(clients)}) + b"\n")
+
+    def clear_models(self) -> bool:
+        """Remove the clients' models, and what was made of them; whether there were any."""
+        self.clear_made()
+        found = any((self.path / "models").glob("client-*"))
+        _remove(self.path / "models")
+        return found
 
     def clear_made(self) -> None:
         """Remove the analyses and attacks that were made of the run, and nothing else."""

@@ -32,7 +32,7 @@ import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
@@ -68,6 +68,7 @@ _AT_ONCE = 4096  # rows that are prepared at the same time
 _WHOLE = (torch.int64,)
 _EXACT = (torch.float64,)
 _OF_CLIENT = "sums of client "  # begins the names of what the server keeps of each, with `keep_sums`
+_ORDER = "order"  # in which they came: numbers added up in another one are rounded otherwise
 
 
 def _sums_of_rows(known: UploadContext, name: str) -> Members:
@@ -93,6 +94,10 @@ def _sums_of_rows(known: UploadContext, name: str) -> Members:
 def _next(state: State) -> Tensor:
     """The number of the next solution; that of the first is 1, and 0 is none."""
     return get_tensor(state, "solved") + 1 if "solved" in state else torch.tensor(1)
+
+
+def _order(state: State) -> list[int]:
+    return [int(number) for number in get_tensor(state, _ORDER)] if _ORDER in state else []
 
 
 def _times(sums: Group, factor: float) -> dict[str, Tensor]:
@@ -197,27 +202,38 @@ class ClosedForm(Method):
         server.state["sums"] = class_statistics.add(before, sums) if before else sums
         if self.keep_sums:
             server.state[f"{_OF_CLIENT}{client_id}"] = sums
+            server.state[_ORDER] = torch.tensor([*_order(server.state), client_id])
         return True
+
+    def remembered(self, state: State) -> Collection[int]:
+        if not self.keep_sums:
+            raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
+        return _order(state)
 
     def forget(self, state: State, client_id: int) -> State:
         """Add up the others' sums anew and solve again: nothing of the client's is left, as rounding would leave.
 
-        The client stays among those whose sums are held, so that it does not send them again.
+        The client is among those whose sums are held, so that it does not send them again, and none are taken from it.
         """
-        if not self.keep_sums:
-            raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
-        own = f"{_OF_CLIENT}{client_id}"
-        if own not in state:
-            there = [name.removeprefix(_OF_CLIENT) for name in state if name.startswith(_OF_CLIENT)]
-            listed = ", ".join(sorted(there, key=int)) or "none"
-            raise ConfigError(f"expected a client whose rows count ({listed}), got {client_id}")
-        classes = len(get_group(state, "solution").get("counts", ()))
-        left = {name: value for name, value in state.items() if name not in (own, "sums", "solution")}
-        others = [get_group(left, name) for name in left if name.startswith(_OF_CLIENT)]
+        own, held = f"{_OF_CLIENT}{client_id}", members(state, "held")
+        if own not in state and str(client_id) in held:
+            return state
+        classes = len(get_group(state, "solution").get("counts", ())) if "solution" in state else 0
+        others = [number for number in _order(state) if number != client_id]
+        left = {name: value for name, value in state.items() if name not in (own, "sums", "solution", _ORDER)}
         if others:
-            sums = functools.reduce(class_statistics.add, others)
-            left |= {"sums": dict(sums), "solution": self._solve(sums, classes)}
-        return {**left, "solved": _next(state)}
+            sums = functools.reduce(class_statistics.add, (get_group(left, f"{_OF_CLIENT}{i}") for i in others))
+            left |= {"sums": dict(sums), "solution": self._solve(sums, classes), _ORDER: torch.tensor(others)}
+        return {**left, "held": {str(client_id): torch.tensor(0), **held}, "solved": _next(state)}
+
+    def forget_upload(self, message: Message) -> Message:
+        return {name: value for name, value in message.items() if name != "sums"} if "sums" in message else message
+
+    def forget_at_client(self, state: State, server: State) -> State:
+        if "solution" not in state:
+            return state
+        left = {name: value for name, value in state.items() if name != "solution"}
+        return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
 
     def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
         """W (D, C), b (C,) and, of classes, n (C,)."""

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_tensor
+from polyfed.core.message import Group, Message, State, get_tensor
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.functional.device_copies import in_float64
 from polyfed.methods.closed_form import ClosedForm
@@ -81,6 +81,11 @@ class OwnPlusCommon(ClosedForm):
         return {name: tensor if name == "counts" else tensor.roll(1, dims=-1) for name, tensor in solution.items()}
 
     # client ------------------------------------------------------------------------------------------------
+    def forget_at_client(self, state: State, server: State) -> State:
+        new = super().forget_at_client(state, server)
+        made_of_it = ("weight", _VALIDATED)  # chosen again with the next solution
+        return state if new is state else {name: value for name, value in new.items() if name not in made_of_it}
+
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
         if "solution" in message:

@@ -81,6 +81,7 @@ def test_all_checkpoints_and_what_follows_are_without_the_client(
 
 LATE = {"availability": {"delay_rate": 1.0, "delay_rounds": 2}}
 ONE_BY_ONE = {"checkpoint_every": 1, "executor": "serial"}
+CLOCK = {"devices": {"profiles": ["laptop", "raspberry-pi", "phone-low"], "buffer_size": 2, "staleness": "constant"}}
 FEW = {"training": {"client_fraction": 0.34}}
 
 
@@ -119,8 +120,14 @@ def left(folder: Path, numbers: Sequence[bytes]) -> list[str]:
     return [file.name for file in files if any(number in file.read_bytes() for number in numbers)]
 
 
-@pytest.mark.parametrize("run", [serve_common, simulate_common])
-@pytest.mark.parametrize("more", [{}, LATE, FEW], ids=["all", "late", "few"])
+@pytest.mark.parametrize(
+    ("run", "more"),
+    [
+        *((run, more) for run in (serve_common, simulate_common) for more in ({}, LATE, FEW)),
+        (simulate_common, CLOCK),  # nodes are devices of their own
+    ],
+    ids=[*(f"{where}-{who}" for where in ("nodes", "one process") for who in ("all", "late", "few")), "work in flight"],
+)
 def test_nothing_of_the_client_is_left_or_comes_back(
     run: Callable[..., None], more: Mapping[str, Any], tmp_path: Path
 ) -> None:

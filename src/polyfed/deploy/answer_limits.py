@@ -16,6 +16,8 @@ import math
 import os
 from pathlib import Path
 
+from torch import Tensor
+
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message, to_bytes
 from polyfed.deploy.node_config import NodeConfig
@@ -24,7 +26,6 @@ from polyfed.deploy.protocol import Kind, TaskRequest, shared_config
 from polyfed.engine.evaluation import figures_of
 from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError, RunError
-from polyfed.plugins.privacy import clipped_entries
 from polyfed.results.read import parse_json
 
 _FOLDER = "answered"
@@ -108,10 +109,10 @@ class AnswerLimits:
         Raises:
             RunError: as `count`; then it must not leave.
         """
-        entries = clipped_entries(message)
-        if not entries or not (self._has_noise or self._is_one_release):
+        sent = {name: value for name, value in message.items() if not isinstance(value, Tensor) or value.dim()}
+        if not sent or not (self._has_noise or self._is_one_release):
             return
-        digest = hashlib.sha256(to_bytes({name: message[name] for name in entries})).hexdigest()
+        digest = hashlib.sha256(to_bytes(sent)).hexdigest()
         what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
         self._count(what, digest, self._runs)
 

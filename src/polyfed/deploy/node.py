@@ -93,6 +93,7 @@ class Node:
                 return Envelope("hello", turn.introduction().model_dump())
             limits = AnswerLimits(self._recipe, self._place, turn.client.n)
             limits.check(envelope.kind, task)
+            turn.take_up()
             turn.task = limits.count(envelope.kind, task, turn.request(envelope))
             message = deserialize(envelope.body)[0] if task.has_message else None
             if envelope.kind == "train":
@@ -104,7 +105,7 @@ class NodeTask:
     """The client at the time of one envelope.
 
     Attributes:
-        client: see `Client`; as it begins, until `restore`. task: what is asked for, and may be answered.
+        client: see `Client`; as it begins, until `take_up`. task: what is asked for, and may be answered.
     """
 
     def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: TaskRequest) -> None:
@@ -226,7 +227,6 @@ class NodeTask:
         release: is told what is about to leave; raises where it must not.
         """
         task, client = self.task, self.client
-        self._take_up()
         self._checkpoints.rollback(task.base)
         done, new = self.run_job(message)
         release(done.message)
@@ -259,13 +259,11 @@ class NodeTask:
 
     def score(self, message: Message | None) -> Envelope:
         """The scores of the client as it stands or after receiving a message; nothing is kept."""
-        self._take_up()
         return Envelope("score", {part: score_to_json(score) for part, score in self.scores(message).items()})
 
     def finish(self, message: Message | None, share: bool) -> Envelope:
         """Write the client's personal model to the disk, and send it if this node shares it."""
         about = self._entry()
-        self._take_up()
         task = self.task
         client = self.client
         method = self._method
@@ -313,7 +311,7 @@ class NodeTask:
         memory = ScoreCache(task.figures)
         return score_batch(batch, self._method, self._model_factory, memory)[0] if parts else {}
 
-    def _take_up(self) -> None:
+    def take_up(self) -> None:
         """Restore the client's state when it last counted.
 
         Raises:

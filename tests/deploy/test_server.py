@@ -767,3 +767,5 @@ def test_a_node_whose_rows_have_changed_is_out_until_they_are_back(
     said = {(number, client): reason for number, client, reason in troubles(tmp_path / "out")}
     assert [*said] == ([] if anew else [(2, 0), (2, 1)])
     assert all("expected the rows that this node has begun the run with" in reason for reason in said.values())
+    begun = [(line["round"], line["client"]) for line in event_log(tmp_path / "out") if line["event"] == "began anew"]
+    assert begun == ([(2, 0), (2, 1)] if anew else [])

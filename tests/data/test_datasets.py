@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import sys
 from dataclasses import replace
@@ -142,6 +143,59 @@ def test_labels_are_renumbered_only_where_needed(
         assert source.class_names == names
 
 
+def as_pandas_writes(values: list[Any], kind: str) -> Any:
+    import pyarrow as pa
+
+    if kind == "categories":
+        return pa.array(values).dictionary_encode()
+    return pa.array(values, type=pa.decimal128(5, 0) if kind == "decimals" else pa.float64())
+
+
+@pytest.mark.parametrize("label_column", [None, "label"])
+@pytest.mark.parametrize(
+    ("values", "kind", "numbers", "names"),
+    [
+        (["b", "a", "b"], "categories", [1, 0, 1], ("a", "b")),
+        ([4, 0, 4], "categories", [1, 0, 1], ("0", "4")),
+        ([True, False, True], "categories", [1, 0, 1], ("0", "1")),
+        ([1.0, 0.0, 2.0], "categories", [1, 0, 2], ("0", "1", "2")),
+        ([1.0, 0.0, 1.0], "floats", [1, 0, 1], ("0", "1")),
+        ([1, 0, 1], "decimals", [1, 0, 1], ("0", "1")),
+    ],
+)
+def test_labels_as_pandas_writes_them(
+    tmp_path: Path, values: list[Any], kind: str, numbers: list[int], names: tuple[str, ...], label_column: str | None
+) -> None:
+    labels = as_pandas_writes(values, kind)
+    write_parquet(tmp_path / "a" / "train.parquet", some_images(3), {"label": labels}, features=False)
+    write_parquet(tmp_path / "b" / "train.parquet", None, {"label": labels, "text": list("xyx")}, features=False)
+    for source in (
+        load_dataset("a", tmp_path, label_column=label_column),
+        load_dataset("b", tmp_path, label_column=label_column, text_column="text"),
+    ):
+        assert source.train.y.tolist() == numbers
+        assert source.class_names == names
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "words"),
+    [
+        (["b", None, "b"], "categories", "empty one in row 1"),
+        ([1.0, float("nan"), 0.0], "floats", "got nan"),
+        ([datetime.date(2026, 1, 1)] * 3, "categories", "date32"),
+        ([b"a", b"b", b"a"], "categories", "binary"),
+        ([["a"], ["a", "b"], []], "lists", "an input has one label"),
+    ],
+)
+def test_labels_of_other_kinds_are_refused_by_their_type(
+    tmp_path: Path, values: list[Any], kind: str, words: str
+) -> None:
+    labels = values if kind == "lists" else as_pandas_writes(values, kind)
+    write_parquet(tmp_path / "a" / "train.parquet", some_images(3), {"label": labels}, features=False)
+    assert words in refused("a", tmp_path)
+    assert words in refused("a", tmp_path, label_column="label")
+
+
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rows: list[str] = []
     decode = arrow_tables.decode
@@ -238,8 +292,8 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
     write_parquet(tmp_path / "b" / "train.parquet", some_images(2), {})
     assert "expected one label column" in refused("b", tmp_path)
     write_parquet(tmp_path / "c" / "train.parquet", some_images(2), {"label": [0.5, 1.5]}, features=False)
-    assert "label_column" in refused("c", tmp_path)
-    assert "got type double" in refused("c", tmp_path, label_column="label")
+    assert "got 0.5" in refused("c", tmp_path)
+    assert "got 0.5" in refused("c", tmp_path, label_column="label")
     assert "got type double" in refused("c", tmp_path, image_column="label", label_column="label")
 
 

@@ -112,7 +112,16 @@ PROBLEM = "an input has one label, multi-label data are not supported$"
 X, Y = torch.rand(6, 3), torch.randint(0, 2, (6, 4))
 
 
-@pytest.mark.parametrize("given", [(X, Y), TensorDataset(X, Y), [{"x": [1.0, 2.0], "label": [0, 1]}] * 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (X, Y),
+        TensorDataset(X, Y),
+        *([{"x": [1.0, 2.0], "label": cell}] * 3 for cell in ([0, 1], {0, 1}, {"a": 1}, np.array([0, 1]))),
+        (X, [[0], [0, 1]] * 3),
+        (X, [{0}, {1}] * 3),
+    ],
+)
 def test_arrays_and_data_sets(given: object) -> None:
     """A row of labels for every input."""
     with pytest.raises(ConfigError, match=PROBLEM):
@@ -234,3 +243,21 @@ def test_a_run_and_a_check_say_what_is_odd(stray: pf.Recipe) -> None:
     found = check(stray)
     assert list(found.class_remarks) == ODD
     assert all(line in str(found).splitlines() for line in ODD)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["['a', 'b']", "['b', 'a']", "[]"], ["['a', 'b']", "['b', 'a']", "[]"]),
+        (["('a',)", "{'a', 'b'}", "c"], ["('a',)", "{'a', 'b'}"]),
+        (["cough", "cough|fever", "x"], ["cough|fever"]),
+        (["a; b", "b;a", "c"], ["a; b", "b;a"]),
+        (["a, b", "b/a"], ["a, b", "b/a"]),
+        (["(none)", "C", "C++", "a/b", "New York, NY"], []),
+    ],
+)
+def test_classes_that_look_like_several_labels_in_a_cell_are_named(names: list[str], found: list[str]) -> None:
+    every = range(len(names))
+    lines = remarks(names, every, every, "illness")
+    assert len(lines) == bool(found)
+    assert all("'illness'" in line and f"cell: {', '.join(found)};" in line for line in lines)

@@ -335,6 +335,49 @@ def test_frames_that_cannot_be_read(options: dict[str, Any], words: str) -> None
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("names", [[0, 1, 2], ["0", 1, np.int64(2)], [0.0, 1.0, 2.0]])
+def test_columns_may_be_numbers(names: list[Any]) -> None:
+    made = pf.from_frame(
+        frame()[["age", "weight", "kind"]].set_axis(names, axis=1), names[2], feature_columns=names[:1]
+    )
+    assert made.feature_names == (str(names[0]),)
+    assert made.label_column == str(names[2])
+    numbered = frame().set_axis(range(6), axis=1)
+    made = pf.from_frame(numbered, "5", client=4, feature_columns=[0], category_columns=[2])
+    assert (made.feature_names, made.client_column) == (("0", "2"), "4")
+
+
+def test_columns_with_several_names_or_one_name_twice_are_refused() -> None:
+    import pandas as pd
+
+    deep = frame()[["age", "kind"]].set_axis(pd.MultiIndex.from_tuples([("a", "x"), ("a", "y")]), axis=1)
+    with pytest.raises(ConfigError, match=r"write frame\.columns = "):
+        pf.from_frame(deep, "y")
+    for names in (["a", "a", "kind"], [0, "0", "kind"]):
+        with pytest.raises(ConfigError, match="twice"):
+            pf.from_frame(frame()[["age", "weight", "kind"]].set_axis(names, axis=1), "kind")
+
+
+@pytest.mark.parametrize("cell", [["a", "b"], ("a",), {"a"}, frozenset(), {"a": 1}, np.array(["a"])])
+@pytest.mark.parametrize("regression", [False, True])
+def test_several_labels_in_a_cell_are_refused(cell: Any, regression: bool) -> None:
+    given = frame()
+    given["kind"] = [cell, "b", cell, "b"]
+    with pytest.raises(ConfigError, match=r"column 'kind' .* row 0, the first of 2 .*an input has one label"):
+        pf.from_frame(given, "kind", feature_columns=["age"], regression=regression)
+    with pytest.raises(ConfigError, match="an input has one label"):
+        pf.from_frame(frame(), ["kind", "ill"])
+
+
+def test_truth_values_are_numbers_whatever_the_type_of_their_column() -> None:
+    import pandas as pd
+
+    truth = [True, False, None, True]
+    for column in (pd.array(truth, "boolean"), pd.Categorical(truth), pd.Series(truth, dtype=object)):
+        made = pf.from_frame(frame().assign(ill=column), "kind", feature_columns=["ill"], missing_values="client_mean")
+        assert made.feature_names[0] == "ill"
+
+
 def test_a_frame_of_numbers_to_predict() -> None:
     made = pf.from_frame(
         frame(), "age", feature_columns=["ill", "clinic"], category_columns=["clinic"], regression=True

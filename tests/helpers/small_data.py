@@ -82,7 +82,7 @@ def write_parquet(
         columns[image_name] = pa.array([{"bytes": c, "path": None} for c in cells], type=kind)
         notes[image_name] = {"_type": "Image"}
     for name, values in labels.items():
-        columns[name] = pa.array(list(values))
+        columns[name] = values if isinstance(values, pa.Array) else pa.array(list(values))
         named = (names or {}).get(name)
         notes[name] = {"names": named, "_type": "ClassLabel"} if named else {"dtype": "int64", "_type": "Value"}
     table = pa.table(columns)

@@ -248,7 +248,12 @@ def _words(shape: Sequence[int]) -> str:
 
 
 def _label_values(labels: Sequence[Any], column: str, where: object) -> NDArray[Any]:
+    """Labels (N,) as words, or as int64: whole numbers, also spelt 3.0."""
     try:
+        if not isinstance(labels[0], str) and (odd := [label for label in labels if label != label // 1]):
+            raise ConfigError(
+                f"expected classes, whole numbers or words, in label column '{column}' of {where}, got {odd[0]}"
+            )
         return np.array(labels, dtype=np.str_ if isinstance(labels[0], str) else np.int64)
     except OverflowError:
         raise ConfigError(f"expected labels below 2^63 in '{column}' of {where}, got larger ones") from None

@@ -50,7 +50,7 @@ def pick_columns(
     held = schema.field(label).type
     if not holds_labels(held):
         raise ConfigError(
-            f"expected whole numbers or strings in label column '{label}' of {where}, got type {held}"
+            f"expected whole numbers or words in label column '{label}' of {where}, got type {held}"
             f"{ONE_LABEL if types.is_nested(held) else ''}"
         )
     names = features.get(label, {}).get("names")
@@ -96,9 +96,10 @@ def stored_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, 
 
 
 def label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
-    """Columns of feature type ClassLabel, else those with a usual name that can hold labels."""
+    """Columns of feature type ClassLabel, else those with a usual name: that can hold labels, or, without any, all."""
     declared = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    return declared or [name for name in schema.names if name in LABEL_NAMES and holds_labels(schema.field(name).type)]
+    usual = [name for name in schema.names if name in LABEL_NAMES]
+    return declared or [name for name in usual if holds_labels(schema.field(name).type)] or usual
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -112,13 +113,19 @@ def _holds_bytes(kind: Any) -> bool:
 def _holds_text(kind: Any) -> bool:
     import pyarrow.types as types
 
+    if types.is_dictionary(kind):  # categories
+        return _holds_text(kind.value_type)
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def holds_labels(kind: Any) -> bool:
+    """Whether a column may hold labels: words, whole numbers, also spelt 3.0, or categories of such."""
     import pyarrow.types as types
 
-    return bool(types.is_integer(kind) or types.is_boolean(kind)) or _holds_text(kind)
+    if types.is_dictionary(kind):
+        return holds_labels(kind.value_type)
+    is_number = types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    return bool(is_number) or _holds_text(kind)
 
 
 def pick_column(

@@ -272,7 +272,9 @@ def _numbered_label(label: Any, form: InputSpec, place: str) -> int | float:
     """The number of a class, from its name or its number; where numbers are predicted, the label as one."""
     if not form.class_names:
         return _number_to_predict(label, place)
-    name = str(int(label)) if isinstance(label, bool) else str(label)
+    if not isinstance(label, str) and label == label // 1:  # true, 3.0
+        label = int(label)
+    name = str(label)
     if name in form.class_names:
         return form.class_names.index(name)
     if isinstance(label, int) and 0 <= label < len(form.class_names):

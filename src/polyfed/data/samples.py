@@ -23,6 +23,7 @@ LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targe
 _MOST_CLASSES = 10**6
 _SHARE = 0.1  # of a GPU's free memory that a client's data may take to be kept there
 ONE_LABEL = "; an input has one label, multi-label data are not supported"  # behind what was got instead
+SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)  # in the place of one label
 _MISSING = ("", "na", "n/a", "nan", "?")  # how a missing value is spelt in a table, in lower case
 _WITH_DECIMALS = re.compile(r"[+-]?\d+[.,]\d+")
 _NO_LABEL = "rows without a label, often marked -1, have to be dropped first"
@@ -254,6 +255,8 @@ def _tensor(given: Any, what: str) -> Tensor:
         return torch.from_numpy(np.array(given))
     except (TypeError, ValueError, RuntimeError):
         hint = "; number the classes from 0" if what == "labels" else ""
+        if what == "labels" and isinstance(given, Iterable) and any(isinstance(one, SEVERAL) for one in given):
+            hint = ONE_LABEL
         raise ConfigError(
             f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
         ) from None
@@ -352,7 +355,7 @@ def _label(label: Any, row: int, of_numbers: bool) -> int | float:
         raise ConfigError(f"expected a float as label of item {row}, as of item 0, got {str(label)[:40]}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         hint = f"; {_NO_LABEL}" if value == -1 else ""
-        hint = ONE_LABEL if isinstance(value, list | tuple) else hint
+        hint = ONE_LABEL if isinstance(value, SEVERAL) else hint
         raise ConfigError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
     return value
 

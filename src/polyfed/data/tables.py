@@ -24,7 +24,16 @@ from polyfed.data.dataset import DatasetSource
 from polyfed.data.files import CLIENT, check_file, check_sides, find_split_files
 from polyfed.data.labeled_texts import RawTexts
 from polyfed.data.options import SourceOptions
-from polyfed.data.samples import LABEL_NAMES, CellFormat, LabeledSamples, TableColumns, fill_missing, of_so_many
+from polyfed.data.samples import (
+    LABEL_NAMES,
+    ONE_LABEL,
+    SEVERAL,
+    CellFormat,
+    LabeledSamples,
+    TableColumns,
+    fill_missing,
+    of_so_many,
+)
 from polyfed.errors import ConfigError, ConfigErrors, described, first_line, gathered, suggest
 
 Frame = Any  # a pandas.DataFrame of cells, see above
@@ -41,17 +50,19 @@ _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 ke
 
 def from_frame(
     frame: Any,
-    label: str,
-    client: str | None = None,
+    label: Any,
+    client: Any = None,
     test: Any = None,
     *,
-    feature_columns: Sequence[str] | None = None,
-    category_columns: Sequence[str] | None = None,
+    feature_columns: Sequence[Any] | None = None,
+    category_columns: Sequence[Any] | None = None,
     missing_values: str = "error",
     regression: bool = False,
     name: str = "frame",
 ) -> DatasetSource:
     """A source from a pandas DataFrame, read as a CSV file with the same cells.
+
+    Names of columns that are numbers are read as text, those of the frame as those that are given: 2 is "2".
 
     Args:
         frame: the training rows.
@@ -73,9 +84,18 @@ def from_frame(
     for side, given in sides.items():
         if not isinstance(given, pd.DataFrame):
             raise ConfigError(f"expected a pandas DataFrame as {side} side of '{name}', got {described(given)}")
-        named = given.rename(columns=str)
-        _check_names([*named], f"'{name}'")
-        sides[side] = named.astype(dict.fromkeys(named.select_dtypes("bool"), int))
+        if given.columns.nlevels > 1:
+            raise ConfigError(
+                f"expected columns with one name each in '{name}', got {given.columns.nlevels} levels of names; write "
+                "frame.columns = ['_'.join(map(str, names)) for names in frame.columns]"
+            )
+        sides[side] = given.set_axis([str(column) for column in given.columns], axis=1)
+        _check_names([*sides[side]], f"'{name}'")
+    label = _column_name("label", label)
+    client = None if client is None else _column_name("client", client)
+    feature_columns = None if feature_columns is None else [*map(str, feature_columns)]
+    for given in sides.values():
+        _refuse_several(given, label, name)
     if category_columns is None:
         found = [*sides["train"].select_dtypes("category")]
         wanted = found if feature_columns is None else feature_columns
@@ -84,12 +104,37 @@ def from_frame(
         label_column=label,
         feature_columns=feature_columns,
         columns=() if client is None else (client,),
-        category_columns=tuple(category_columns),
+        category_columns=tuple(map(str, category_columns)),
         missing_values=missing_values,
         task="regression" if regression else None,
     )
-    source = encode(name, {side: as_cells(given, name) for side, given in sides.items()}, name, options)
+    cells = {side: as_cells(given.astype(object).map(_truth_as_number), name) for side, given in sides.items()}
+    source = encode(name, cells, name, options)
     return dataclasses.replace(source, client_column=client)
+
+
+def _column_name(what: str, given: Any) -> str:
+    """A column's name as text."""
+    if isinstance(given, SEVERAL):
+        hint = ONE_LABEL if what == "label" else ""
+        raise ConfigError(f"{what}: expected the name of one column, got {described(given)}{hint}")
+    return str(given)
+
+
+def _truth_as_number(cell: Any) -> Any:
+    return int(cell) if isinstance(cell, bool | np.bool_) else cell
+
+
+def _refuse_several(frame: Any, label: str, name: str) -> None:
+    """Refuse cells of a frame that hold several labels."""
+    cells = frame.get(label, ())
+    rows = [row for row, cell in enumerate(cells) if isinstance(cell, SEVERAL)]
+    if rows:
+        got = f"the {type(cells.iloc[rows[0]]).__name__} {str(cells.iloc[rows[0]])[:40]}"
+        raise ConfigError(
+            f"expected a label in every row of column '{label}' of '{name}', got {got} in row {rows[0]}"
+            f"{of_so_many(len(rows))}{ONE_LABEL}"
+        )
 
 
 # frames of cells -----------------------------------------------------------------------------------------------------
@@ -101,6 +146,7 @@ def as_cells(frame: Any, name: str) -> Frame:
 
     if frame.empty:
         raise ConfigError(f"expected at least one row in '{name}', got none")
+
     values = frame.astype(object).where(frame.notna(), "")
     rows = pd.MultiIndex.from_product([[name], range(len(frame))], names=["file", "row"])
     return values.map(lambda cell: str(cell).strip()).set_axis(rows, axis=0)

@@ -78,7 +78,7 @@ class RunError(PolyfedError):
 
 
 class NothingLearnt(PolyfedError):
-    """Runs ended in which no client's work ever counted: the command line says so once their results are shown.
+    """Runs ended in which clients' work did not count, or diverged: commands say so once their results are shown.
 
     In Python such a run is returned, and its `result` has the line as "nothing_learnt".
     """

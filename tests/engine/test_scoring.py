@@ -44,7 +44,7 @@ def test_the_scores_are_scikit_learns() -> None:
     errors, shares = [], []
     for number, client in enumerate(clients):
         with torch.inference_mode():
-            predicted = found.models[number](client.data.test.x)[:, 0].numpy()
+            predicted = client.data.train.scale.restored(found.models[number](client.data.test.x)[:, 0]).numpy()
         errors.append(oracle.root_mean_squared_error(client.data.test.y.numpy(), predicted))
         shares.append(oracle.r2_score(client.data.test.y.numpy(), predicted))
     assert found.result["rmse_per_client"] == pytest.approx(errors)
@@ -55,6 +55,28 @@ def test_the_scores_are_scikit_learns() -> None:
     assert found.result["rmse"] < np.mean([float(client.data.test.y.std()) for client in clients])
     assert found.result["score"] == "rmse"
     assert not [key for key in {*found.result, *found.history[0]} if "accuracy" in key]
+
+
+@pytest.mark.parametrize(("mean", "std"), [(100.0, 58.0), (1e6, 1e3), (0.0, 1e-6), (-5e8, 1e8)])
+def test_numbers_of_any_size_are_learnt_alike(mean: float, std: float) -> None:
+    """Targets given to a client are standardized by its training rows; scores are in the unit of what was given."""
+
+    def scored(mean: float, std: float) -> float:
+        torch.manual_seed(0)
+        sides = [regression.rows(n, n) for n in (24, 8, 9)]
+        made = Client(regression.network(), *((x, (mean + std * y.double()).float()) for x, y in sides))
+        assert float(made.data.train.y.abs().max()) < 10
+        return float(run(pf.methods.Local(), clients=[made]).result["rmse"])
+
+    assert scored(mean, std) / std == pytest.approx(scored(0.0, 1.0), rel=0.02)
+
+
+def test_targets_with_a_scale_of_their_own_are_left_as_they_are() -> None:
+    scale = TargetScale(7.0, 3.0)
+    given = LabeledSamples(*regression.rows(24, 1)).standardized(scale)
+    made = Client(regression.network(), given, given)
+    assert made.data.train.scale == scale
+    assert torch.equal(made.data.train.y, given.y)
 
 
 def test_a_prediction_is_taken_back_to_the_unit_of_its_client() -> None:
@@ -79,7 +101,7 @@ def test_a_prediction_is_taken_back_to_the_unit_of_its_client() -> None:
 @pytest.mark.parametrize("common", [False, True], ids=["own rows", "one test set for all"])
 def test_who_holds_the_same_network_predicts_in_a_unit_of_its_own(common: bool) -> None:
     """FedAvg's clients are scored together after receiving; their numbers differ in mean and spread."""
-    scales = [TargetScale(0.0, 1.0), TargetScale(50.0, 6.0), TargetScale(500.0, 60.0)]
+    scales = [TargetScale(1.0, 2.0), TargetScale(50.0, 6.0), TargetScale(500.0, 60.0)]
     tests = [LabeledSamples(*regression.rows(8, 9, 20.0, 5.0))] * 3
     clients = []
     torch.manual_seed(0)
@@ -103,7 +125,7 @@ def test_an_averaged_network_is_trained_on_the_squared_error() -> None:
     linear = nn.Linear(3, 1)
     x, y = regression.rows(8, 4)
     w, b = linear.weight.detach().clone(), linear.bias.detach().clone()
-    error = (x @ w.T + b)[:, 0] - y
+    error = (x @ w.T + b)[:, 0] - (y - y.mean()) / y.std(correction=0)
     found = run(
         pf.methods.FedAvg(), clients=[Client(linear, (x, y), (x, y))], training=Training(rounds=1, batch_size=8, lr=0.1)
     )

@@ -16,6 +16,7 @@ from polyfed.cli import app as cli
 from polyfed.engine.run import summarize_run
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import TIMES
+from tests.helpers import regression
 from tests.helpers.small_recipe import small_recipe
 
 NAN = "the training loss is nan"
@@ -84,6 +85,26 @@ def test_a_federation(method: type, lr: float, learns: bool) -> None:
     assert (run.result["nothing_learnt"] is None) is learns
     assert ("nothing was learnt" in repr(run)) is not learns
     assert ("nothing was learnt: in each of 2 rounds" in run._repr_html_()) is not learns
+
+
+@pytest.mark.parametrize(("lost", "rounds", "learns"), [(3, 5, False), (2, 4, True), (1, 3, True)])
+def test_uploads_refused_in_most_rounds(lost: int, rounds: int, learns: bool) -> None:
+    records = [record(n, EVERY) if n <= lost else record(n, {}, samples=10, loss=1.0) for n in range(1, rounds + 1)]
+    line = said(*records)
+    assert (line is None) is learns
+    assert line is None or f"in {lost} of {rounds} rounds no client's work counted" in line
+
+
+@pytest.mark.parametrize(("lr", "learns"), [(0.05, True), (1.0, False)])
+def test_numbers_whose_training_diverges(lr: float, learns: bool) -> None:
+    """Every loss is finite, so that nothing is refused."""
+    made = regression.clients()
+    training = pf.Training(rounds=4, lr=lr, batch_size=8, momentum=0.9)
+    done = pf.Federation([pf.Client(nn.Linear(3, 1), c.data.train, c.data.test) for c in made], Local(), training)
+    run = done.run()
+    assert run.result["refused"] == 0
+    assert (run.result["nothing_learnt"] is None) is learns
+    assert learns or "training.lr than 1," in run.result["nothing_learnt"]
 
 
 def test_all_dropped_out() -> None:

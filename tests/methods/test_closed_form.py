@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
@@ -125,7 +125,32 @@ def test_sums_that_no_rows_can_have_are_left_out() -> None:
     SMALL.aggregate(server, uploads)
     (round,) = rounds(SMALL, members(), rounds=1, lose=lambda _, i: i == 0)
     close((server.state["solution"]["weight"], server.state["solution"]["bias"]), solved(round))
-    assert {*server.state["held"]} == {"1", "2", "3"}
+    assert "heard" in SMALL.broadcast(server, 0), "so that they are not sent again"
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1e3, 0.0), (1e15, 0.0), (1e30, 0.0), (1.0, 1e4)])
+@pytest.mark.parametrize("shape", [(8,), (1, 32)], ids=["numbers", "series"])
+def test_inputs_of_any_size_are_solved(shape: tuple[int, ...], scale: float, offset: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(120, *shape, generator=g)
+    y = (x.flatten(1)[:, :4].sum(dim=1) > 0).long() if len(shape) == 1 else (x.flatten(1).amax(dim=1) > 2.2).long()
+    x = scale * x + offset
+    made = [
+        pf.Client(nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 2)), (x[k::3], y[k::3]), (x, y)) for k in range(3)
+    ]
+    run = pf.Federation(made, ClosedForm(features=64), pf.Training(rounds=2)).run()
+    assert run.result["refused"] == 0
+    assert run.result["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("setting", [{"max_magnitude": 1e-3}, {"max_update_norm": 1e-3}])
+def test_sums_that_would_be_refused_are_not_sent(setting: dict[str, float]) -> None:
+    x, y = torch.randn(9, 3), torch.arange(9) % 3
+    made = [pf.Client(nn.Linear(3, 3), (x, y), (x, y)) for _ in range(3)]
+    run = pf.Federation(made, SMALL, pf.Training(rounds=2), plugins=[pf.RobustAggregation(**setting)]).run()
+    assert run.result["nothing_learnt"]
+    assert next(iter(setting)) in run.history[0]["refused"][0]["reason"]
+    assert run.result["bytes_up"] == 0
 
 
 @pytest.mark.parametrize("gone", [[0], [2], [3, 1]])
@@ -239,7 +264,7 @@ def test_before_anybody_has_sent_anything_the_network_predicts() -> None:
 
 def test_numbers_are_predicted_by_ridge_regression() -> None:
     run = pf.Federation(regression.clients(), ClosedForm(shrinkage=0.01), pf.Training(rounds=1)).run()
-    assert run.result["rmse"] < 0.5  # their spread is 2.3
+    assert run.result["rmse"] < 0.6  # their spread is 2.3
 
 
 BOUNDED = ClosedForm(features=20, shrinkage=0.3, unit_features=True)

@@ -64,7 +64,7 @@ def run(
 ) -> None:
     """Run a recipe.
 
-    Exit status 3: nothing was learnt, as the work of the clients was refused in every round.
+    Exit status 3: nothing was learnt, as clients' work was refused in most rounds, or diverged.
 
     \b
     polyfed run recipes/quickstart.toml --method fedgh --seed 1

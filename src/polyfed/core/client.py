@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal, Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
-from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, samples_of
+from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, TargetScale, samples_of, target_scale
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import client_text, one_line
 
@@ -66,7 +66,7 @@ class Client:
             inputs and the task's classes, as in a recipe ("digits-cnn1", "timm:resnet10t", "package.module:function")
             or one of its `builders`. Initial weights are then a function of the seed and the client's number.
         train: training samples; a pair (x, y) of tensors or arrays, x (N, ...), y (N,), whole numbers for classes and
-            floats for numbers to predict; or a
+            floats for numbers to predict, which are standardized by these rows; or a
             ``torch.utils.data.Dataset`` or one of the package `datasets`, read once
             (`polyfed.data.samples.from_dataset`).
         test: test samples, likewise; without any, the client is not evaluated.
@@ -108,8 +108,8 @@ class Client:
         _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
         self.architecture = model if isinstance(model, str) else ""
-        self.data = ClientData(
-            samples_of(train, "train"), samples_of(validation, "validation"), samples_of(test, "test")
+        self.data = _in_own_unit(
+            ClientData(samples_of(train, "train"), samples_of(validation, "validation"), samples_of(test, "test"))
         )
         if not callable(prepare):
             raise ConfigError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
@@ -187,6 +187,20 @@ class Client:
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this exchange and round."""
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
+
+
+def _in_own_unit(data: ClientData) -> ClientData:
+    """Rows with numbers to predict standardized by the training rows, unless they are; test rows stay as they are.
+
+    Scores are in the unit of the numbers as they were given.
+    """
+    if not (data.train.are_numbers and len(data.train) and data.train.scale == TargetScale()):
+        return data
+    scale = target_scale(data.train.y)
+    train, validation = (
+        part.standardized(scale) if part.are_numbers else part for part in (data.train, data.validation)
+    )
+    return replace(data, train=train, validation=validation)
 
 
 def _check_model(model: Any) -> None:

@@ -72,6 +72,7 @@ class PersonalModels(Mapping[int, nn.Module]):
         return len(self._present)
 
 
+_LOST_ERROR = 100  # of numbers, squared, where predicting their mean has 1
 _LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
 # how the reasons begin for which what is not finite is refused
 _DIVERGED = ("the training loss is ", "the model is not finite", "the upload is not finite")
@@ -256,24 +257,47 @@ def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -
 
 
 def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """A line for a run in which nobody has learnt anything in any round, as it was refused or dropped out."""
+    """A line for a run in which nobody has learnt anything.
+
+    Their work was refused, in all or most rounds, or all dropped out, in all; or numbers are predicted far worse than
+    by their mean.
+    """
     refused = [entry for record in records for entry in record["refused"]]
-    dropped = any(record.get("dropped") for record in records)
-    if not (refused or dropped) or not all(map(_is_lost, records)):
-        return None
+    lost = [record for record in records if _is_lost(record)]
+    is_all = len(lost) == len(records) and (refused or any(record.get("dropped") for record in records))
+    if not is_all and 2 * sum(bool(record["refused"]) for record in lost) <= len(records):
+        return _diverged(records)
     rounds = sum(not record["final_round"] for record in records)
     where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
+    where = where if is_all else f"in {len(lost)} of {len(records)} rounds"
     if not refused:
         return f"nothing was learnt: {where} all clients dropped out; see availability.dropout_rate"
-    lost = "no client's work counted"
-    if any(record["samples"] for record in records):
-        lost = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
+    why = "no client's work counted"
+    if any(record["samples"] for record in lost):
+        why = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
     reasons = [str(entry["reason"]) for entry in refused]
     hint = "see 'refused' in the records of the rounds"
     if all(reason.startswith(_DIVERGED) for reason in reasons):
         lr = max(record["lr"] for record in records)
         hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.max_grad_norm"
-    return f"nothing was learnt: {where} {lost} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
+    return f"nothing was learnt: {where} {why} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
+
+
+def _diverged(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """A line for a run after which the mean predicts all clients' numbers far better than their networks do.
+
+    In training, too: test rows may be few, and hardly vary.
+    """
+    trained = [record for record in records if record["train_loss"] is not None]
+    scores: Mapping[str, Any] = records[-1].get("metrics", {}) if records else {}
+    r2 = next((of_stage["r2"]["max"] for of_stage in scores.values() if "r2" in of_stage), 0.0)
+    if not trained or not trained[-1]["train_loss"] > _LOST_ERROR or 1 - r2 < _LOST_ERROR:
+        return None
+    return (
+        f"nothing was learnt: R2 is {r2:.3g} at the best client, where the mean of the numbers has 0; training "
+        f"diverges: try a lower training.lr than {trained[-1]['lr']:g}, standardize the inputs, or clip gradients with "
+        "privacy.max_grad_norm"
+    )
 
 
 def _is_lost(record: Mapping[str, Any]) -> bool:

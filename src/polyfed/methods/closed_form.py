@@ -5,8 +5,8 @@ client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2
-sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows, as `robust_aggregation.max_magnitude` bounds
-                 all. The server multiplies by N_k again, and leaves out sums that no rows can have.
+sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The server multiplies by N_k again, and
+                 leaves out sums that no rows can have; they are not sent again.
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
 Texts:           phi counts words, no S is sent, W_vc = log p(v | c) with a = s / (1 - s) more of each word, b = 0.
 Private:         with `unit_features` rows of phi have norm 1, and N_k is in no number: n_k, M_k and S_k go up as they
@@ -183,7 +183,7 @@ class ClosedForm(Method):
         impossible = [i for i in new if not self._add(server, i, get_group(uploads[i], "sums"))]
         told = {i: get_tensor(message, "holds") for i, message in uploads.items() if "holds" in message}
         if told:
-            server.state["held"] = {**held, **{str(i): holds for i, holds in told.items() if i not in impossible}}
+            server.state["held"] = {**held, **{str(i): holds for i, holds in told.items()}}  # sums come but once
         if impossible:
             server.log["sums_left_out"] = len(impossible)
         if len(impossible) < len(new):

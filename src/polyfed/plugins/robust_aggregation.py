@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
@@ -52,6 +53,8 @@ from polyfed.plugins.upload_segments import (
 )
 
 _FEW = 3  # below so many nobody can be outvoted
+_DEFAULT = RobustAggregation().max_magnitude
+_LARGEST_SQUARE = torch.finfo(torch.float32).max ** 2
 _BY_COORDINATE = ("median", "trimmed_mean")
 
 
@@ -93,6 +96,14 @@ class RobustAggregator(Plugin):
         ]
         read = super().receive(round, jobs, asked)
         return [one if new.refused is None else new for one, new in zip(outcomes, read, strict=True)]
+
+    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
+        """The upload itself; what no later plugin changes, and the server would refuse, is not sent."""
+        fixed = {name: value for name, value in upload.items() if name in method.fixed_entries}
+        reason = rejection_reason(self.settings, method, client.classes, fixed, received)
+        if reason is not None:
+            raise Rejected(reason)
+        return upload
 
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload itself."""
@@ -140,15 +151,16 @@ def rejection_reason(
 
     No number may be larger than `robust_aggregation.max_magnitude`, and none that stands alone (a count of steps, of
     parameters) larger than what any count can be: squares and sums of such numbers are finite, so that one upload
-    spoils no arithmetic. Of a group of the method's `delta_entries` the size is the L2 norm of the change since
-    `received`, of any other tensor the root mean square of its rows' L2 norms; whole numbers and single numbers have
-    none.
+    spoils no arithmetic. Numbers in float64 are sums of squares, of inputs in any unit: with the default they may be as
+    large as the square of any number in float32. Of a group of the method's `delta_entries` the size is the L2 norm of
+    the change since `received`, of any other tensor the root mean square of its rows' L2 norms; whole numbers and
+    single numbers have none.
 
     Args:
         classes: of the task. message: finite. received: what the client was sent.
     """
     for entry, name, tensor in iter_tensors(message):
-        bound = settings.max_magnitude if tensor.dim() else MOST
+        bound = _bound(settings, tensor)
         if bound and tensor.is_floating_point() and tensor.numel() and not (size := _magnitude(tensor)) <= bound:
             place = entry if name is None else f"{entry}/{name}"
             setting = f"robust_aggregation.max_magnitude = {bound:g}" if tensor.dim() else f"{bound:g}"
@@ -166,6 +178,13 @@ def rejection_reason(
             setting = f"robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
             return f"the norm of '{entry}' is {size:.4g}, above {setting}"
     return None
+
+
+def _bound(settings: RobustAggregation, tensor: Tensor) -> float:
+    if not tensor.dim():
+        return MOST
+    takes_squares = tensor.dtype == torch.float64 and settings.max_magnitude == _DEFAULT
+    return _LARGEST_SQUARE if takes_squares else settings.max_magnitude
 
 
 def _magnitude(tensor: Tensor) -> float:

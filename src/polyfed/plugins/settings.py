@@ -92,7 +92,9 @@ class RobustAggregation(Settings):
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
     )
     max_magnitude: Finite = Field(
-        1e6, description="largest magnitude of a number in an upload; above it is refused; 0: any that is finite"
+        1e6,
+        description="largest magnitude of a number in an upload, by default more for sums of squares in float64; above "
+        "it is refused; 0: any that is finite",
     )
 
 

@@ -90,7 +90,7 @@ class ComparisonRow:
             out of training. "by_architecture": over its clients. "metric": other metrics. "epsilon": by unit, the
             largest over the runs.
         refused: uploads refused, summed over the runs.
-        nothing_learnt: in how many of the runs no client's work ever counted.
+        nothing_learnt: in how many of the runs clients' work did not count, or diverged.
         to_target: what it took to reach the target asked for; None where none was.
         gains: the gain over Local, taken apart; None where the method did not also run alone.
         published: beside what a paper prints for the row.

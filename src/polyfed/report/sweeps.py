@@ -59,7 +59,7 @@ class SweepRow(Record):
         chosen: whether it is the one chosen by validation.
         words: the command line's words that ask for it, ``("--set", "method.header_lr=0.1")``; none for Local.
         runs: each run's own figures.
-        nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
+        nothing_learnt: in how many of the runs clients' work did not count, or diverged; such a row is not chosen.
     """
 
     settings: dict[str, Setting]

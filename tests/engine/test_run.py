@@ -48,11 +48,11 @@ def federation(
     return Federation(clients, method or Local(), training, evaluation, **grouped(classes=3, **plain))
 
 
-def kappa(counts: Tensor) -> float:
+def kappa(predicted: Tensor, labels: Tensor) -> float:
     """Cohen's."""
-    shares = counts.double() / counts.sum()
-    chance = float((shares.sum(0) * shares.sum(1)).sum())
-    return (float(shares.diagonal().sum()) - chance) / (1 - chance) if chance < 1 else math.nan
+    shares = [torch.nn.functional.one_hot(each, 10).double().mean(dim=0) for each in (predicted, labels)]
+    chance = float((shares[0] * shares[1]).sum())
+    return (float((predicted == labels).double().mean()) - chance) / (1 - chance) if chance < 1 else math.nan
 
 
 # callbacks
@@ -154,7 +154,7 @@ def test_a_figure_of_ones_own_stands_beside_the_others(executor: str) -> None:
     if executor == "processes" and sys.platform != "linux":
         pytest.skip("worker processes are forked")
     evaluation = Evaluation(metrics=["f1"], extra_stages=["received"])
-    own = {"kappa": kappa, "right": lambda counts: int(counts.diagonal().sum())}
+    own = {"kappa": kappa, "right": lambda predicted, labels: int((predicted == labels).sum())}
     workers = {"workers": 2} if executor == "processes" else {}
     run = federation(evaluation=evaluation, metrics=own, executor=executor, **workers).run()
     for record in run.history:
@@ -167,12 +167,13 @@ def test_a_figure_of_ones_own_stands_beside_the_others(executor: str) -> None:
     assert run.result["metrics"] == run.history[-1]["metrics"]
 
 
-def test_where_it_is_not_defined_it_is_left_out_and_the_counts_cannot_be_spoilt() -> None:
+def test_where_it_is_not_defined_it_is_left_out_and_the_rows_cannot_be_spoilt() -> None:
     calls: list[int] = []
 
-    def spoils(counts: Tensor) -> float:
-        calls.append(int(counts.sum()))
-        counts.zero_()
+    def spoils(predicted: Tensor, labels: Tensor) -> float:
+        calls.append(len(predicted))
+        predicted.zero_()
+        labels.zero_()
         return math.nan
 
     plain, run = federation().run(), federation(metrics={"odd": spoils}).run()
@@ -187,7 +188,7 @@ def test_where_it_is_not_defined_it_is_left_out_and_the_counts_cannot_be_spoilt(
         ({"f1": kappa}, "got 'f1'"),
         ({"accuracy": kappa}, "got 'accuracy'"),
         ({"my kappa": kappa}, "letters, digits"),
-        ({"kappa": 3}, "expected a function of a client's counts as 'kappa', got 3"),
+        ({"kappa": 3}, "expected a function of a client's predictions and labels as 'kappa', got 3"),
     ],
 )
 def test_a_wrong_figure_is_refused(metrics: Any, says: str) -> None:
@@ -196,7 +197,7 @@ def test_a_wrong_figure_is_refused(metrics: Any, says: str) -> None:
 
 
 def test_a_figure_that_fails_names_itself() -> None:
-    def fails(counts: Tensor) -> float:
+    def fails(predicted: Tensor, labels: Tensor) -> float:
         raise ValueError("no such class")
 
     with pytest.raises(RunError, match="metric 'mine': ValueError: no such class"):

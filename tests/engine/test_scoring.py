@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.core.client import Client
@@ -41,20 +41,38 @@ def test_the_scores_are_scikit_learns() -> None:
 
     clients = regression.clients()
     found = run(pf.methods.Local(), clients=clients)
-    errors, shares = [], []
+    errors, shares, absolute = [], [], []
     for number, client in enumerate(clients):
         with torch.inference_mode():
             predicted = client.data.train.scale.restored(found.models[number](client.data.test.x)[:, 0]).numpy()
         errors.append(oracle.root_mean_squared_error(client.data.test.y.numpy(), predicted))
+        absolute.append(oracle.mean_absolute_error(client.data.test.y.numpy(), predicted))
         shares.append(oracle.r2_score(client.data.test.y.numpy(), predicted))
     assert found.result["rmse_per_client"] == pytest.approx(errors)
     assert found.result["rmse"] == pytest.approx(np.mean(errors))
     assert found.result["rmse_std"] == pytest.approx(np.std(errors))
     assert found.result["rmse_bottom_decile"] == pytest.approx(max(errors))  # the worst tenth
     assert found.result["metrics"]["personal"]["r2"]["mean"] == pytest.approx(np.mean(shares))
+    assert found.result["metrics"]["personal"]["mae"]["mean"] == pytest.approx(np.mean(absolute))
     assert found.result["rmse"] < np.mean([float(client.data.test.y.std()) for client in clients])
     assert found.result["score"] == "rmse"
     assert not [key for key in {*found.result, *found.history[0]} if "accuracy" in key]
+
+
+@pytest.mark.parametrize("executor", ["serial", pf.Execution("processes", workers=2)], ids=["serial", "processes"])
+def test_a_figure_of_ones_own_is_in_the_unit_of_the_numbers(executor: Any) -> None:
+    def mean_target(predicted: Tensor, y: Tensor) -> float:
+        return float(y.mean())
+
+    def absolute(predicted: Tensor, y: Tensor) -> float:
+        return float((predicted - y).abs().mean())
+
+    x, y = regression.rows(8, 1, mean=50.0, spread=3.0)
+    clients = [Client(regression.network(), (x, y), (x, y)) for _ in range(2)]
+    own = {"mean_target": mean_target, "absolute": absolute}
+    found = run(pf.methods.Local(), executor, clients, metrics=own).result["metrics"]["personal"]
+    assert found["mean_target"]["mean"] == pytest.approx(float(y.double().mean()))
+    assert found["absolute"] == found["mae"]
 
 
 @pytest.mark.parametrize(("mean", "std"), [(100.0, 58.0), (1e6, 1e3), (0.0, 1e-6), (-5e8, 1e8)])
@@ -169,9 +187,12 @@ def test_lower_is_better() -> None:
     ("changed", "line"),
     [
         ({"task": Task(classes=3)}, "classes: expected none, as labels are floats"),
-        ({"evaluation": Evaluation(metrics=["auc"])}, "evaluation.metrics: expected of r2, got 'auc'"),
+        ({"evaluation": Evaluation(metrics=["auc"])}, "evaluation.metrics: expected of mae, r2, got 'auc'"),
         ({"evaluation": Evaluation(missing_classes=True)}, "missing_classes: expected classes as labels"),
-        ({"metrics": {"mine": float}}, "metrics: expected none where numbers are predicted"),
+        (
+            {"metrics": {"mine": lambda counts: 1.0}},
+            "metrics: expected a function of a client's predictions and labels",
+        ),
         ({"plugins": [pf.Adversaries(label_flip_fraction=0.4)]}, "label_flip_fraction: expected classes as labels"),
     ],
 )

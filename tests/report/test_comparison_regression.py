@@ -65,6 +65,7 @@ def test_no_table_speaks_of_accuracies(runs: list[RunRecord], table: Table) -> N
         assert "percentage points" not in text
     assert "RMSE" in shown[0]
     assert "R2" in shown[0]
+    assert "MAE" in shown[0]
     for run in runs:
         for name in ("result.json", "rounds.jsonl"):
             assert "accuracy" not in (run.path / name).read_text()

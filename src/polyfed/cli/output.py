@@ -81,9 +81,10 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         mean, std, low, high = (main.text(found[key]) for key in ("mean", "std", "min", "max"))
         beside = f"clients: std {std}, lowest {low}, highest {high}"
         print_text(f"{main.title} {stage:<12} {mean:>6}{main.unit}  ({beside})")
-        summary = result["metrics"].get(stage, {}).get("r2")
-        if summary is not None:
-            print_text(f"R2   {stage:<12} {summary['mean']:6.3f}")
+        figures = {} if main.is_share else result["metrics"].get(stage, {})
+        for name, text in (("mae", main.text), ("r2", "{:.3f}".format)):
+            if name in figures:
+                print_text(f"{name.upper():<4} {stage:<12} {text(figures[name]['mean']):>6}")
     for stage, parts in result.get("accuracy_by_classes", {}).items():
         scores = [f"on {name} classes {100 * score['mean']:.2f} %" for name, score in parts.items()]
         print_text(f"accuracy {stage:<12} {', '.join(scores)}")

@@ -33,7 +33,7 @@ def report(
         typer.Option(
             metavar="NAME",
             help="What curves show: accuracy (or RMSE), bottom_decile, balanced_accuracy, f1, auc, calibration_error, "
-            "r2.",
+            "mae, r2.",
         ),
     ] = "accuracy",
     metrics: Annotated[

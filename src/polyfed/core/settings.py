@@ -15,7 +15,7 @@ from polyfed.validation.error_lines import in_one_line, one_line
 
 Stage = Literal["received", "after_training", "personal"]
 Personalization = Literal["tuned", "shares"]
-Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "r2"]
+Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "mae", "r2"]
 Accountant = Literal["rdp", "pld"]
 Keep = Literal["last", "best", "nothing"]
 EachGroup = Literal["each group"]  # of `Evaluation.held_out`
@@ -290,7 +290,8 @@ class Evaluation(Settings):
     every_n_rounds: Positive = Field(1, description="rounds between evaluations; the last round is always scored")
     extra_stages: list[Stage] = Field(default_factory=list, description="stages that are scored besides")
     metrics: list[Metric] = Field(
-        ["balanced_accuracy", "f1"], description="recorded beside the accuracy; beside the RMSE of regression always r2"
+        ["balanced_accuracy", "f1"],
+        description="recorded beside the accuracy; beside the RMSE of regression always mae and r2",
     )
     missing_classes: bool = Field(
         False,

@@ -238,7 +238,7 @@ def read_score(
             _check_score(other, rows, {ACCURACY.name}, 0)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected a score of {rows} rows, got something else: {error}") from None
-    return replace(score, own=None, missing=None)
+    return replace(score, own=None, missing=None, rows=None)
 
 
 def _check_score(score: Score, rows: int, figures: set[str], classes: int) -> None:

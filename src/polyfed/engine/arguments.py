@@ -218,7 +218,7 @@ def check_settings(
     texts: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
     texts |= {"feature_names": task.feature_names, "label_column": task.label_column}
     check_values({**texts, "metrics": metrics, "settings": output.settings})
-    _check_evaluation(task, evaluation, metrics, clients)
+    _check_evaluation(task, evaluation, clients)
     _check_class_weights(training, clients, task.classes or 0)
     if training.client_weights is not None and len(training.client_weights) != len(clients):
         raise ConfigError(
@@ -228,19 +228,11 @@ def check_settings(
     _check_validation(clients, evaluation, output)
 
 
-def _check_evaluation(
-    task: Task, evaluation: Evaluation, metrics: Mapping[str, object], clients: Sequence[Client]
-) -> None:
+def _check_evaluation(task: Task, evaluation: Evaluation, clients: Sequence[Client]) -> None:
     """Whether what is to be scored can be, where numbers are predicted and where classes are."""
     score = task.main_score
-    if score is RMSE:
-        if evaluation.missing_classes:
-            raise ConfigError("evaluation.missing_classes: expected classes as labels, got numbers to predict")
-        if metrics:
-            raise ConfigError(
-                "metrics: expected none where numbers are predicted, as they are functions of the counts of classes, "
-                f"got {', '.join(metrics)}"
-            )
+    if score is RMSE and evaluation.missing_classes:
+        raise ConfigError("evaluation.missing_classes: expected classes as labels, got numbers to predict")
     if any(client.class_names for client in clients):
         for key, asked in (
             ("missing_classes", evaluation.missing_classes),

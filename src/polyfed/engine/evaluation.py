@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from polyfed.core.settings import EACH_GROUP, Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.executors.client_work import Executor, has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
-from polyfed.engine.scoring import COUNTS, Score
+from polyfed.engine.scoring import COUNTS, ROWS, Score
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
@@ -300,7 +301,8 @@ def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
     return LabeledSamples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
 
 
-Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined
+# of a client's predictions and labels, (N,) each: classes, int64, or numbers, float64; NaN: not defined
+Measure = Callable[[Tensor, Tensor], float]
 
 
 def summarize(
@@ -401,13 +403,13 @@ def not_evaluated(score: MainScore) -> dict[str, Any]:
 
 
 def metrics_of(evaluation: Evaluation, score: MainScore) -> tuple[str, ...]:
-    """What is recorded beside the main score: of classes what is asked for, of numbers R2."""
+    """What is recorded beside the main score: of classes what is asked for, of numbers MAE and R2."""
     return score.metrics if score is RMSE else tuple(evaluation.metrics)
 
 
 def figures_of(evaluation: Evaluation, measures: Mapping[str, Measure]) -> tuple[str, ...]:
-    """What every score has beside the main one; figures of the user's own need all counts."""
-    return tuple(dict.fromkeys([*evaluation.metrics, *([COUNTS] if measures else [])]))
+    """What every score has beside the main one; figures of the user's own need all rows."""
+    return (*evaluation.metrics, *([ROWS] if measures else []))
 
 
 def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
@@ -415,17 +417,31 @@ def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
 
     Raises:
         ConfigError: a name that is taken or has more than letters, digits, "_" and "-", or something that cannot be
-            called.
+            called with two tensors.
     """
-    taken = ("accuracy", *get_args(Metric))
+    taken = (ACCURACY.name, RMSE.name, *get_args(Metric))
     for name, measure in measures.items():
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or name in taken:
             raise ConfigError(
                 f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, got {name!r}"
             )
-        if not callable(measure):
-            raise ConfigError(f"metrics: expected a function of a client's counts as '{name}', got {measure!r}")
+        if not _takes_two(measure):
+            raise ConfigError(
+                f"metrics: expected a function of a client's predictions and labels as '{name}', got {measure!r}"
+            )
     return dict(measures)
+
+
+def _takes_two(measure: Any) -> bool:
+    if not callable(measure):
+        return False
+    try:
+        inspect.signature(measure).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C, which tells nothing
+        pass
+    return True
 
 
 def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict[str, Mapping[str, Any]]:
@@ -450,7 +466,9 @@ def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
 
 def _measured(name: str, measure: Measure, score: Score) -> float:
     try:
-        return float(measure(score.confusion()))
+        assert score.rows is not None  # see `figures_of`
+        predicted, y = score.rows
+        return float(measure(predicted.clone(), y.clone()))
     except Exception as error:
         raise RunError(f"metric '{name}': {type(error).__name__}: {error}") from error
 

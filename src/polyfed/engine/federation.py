@@ -60,8 +60,8 @@ class Federation(FederationParts):
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
             a network that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
         loggers: functions of a round's record, and objects with any of `Logger`'s methods.
-        metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
-            the predicted one; NaN where it is not defined.
+        metrics: figures of your own, name -> function of a client's predictions and labels, (N,) each: classes, int64,
+            or numbers, float64, in their own unit; NaN where it is not defined.
 
     Raises:
         ConfigError: models or data do not fit the method or the settings, or a simulated device's memory; a device is

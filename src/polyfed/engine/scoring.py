@@ -29,6 +29,7 @@ from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 LEAST = 4  # rows per forward pass: products of fewer rows have other last bits than those of many
 COUNTS = "confusion"  # asked for as a figure: the counts of all pairs of classes are kept
+ROWS = "rows"  # likewise: what is predicted for every row, and its label; of nodes never
 FROM_COUNTS: Mapping[str, Callable[[metrics.ClassCounts], Tensor]] = {
     ACCURACY.name: metrics.accuracy,
     "balanced_accuracy": metrics.balanced_accuracy,
@@ -38,6 +39,12 @@ FROM_COUNTS: Mapping[str, Callable[[metrics.ClassCounts], Tensor]] = {
 FROM_SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
     "auc": metrics.auc,
     "calibration_error": metrics.calibration_error,
+}
+
+_OF_NUMBERS: Mapping[str, Callable[[Tensor, Tensor], float]] = {
+    RMSE.name: metrics.rmse,
+    "mae": metrics.mae,
+    "r2": metrics.r2,
 }
 
 Samples = LabeledSamples | SelectedSamples
@@ -56,7 +63,8 @@ class Score:
     NaN: not defined. others: the main score by the other predictors that the method names (`alternative_predictors`).
     own, missing: on the classes that the client has, and on those that it never had; None where these were not asked
     for. pairs: how often each class was taken for each, of so many `classes` (`functional.metrics.class_pairs`); empty
-    where nobody asks.
+    where nobody asks. rows: predictions and labels, (N,) each, classes or numbers in their own unit; None where nobody
+    asks.
     """
 
     total: int
@@ -66,6 +74,7 @@ class Score:
     missing: Score | None = None
     pairs: Tensor = metrics.NO_PAIRS
     classes: int = 0
+    rows: tuple[Tensor, Tensor] | None = None
 
     def confusion(self) -> Tensor:
         """The counts (C, C) int64, where they were asked for; rows the true class, columns the predicted one."""
@@ -121,7 +130,7 @@ def evaluate_model(
     if outputs is None:
         (outputs,) = in_main_memory([predictions(client, method, parts, figures)])
     if not client.classes:
-        return [_regression_score(part, outputs) for part in parts]
+        return [_regression_score(part, outputs, figures) for part in parts]
     tests = _distinct(part.samples for part in parts if part.is_test)
     rest = _distinct(samples for part in parts for samples in _beside(part))
     found = _judged(client, tests, outputs[""], figures, outputs.get(SCORES, {}))
@@ -263,6 +272,9 @@ def _judged(
         pairs = [metrics.class_pairs(true, taken) for true, taken in labels]
         classes = counts.true.shape[1]
         scores = [replace(one, pairs=each, classes=classes) for one, each in zip(scores, pairs, strict=True)]
+    if ROWS in figures:
+        rows_of = zip(predicted.split(sizes), y.split(sizes), strict=True)
+        scores = [replace(one, rows=each) for one, each in zip(scores, rows_of, strict=True)]
     return dict(zip(samples, scores, strict=True))
 
 
@@ -274,19 +286,21 @@ def _on_own_classes(y: Tensor, predicted: Tensor, missing: Tensor) -> Score:
     return Score(total, {ACCURACY.name: right / total if total else math.nan})
 
 
-def _regression_score(part: Part, outputs: Outputs) -> Score:
+def _regression_score(part: Part, outputs: Outputs, figures: Collection[str]) -> Score:
     """Outputs are in the client's standardized unit, samples may be in another; both are taken back to their own."""
     y = part.samples.scale.restored(part.samples.y)
     found = {}
     names = list(outputs) if part.is_test else [""]
     for name in names:
         predicted = part.scale.restored(outputs[name][id(part.samples)])
-        found[name] = Score(len(y), {RMSE.name: metrics.rmse(predicted, y), "r2": metrics.r2(predicted, y)})
+        values = {key: measure(predicted, y) for key, measure in _OF_NUMBERS.items()}
+        rows = (predicted, y) if ROWS in figures and part.is_test and not name else None
+        found[name] = Score(len(y), values, rows=rows)
     return replace(found.pop(""), others=found)
 
 
-def score_to_json(score: Score) -> dict[str, Any]:
-    """A score in what JSON has; what is not defined is None."""
+def score_to_json(score: Score, with_rows: bool = False) -> dict[str, Any]:
+    """A score in what JSON has; what is not defined is None. with_rows: whether single rows may be in it."""
     beside = {name: getattr(score, name) for name in ("own", "missing")}
     return {
         "total": score.total,
@@ -295,12 +309,17 @@ def score_to_json(score: Score) -> dict[str, Any]:
         **{name: score_to_json(other) for name, other in beside.items() if other is not None},
         "classes": score.classes,
         "pairs": score.pairs.tolist(),
+        **({"rows": [part.tolist() for part in score.rows]} if with_rows and score.rows is not None else {}),
     }
 
 
 def score_from_json(facts: Mapping[str, Any]) -> Score:
     """The inverse of `score_to_json`."""
-    beside = {name: score_from_json(facts[name]) for name in ("own", "missing") if name in facts}
+    beside: dict[str, Any] = {name: score_from_json(facts[name]) for name in ("own", "missing") if name in facts}
+    if "rows" in facts:
+        kind = torch.float64 if RMSE.name in facts["figures"] else torch.int64
+        predicted, y = (torch.tensor(part, dtype=kind) for part in facts["rows"])
+        beside["rows"] = (predicted, y)
     return Score(
         int(facts["total"]),
         {name: math.nan if value is None else float(value) for name, value in facts["figures"].items()},

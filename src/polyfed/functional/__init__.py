@@ -21,7 +21,7 @@ losses              weighted cross entropy, squared error, distances, divergence
 low_rank            tensors as their largest singular triples
 masks               which entries of tensors are shared: growth, thresholds, what is sent, means
 membership_scores   which rows were trained on: shadow models, ROC curves, intervals
-metrics             accuracy, balanced accuracy, F1, AUC; RMSE, R2
+metrics             accuracy, balanced accuracy, F1, AUC; RMSE, MAE, R2
 modes               eval mode and untracked BatchNorm statistics for a while
 noise               Gaussian noise on features, and normal numbers of a key
 patch_mixing        images mixed with others of their batch, patch by patch

@@ -1,5 +1,5 @@
 """What a classifier's counts and scores say: accuracy, balanced accuracy, F1, AUC, calibration error; of a regressor's
-predictions RMSE and R2.
+predictions RMSE, MAE and R2.
 
 A class is averaged over only where it occurs: without a true sample it has no recall, and without a sample of another
 class no AUC. Where nothing is left to average, the result is NaN.
@@ -150,6 +150,15 @@ def rmse(predicted: Tensor, y: Tensor) -> float:
     2.0
     """
     return math.sqrt(float((predicted.double() - y.double()).square().mean())) if len(y) else math.nan
+
+
+def mae(predicted: Tensor, y: Tensor) -> float:
+    """Mean absolute error of numbers (N,), in the unit of y; NaN without samples.
+
+    >>> mae(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0]))
+    1.5
+    """
+    return float((predicted.double() - y.double()).abs().mean()) if len(y) else math.nan
 
 
 def r2(predicted: Tensor, y: Tensor) -> float:

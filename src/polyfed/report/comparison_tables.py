@@ -45,7 +45,7 @@ _METRICS = {
     "auc": "macro\nAUC",
     "calibration_error": "calibration\nerror",
 }
-_HEADINGS = {"r2": "R2"}  # figures that are no shares, but known here
+_HEADINGS = {"mae": "MAE", "r2": "R2"}  # figures that are no shares, but known here
 _CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
 _HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
 _MINUS = re.compile(r"(?<!\w)-(?=\d)")

@@ -36,7 +36,7 @@ from polyfed.report.plot_style import (
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import Estimate, finite, scores_by_seed
 from polyfed.report.text_tables import format_mean_std
-from polyfed.results.main_score import MainScore
+from polyfed.results.main_score import RMSE, MainScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +49,7 @@ METRICS = {
     "f1": "macro F1",
     "auc": "macro AUC",
     "calibration_error": "calibration error",
+    "mae": "MAE",
     "r2": "R2",
 }
 _SCALES = {
@@ -188,7 +189,7 @@ def metric_title(group: Group, metric: str) -> str:
 
 def metric_factor(group: Group, metric: str) -> float:
     """What a figure is multiplied by to be shown: 100 for a share, in percent."""
-    is_share = group.score.is_share if metric in ("accuracy", "bottom_decile") else metric != "r2"
+    is_share = group.score.is_share if metric in ("accuracy", "bottom_decile") else metric not in RMSE.metrics
     return 100.0 if is_share else 1.0
 
 
@@ -214,7 +215,7 @@ def curve_drawings(
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
         metric: "accuracy" (where numbers are predicted, the RMSE), "bottom_decile", or one that the runs recorded:
-            "balanced_accuracy", "f1", "auc", "calibration_error", "r2".
+            "balanced_accuracy", "f1", "auc", "calibration_error", "mae", "r2".
         smooth: each point is the mean of this many evaluated rounds, itself the last of them; 1 smooths nothing.
 
     Raises:

@@ -14,6 +14,7 @@ _COLUMNS = {
     "best by valid.": "Test accuracy, in %, of the round with the best accuracy on validation data; the choice never "
     "looks at test data.",
     "lowest tenth": "Mean accuracy of the lowest tenth of the clients, in %.",
+    "MAE": "Mean absolute error on test data, mean over clients, in the unit of the numbers.",
     "R2": "Coefficient of determination on test data, mean over clients: 1 is perfect, 0 as good as predicting the "
     "mean of a client's test data.",
     "balanced accuracy": "Mean, in %, of the recalls of the classes that a client has test samples of.",

@@ -128,7 +128,7 @@ def _replaced(key: str, name: str, other: str) -> str:
 ACCURACY = MainScore(
     "accuracy", "accuracy", False, True, ("balanced_accuracy", "f1", "auc", "calibration_error", "confusion")
 )
-RMSE = MainScore("rmse", "RMSE", True, False, ("r2",))
+RMSE = MainScore("rmse", "RMSE", True, False, ("mae", "r2"))
 
 
 def main_score_of(keys: Container[str]) -> MainScore:

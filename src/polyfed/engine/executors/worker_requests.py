@@ -384,7 +384,7 @@ class WorkerLoop:
             for client, (_, parts, shared) in zip([first, *others], request["members"], strict=True)
         ]
         scores = score_batch(EvalBatch(jobs), self._context.method, self._context.model_factory, self._memory)
-        return {"scores": [{part: score_to_json(score) for part, score in each.items()} for each in scores]}, {}
+        return {"scores": [{part: score_to_json(score, True) for part, score in each.items()} for each in scores]}, {}
 
     def _pass(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
         facts = (request["client"], tensors["weights"], request["outputs"], tensors["rows"], request["round"])
@@ -401,7 +401,7 @@ def _described_result(job: TrainJob, done: JobResult) -> tuple[dict[str, Any], T
         "sums": done.sums,
         "refused": done.refused,
         "operations": done.operations,
-        "score": None if done.score is None else score_to_json(done.score),
+        "score": None if done.score is None else score_to_json(done.score, True),
     }
     return facts, {
         "message": _mapped(done.message, lambda tensor: shared.get(id(tensor), tensor)),

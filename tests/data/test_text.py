@@ -129,6 +129,27 @@ def test_how_much_of_the_texts_is_not_read_is_reported(tmp_path: Path) -> None:
     assert read(tmp_path, text_column="text", tokens="characters").remarks == ()
 
 
+@pytest.mark.parametrize(
+    ("texts", "noted"),
+    [
+        (["今天天气很好，我们去公园。", "服务太差了，不会再来"], True),
+        (["とても美味しかったです", "二度と行きません"], True),
+        (["อาหารอร่อยมากและบริการดี", "จะไม่กลับมาอีกแล้ว"], True),
+        (["今天 天气 很 好", "服务 太 差 了"], False),
+        (["So good 好吃", "Never again"], False),
+        (["음식이 정말 맛있어요", "다시는 안 갈 거예요"], False),
+    ],
+)
+def test_scripts_without_blanks_are_named(tmp_path: Path, texts: list[str], noted: bool) -> None:
+    put(tmp_path / "train.csv", f"text,label\n{texts[0]},1\n{texts[1]},0\n")
+    lines = [line for line in read(tmp_path, text_column="text").remarks if "without blanks" in line]
+    assert len(lines) == noted
+    assert all("'characters' suits them" in line for line in lines)
+    assert not [
+        line for line in read(tmp_path, text_column="text", tokens="characters").remarks if "without blanks" in line
+    ]
+
+
 def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
     place, words = tmp_path / "a.csv", {"text_column": "text"}
     assert "text column 'txt'" in refused(put(place, "text,label\na,1\nb,0\n"), text_column="txt")

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from polyfed.data import column_remarks
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import (
@@ -88,12 +89,17 @@ class FederatedDataset:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is odd about the data set, and which values of few rows are nobody's."""
-        if not self.left_out:
-            return self.source.remarks
-        named = ", ".join(map(one_line, self.left_out[:_NAMED]))
-        more = f" and {len(self.left_out) - _NAMED} more" if len(self.left_out) > _NAMED else ""
-        return (*self.source.remarks, f"left out, as they have fewer than data.min_samples rows: {named}{more}")
+        """What is odd about the data set and the columns of a table, and which values of few rows are nobody's."""
+        lines = [*self.source.remarks]
+        if self.source.feature_names:
+            titles = [client_text(number, name) for number, name in enumerate(self.names or [""] * len(self.clients))]
+            rows = [client.train for client in self.clients]
+            lines += column_remarks.remarks(self.source.feature_names, self.source.columns, rows, titles)
+        if self.left_out:
+            named = ", ".join(map(one_line, self.left_out[:_NAMED]))
+            more = f" and {len(self.left_out) - _NAMED} more" if len(self.left_out) > _NAMED else ""
+            lines.append(f"left out, as they have fewer than data.min_samples rows: {named}{more}")
+        return tuple(lines)
 
     def __repr__(self) -> str:
         rows = [len(client.train) for client in self.clients]

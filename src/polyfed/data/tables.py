@@ -35,6 +35,7 @@ from polyfed.data.samples import (
     of_so_many,
 )
 from polyfed.errors import ConfigError, ConfigErrors, described, first_line, gathered, suggest
+from polyfed.escaping import one_line
 
 Frame = Any  # a pandas.DataFrame of cells, see above
 NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they stand
@@ -303,9 +304,29 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
     for side, x_NF in x.items():
         samples = LabeledSamples(torch.from_numpy(x_NF).float(), torch.from_numpy(numbers[side]))
         stored[side] = fill_missing(samples, columns, columns.means(mean))
+    used = {*features, label, *options.columns}
+    left_out = [column for column in train if column not in used] if options.feature_columns is None else []
     return DatasetSource.of(
-        name, stored, names, further, mean=mean, std=std, feature_names=every, columns=columns, label_column=label
+        name,
+        stored,
+        names,
+        further,
+        mean=mean,
+        std=std,
+        feature_names=every,
+        columns=columns,
+        label_column=label,
+        remarks=_about_columns(left_out),
     )
+
+
+def _about_columns(left_out: Sequence[str]) -> tuple[str, ...]:
+    """A line on columns that are not learnt from, though nobody has said so."""
+    if not left_out:
+        return ()
+    more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+    named = ", ".join(f"'{one_line(name)}'" for name in left_out[:_NAMED])
+    return (f"columns left out, as they hold no numbers (category_columns takes words): {named}{more}",)
 
 
 def _different(frame: Frame, column: str) -> set[str]:

@@ -17,7 +17,14 @@ from torch import Tensor
 from polyfed.data.column_schema import column_values
 from polyfed.data.options import SourceOptions
 from polyfed.data.partition import Generators, check_integer, draw_rows
-from polyfed.data.samples import LabeledSamples, TableColumns, classes_up_to, fill_missing, samples_of
+from polyfed.data.samples import (
+    LabeledSamples,
+    TableColumns,
+    classes_up_to,
+    fill_missing,
+    length_hint,
+    samples_of,
+)
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare, convert_channels, resize
 from polyfed.errors import ConfigError
@@ -81,7 +88,7 @@ class DatasetSource:
                 raise ConfigError(
                     f"expected test inputs like the training inputs of '{self.name}' "
                     f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), got {tuple(samples.x.shape[1:])}, "
-                    f"{samples.x.dtype}"
+                    f"{samples.x.dtype}{length_hint(samples.x.shape[1:], self.train.x.shape[1:])}"
                 )
         channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 or self.feature_names else 0
         if len(self.mean) != channels or len(self.std) != channels:

@@ -23,7 +23,7 @@ from polyfed.data.classes import natural_sort
 from polyfed.data.dataset import as_samples
 from polyfed.data.files import CLIENT, check_sides, check_unpacked, owners
 from polyfed.data.images import LabeledImages
-from polyfed.data.samples import LabeledSamples, classes_up_to
+from polyfed.data.samples import LabeledSamples, classes_up_to, length_hint
 from polyfed.errors import ConfigError, gathered
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
@@ -50,6 +50,7 @@ def read(place: Path) -> LabeledImages:
             raise ConfigError(
                 f"expected inputs of every client like those of '{names[0]}' ({tuple(first.shape[1:])}, {first.dtype}),"
                 f" got {tuple(part.x.shape[1:])}, {part.x.dtype} in {path}"
+                f"{length_hint(part.x.shape[1:], first.shape[1:])}"
             )
     classes = max(classes_up_to(int(part.y.max()), path) for path, part in every)
     joined = {

@@ -255,8 +255,12 @@ def _tensor(given: Any, what: str) -> Tensor:
         return torch.from_numpy(np.array(given))
     except (TypeError, ValueError, RuntimeError):
         hint = "; number the classes from 0" if what == "labels" else ""
-        if what == "labels" and isinstance(given, Iterable) and any(isinstance(one, SEVERAL) for one in given):
+        parts = list(given) if isinstance(given, list | tuple) else []
+        if what == "labels" and any(isinstance(one, SEVERAL) for one in parts):
             hint = ONE_LABEL
+        shapes = [tuple(one.shape) for one in parts if isinstance(one, np.ndarray | Tensor)]
+        if other := next((shape for shape in shapes if shape != shapes[0]), None):
+            hint = length_hint(shapes[0], other)
         raise ConfigError(
             f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
         ) from None
@@ -297,7 +301,7 @@ def from_dataset(dataset: Any) -> LabeledSamples:
         if inputs and (x.shape != inputs[0].shape or x.dtype != inputs[0].dtype):
             raise ConfigError(
                 f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, got "
-                f"{tuple(x.shape)}, {x.dtype} in item {row}"
+                f"{tuple(x.shape)}, {x.dtype} in item {row}{length_hint(x.shape, inputs[0].shape)}"
             )
         inputs.append(x)
         labels.append(_label(label, row, of_numbers=row > 0 and isinstance(labels[0], float)))
@@ -334,6 +338,16 @@ def _input(given: Any, row: int) -> Tensor:
             f"expected a tensor, an array or an image in item {row}, got {type(given).__name__}"
         ) from error
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
+
+
+def length_hint(one: Sequence[int], other: Sequence[int]) -> str:
+    """Behind two different shapes of inputs, what to do where these are series (C, L) or (L,) of different lengths."""
+    if not (len(one) == len(other) <= 2 and sum(a != b for a, b in zip(one, other, strict=True)) == 1):
+        return ""
+    return (
+        "; series need one length: resample them, torch.nn.functional.interpolate(x, size=...), or cut windows, "
+        "x.unfold(-1, length, step)"
+    )
 
 
 def upright(image: Any) -> Any:

@@ -140,6 +140,17 @@ def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
         load_dataset("mine", tmp_path, label_column="label", text_column="text" if column == "text" else None)
 
 
+@pytest.mark.parametrize(
+    ("scale", "offset", "told"), [(1.0, 0.0, False), (50.0, 0.0, False), (1e3, 0, True), (1, 1e5, True)]
+)
+def test_inputs_that_are_far_from_0_are_named(scale: float, offset: float, told: bool) -> None:
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    made = [pf.Client(nn.Linear(3, 2), (x, y)), pf.Client(nn.Linear(3, 2), (scale * x + offset, y), name="north")]
+    lines = pf.Federation(made, pf.methods.Local()).remarks()
+    assert len(lines) == told
+    assert not told or "client 1 ('north')" in lines[0]
+
+
 def series(length: int, count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 1, length), torch.arange(count) % 2
 

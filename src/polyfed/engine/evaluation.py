@@ -423,7 +423,8 @@ def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
     for name, measure in measures.items():
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or name in taken:
             raise ConfigError(
-                f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, got {name!r}"
+                f"metrics: expected a name of letters, digits, '_' and '-', none of polyfed's own "
+                f"({', '.join(taken)}), got {name!r}"
             )
         if not _takes_two(measure):
             raise ConfigError(

@@ -44,6 +44,9 @@ from polyfed.registry import is_own, own_code
 from polyfed.results.main_score import ACCURACY
 from polyfed.results.schema import RunResult, in_order
 
+_LOOKED_AT = 64  # rows of a client, to know how large its inputs are
+_LARGE = 100  # where inputs that are standardized, or in [0, 1], are about 1
+
 
 class FederationParts:
     """A federation before it runs; `polyfed.engine.federation.Federation` explains what it is given.
@@ -370,11 +373,12 @@ class FederationParts:
         return checksum_of(rows if task.public is None else [*rows, task.public.samples], names)
 
     def class_remarks(self) -> list[str]:
-        """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
+        """What is odd about the clients' classes (`polyfed.data.classes.remarks`), and about the size of inputs."""
         trained = {label for client in self.clients for label in client.data.train.y.unique().tolist()}
         sides = {id(client.data.test): client.data.test for client in self.clients}  # a shared one is looked at once
         tested = {label for side in sides.values() for label in side.y.unique().tolist()}
-        return remarks_on_classes(self.class_names, trained, tested, self.task.label_column)
+        lines = remarks_on_classes(self.class_names, trained, tested, self.task.label_column)
+        return [*lines, *_about_large_inputs(self.clients)]
 
     # what it does -----------------------------------------------------------------------------------------------------
 
@@ -429,3 +433,20 @@ class FederationParts:
                 self.write_models(self.folder)
             self.folder.write_result(result, keeps_weights)
         return result
+
+
+def _about_large_inputs(clients: Sequence[Client]) -> list[str]:
+    """A line on clients whose networks get numbers that are far from 0, by some of their rows."""
+    sizes = {}
+    for client in clients:
+        x = client.prepare(client.data.train.x[:_LOOKED_AT])
+        if x.is_floating_point() and (size := float(x.abs().median())) > _LARGE:
+            sizes[client.id] = size
+    if not sizes:
+        return []
+    first, size = next(iter(sizes.items()))
+    more = f" (of {len(sizes)} such clients)" if len(sizes) > 1 else ""
+    return [
+        f"inputs are far from 0: those of {clients[first].title}{more} have a median size of {size:.4g}; networks "
+        "learn best from inputs standardized to a mean of 0 and a deviation of 1"
+    ]

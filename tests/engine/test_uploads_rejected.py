@@ -95,16 +95,16 @@ def test_uploads_refused_in_most_rounds(lost: int, rounds: int, learns: bool) ->
     assert line is None or f"in {lost} of {rounds} rounds no client's work counted" in line
 
 
-@pytest.mark.parametrize(("lr", "learns"), [(0.05, True), (1.0, False)])
-def test_numbers_whose_training_diverges(lr: float, learns: bool) -> None:
-    """Every loss is finite, so that nothing is refused."""
+@pytest.mark.parametrize(("lr", "learns"), [(0.05, True), (1.0, False), (5.0, False)])
+def test_numbers_whose_training_diverges(lr: float, learns: bool, tmp_path: Path) -> None:
+    """Every loss is finite, so that nothing is refused; scores of any size can be written."""
     made = regression.clients()
     training = pf.Training(rounds=4, lr=lr, batch_size=8, momentum=0.9)
-    done = pf.Federation([pf.Client(nn.Linear(3, 1), c.data.train, c.data.test) for c in made], Local(), training)
-    run = done.run()
+    clients = [pf.Client(nn.Linear(3, 1), one.data.train, one.data.test) for one in made]
+    run = pf.Federation(clients, Local(), training, out=tmp_path / "run").run()
     assert run.result["refused"] == 0
     assert (run.result["nothing_learnt"] is None) is learns
-    assert learns or "training.lr than 1," in run.result["nothing_learnt"]
+    assert learns or f"training.lr than {lr:g}," in run.result["nothing_learnt"]
 
 
 def test_all_dropped_out() -> None:

@@ -55,7 +55,7 @@ class Everything(Record):
     [
         *(("number", value) for value in (1, 1.5, -(2**63) + 1, NAN)),
         *(("loss", value) for value in (INF, 1e300, 3)),
-        *(("figure", value) for value in (INF, -INF, 0.5)),
+        *(("figure", value) for value in (INF, -INF, 0.5, 1e30)),
         *(("count", value) for value in (0, -5, 2**63 - 1)),
         *(("setting", value) for value in ("x", 1, True, [1, "x", [False]])),
         *(("share", value) for value in (0, 1, 0.5)),

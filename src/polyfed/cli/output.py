@@ -82,7 +82,7 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         beside = f"clients: std {std}, lowest {low}, highest {high}"
         print_text(f"{main.title} {stage:<12} {mean:>6}{main.unit}  ({beside})")
         figures = {} if main.is_share else result["metrics"].get(stage, {})
-        for name, text in (("mae", main.text), ("r2", "{:.3f}".format)):
+        for name, text in (("mae", main.text), ("r2", "{:.3g}".format)):
             if name in figures:
                 print_text(f"{name.upper():<4} {stage:<12} {text(figures[name]['mean']):>6}")
     for stage, parts in result.get("accuracy_by_classes", {}).items():

@@ -30,6 +30,7 @@ from polyfed.engine.executors.jobs import EvalJob, TrainJob
 from polyfed.engine.scoring import COUNTS, ROWS, Score
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text
+from polyfed.results.fields import LARGEST_SCORE
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 
@@ -184,7 +185,8 @@ class Evaluator:
                 stage: summarize(found.values(), self.evaluation.weighting) for stage, found in scores.items()
             },
             "held_out_per_client": {
-                stage: {str(number): score.value for number, score in found.items()} for stage, found in scores.items()
+                stage: {str(number): score.value for number, score in found.items() if _is_defined(score.value)}
+                for stage, found in scores.items()
             },
         }
 
@@ -325,7 +327,7 @@ def summarize(
     main = scores[0].main
     name = figure or main.name
     pairs = [(name(score) if callable(name) else score.figures[name], score.total) for score in scores]
-    pairs = [(value, total) for value, total in pairs if math.isfinite(value)]
+    pairs = [(value, total) for value, total in pairs if _is_defined(value)]
     if not pairs:
         return {}
     values = sorted(value for value, _ in pairs)
@@ -374,7 +376,7 @@ def evaluation_record(
                 for stage, scores in scored.items()
             }
         ),
-        f"{score.name}_per_client": [None if math.isnan(value) else value for value in clients],
+        f"{score.name}_per_client": [value if _is_defined(value) else None for value in clients],
         f"{score.name}_per_architecture": _known(
             {name: summarize(scores, evaluation.weighting) for name, scores in by_architecture.items()}
         ),
@@ -387,6 +389,11 @@ def evaluation_record(
         "confusion": _summed(main.values()).tolist() if COUNTS in wanted and main else None,
         **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
+
+
+def _is_defined(value: float) -> bool:
+    """Not where there are no samples, nor where predictions are beyond all bounds."""
+    return abs(value) < LARGEST_SCORE
 
 
 def not_evaluated(score: MainScore) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from polyfed.engine.evaluation import not_evaluated
 from polyfed.errors import ConfigError
 from polyfed.escaping import clients_text
 from polyfed.markup import curves, cut, details, paragraph, table
-from polyfed.results.main_score import main_score_of
+from polyfed.results.main_score import RMSE, main_score_of
 from polyfed.results.schema import RunResult, in_order
 from polyfed.units import human_bytes, human_count, human_seconds
 from polyfed.version import __version__
@@ -289,14 +290,15 @@ def _diverged(records: Sequence[Mapping[str, Any]]) -> str | None:
     In training, too: test rows may be few, and hardly vary.
     """
     trained = [record for record in records if record["train_loss"] is not None]
-    scores: Mapping[str, Any] = records[-1].get("metrics", {}) if records else {}
-    r2 = next((of_stage["r2"]["max"] for of_stage in scores.values() if "r2" in of_stage), 0.0)
-    if not trained or not trained[-1]["train_loss"] > _LOST_ERROR or 1 - r2 < _LOST_ERROR:
+    if not trained or RMSE.name not in records[-1] or not trained[-1]["train_loss"] > _LOST_ERROR:
+        return None
+    r2 = next((of_stage["r2"]["max"] for of_stage in records[-1]["metrics"].values() if "r2" in of_stage), -math.inf)
+    if 1 - r2 < _LOST_ERROR:
         return None
     return (
-        f"nothing was learnt: R2 is {r2:.3g} at the best client, where the mean of the numbers has 0; training "
-        f"diverges: try a lower training.lr than {trained[-1]['lr']:g}, standardize the inputs, or clip gradients with "
-        "privacy.max_grad_norm"
+        f"nothing was learnt: the training loss of numbers is {trained[-1]['train_loss']:.3g}, where predicting their "
+        f"mean has 1; training diverges: try a lower training.lr than {trained[-1]['lr']:g}, standardize the inputs, "
+        "or clip gradients with privacy.max_grad_norm"
     )
 
 

@@ -192,7 +192,7 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     numbers = [
         Column("vs Local", format_mean_std([row.difference for row in rows], "+", section.score)),
         *others,
-        *(Column(f"epsilon\n{unit}", _figures(section, "epsilon", unit, 3)) for unit in section.keys_of("epsilon")),
+        *(Column(f"epsilon\n{unit}", _figures(section, "epsilon", unit, ".3g")) for unit in section.keys_of("epsilon")),
         Column("bytes\nup", [size(row.means["bytes_up"]) for row in rows]),
         Column("bytes\ndown", [size(row.means["bytes_down"]) for row in rows]),
         Column(_TIME, [duration(row.means["seconds"]) for row in rows]),
@@ -257,12 +257,13 @@ def _metrics_of(section: ComparisonGroup) -> list[Column]:
 
 def _own_metric(section: ComparisonGroup, name: str) -> Column:
     """A figure that is no share."""
-    return Column(_HEADINGS.get(name, name), _figures(section, "metric", name, 4))
+    digits = "#.4g" if name == "mae" else ".4g"  # as many as the RMSE has
+    return Column(_HEADINGS.get(name, name), _figures(section, "metric", name, digits))
 
 
-def _figures(section: ComparisonGroup, group: str, name: str, digits: int) -> list[str]:
+def _figures(section: ComparisonGroup, group: str, name: str, digits: str) -> list[str]:
     values = [row.groups[group].get(name) for row in section.rows]
-    return [NOT_KNOWN if value is None else f"{value:.{digits}g}" for value in values]
+    return [NOT_KNOWN if value is None else f"{value:{digits}}" for value in values]
 
 
 def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound="Record")
 
 _LARGEST = 2**63  # from here on numbers are no counts and no measurements, and tables cannot show them
+LARGEST_SCORE = 1e100  # of scores in any unit, as training may diverge; squares and sums of such are finite
 _LONGEST = 60  # characters of a value, or of a key, in an error
 
 
@@ -62,8 +63,12 @@ def _is_loss(value: Any) -> bool:
     return isinstance(value, float) or _is_number(value)
 
 
+def _is_score(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= LARGEST_SCORE
+
+
 def _is_figure(value: Any) -> bool:
-    return _is_number(value) or (isinstance(value, float) and math.isinf(value))
+    return _is_score(value) or (isinstance(value, float) and math.isinf(value))
 
 
 def _is_count(value: Any) -> bool:
@@ -78,6 +83,7 @@ def _is_setting(value: Any) -> bool:
 
 Number = Annotated[float, FieldType("a number", "number", "numbers", _is_number)]
 Loss = Annotated[float, FieldType("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
+Score = Annotated[float, FieldType("a number", "number", "numbers", _is_score)]
 Figure = Annotated[float, FieldType("a number", "number", "numbers", _is_figure)]  # a user's own may be infinite
 Count = Annotated[int, FieldType("a whole number", "integer", "integers", _is_count)]
 Flag = Annotated[bool, FieldType("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]

@@ -27,6 +27,7 @@ from polyfed.results.fields import (
     NullIsEmptyList,
     Number,
     Record,
+    Score,
     ScoredRecord,
     Text,
     check_present,
@@ -112,18 +113,18 @@ class ReleaseRecord(Record):
 class Summary(Record):
     """A figure over clients. Keys that are not known are missing."""
 
-    mean: IfPresent[Number] = Field(
+    mean: IfPresent[Score] = Field(
         None,
         description='mean over clients: with `weighting = "clients"` each counts once, with `"samples"` as often as it '
         "has test samples (for the accuracy this is the accuracy over all samples)",
     )
-    std: IfPresent[Number] = Field(None, description="population standard deviation over clients, each counting once")
-    min: IfPresent[Number] = Field(None, description="the lowest client")
-    max: IfPresent[Number] = Field(None, description="the highest client")
-    bottom_decile: IfPresent[Number] = Field(
+    std: IfPresent[Score] = Field(None, description="population standard deviation over clients, each counting once")
+    min: IfPresent[Score] = Field(None, description="the lowest client")
+    max: IfPresent[Score] = Field(None, description="the highest client")
+    bottom_decile: IfPresent[Score] = Field(
         None, description="main score only: mean of the worst tenth of the clients, rounded up"
     )
-    n: IfPresent[Number] = Field(None, description="number of clients with test data for which the figure is defined")
+    n: IfPresent[Score] = Field(None, description="number of clients with test data for which the figure is defined")
 
 
 class FigureSummary(Record):
@@ -216,7 +217,7 @@ class RoundRecord(ScoredRecord):
         description="stage -> predictor -> accuracy with the method's other predictor (by `head` where it predicts by "
         "`prototype`, or the reverse); empty for methods with one predictor",
     )
-    accuracy_per_client: NullIsEmptyList[Number | None] = Field(
+    accuracy_per_client: NullIsEmptyList[Score | None] = Field(
         [],
         description="accuracy of each client in the main stage; null for clients that were not evaluated: those "
         "without test data, those that have not joined yet or have left, and nodes that did not answer",
@@ -230,7 +231,7 @@ class RoundRecord(ScoredRecord):
     confusion: list[list[Count]] | None = Field(
         None, description="counts of the main stage, summed over clients (rows: true class); null unless asked for"
     )
-    validation: Number | None = Field(
+    validation: Score | None = Field(
         None,
         description="mean accuracy on the clients' validation data in the main stage (in `personal` if that is "
         "`after_training`)",
@@ -245,7 +246,7 @@ class RoundRecord(ScoredRecord):
         description="only with `held_out`: `received` -> accuracy of the clients that are held out, each with what it "
         "would receive if it joined now; `after_training`, with `held_out_epochs` -> after local training on it",
     )
-    held_out_per_client: NullIsEmptyDict[dict[str, Number]] = Field(
+    held_out_per_client: NullIsEmptyDict[dict[str, Score]] = Field(
         {}, description="only with `held_out`: the same stages -> client -> its accuracy"
     )
     timings: IfPresent[dict[str, Number]] = Field(
@@ -294,7 +295,7 @@ class ClientRow(ScoredRecord):
     class_names: IfPresent[list[Text]] = Field(None, description="only with a label space of its own: its classes")
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
     held_out: IfPresent[Flag] = Field(None, description="only with `held_out`: it is in no round")
-    accuracy: Number | None = Field(
+    accuracy: Score | None = Field(
         None, description="accuracy in the main stage, last evaluation; null for clients that were not evaluated then"
     )
     last_evaluated: IfPresent[Count] = Field(
@@ -367,16 +368,16 @@ class RunResult(ScoredRecord):
     adversarial_clients: IfPresent[dict[str, Text]] = Field(
         None, description="only with `[adversaries]`: client -> its attack, `label_flip` or `sign_flip`"
     )
-    accuracy: Number | None = Field(description="mean over clients in the main stage, last evaluation")
-    accuracy_std: Number | None = Field(None, description="standard deviation over clients")
-    accuracy_bottom_decile: Number | None = Field(None, description="mean of the lowest tenth of the clients")
-    accuracy_before_final_round: Number | None = Field(
+    accuracy: Score | None = Field(description="mean over clients in the main stage, last evaluation")
+    accuracy_std: Score | None = Field(None, description="standard deviation over clients")
+    accuracy_bottom_decile: Score | None = Field(None, description="mean of the lowest tenth of the clients")
+    accuracy_before_final_round: Score | None = Field(
         None, description="`accuracy` before the final round, if there was one"
     )
-    accuracy_best_by_validation: Number | None = Field(
+    accuracy_best_by_validation: Score | None = Field(
         None, description="test accuracy of the round with the best validation accuracy"
     )
-    accuracy_best_test_round: Number | None = Field(
+    accuracy_best_test_round: Score | None = Field(
         None,
         description="the best test accuracy over rounds, as PFLlib and HtFLlib report it: chosen on test data, so only "
         "for a comparison with their figures",
@@ -387,16 +388,16 @@ class RunResult(ScoredRecord):
     accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
         {}, description="stage -> predictor -> accuracy, last evaluation"
     )
-    accuracy_per_client: NullIsEmptyList[Number | None] = Field([], description="as in the last evaluated round")
+    accuracy_per_client: NullIsEmptyList[Score | None] = Field([], description="as in the last evaluated round")
     accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="as in the last evaluated round")
     metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the last evaluated round")
     confusion: list[list[Count]] | None = Field(None, description="as in the last evaluated round")
-    validation: Number | None = Field(None, description="as in the last evaluated round")
+    validation: Score | None = Field(None, description="as in the last evaluated round")
     accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
         {}, description="only with `missing_classes`: as in the last evaluated round"
     )
     held_out: NullIsEmptyDict[Summary] = Field({}, description="only with `held_out`: as in the last evaluated round")
-    held_out_per_client: NullIsEmptyDict[dict[str, Number]] = Field(
+    held_out_per_client: NullIsEmptyDict[dict[str, Score]] = Field(
         {}, description="only with `held_out`: as in the last evaluated round"
     )
     clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")

@@ -42,7 +42,9 @@ def remarks(
         titles: of the clients.
     """
     flags = dict(columns.flags)
-    units, ids, constants = [], [], []
+    units: list[str] = []
+    ids: list[str] = []
+    constants: list[str] = []
     for place, name in enumerate(names):
         if place in flags.values():
             continue
@@ -95,7 +97,8 @@ def _units(parts: _Parts) -> list[_Unit]:
     known = [client for client, values in enumerate(parts) if len(values) >= _FEWEST]
     medians = {client: float(np.median(parts[client])) for client in known}
     sizes = {client: _sizes(parts[client]) for client in known}
-    larger, smaller = [], []
+    larger: list[_Unit] = []
+    smaller: list[_Unit] = []
     for client in known:
         others = [other for other in known if other != client]
         ratios = [_ratio(sizes[client][kind], [sizes[other][kind] for other in others]) for kind in (0, 1)]

@@ -3,7 +3,7 @@
 Of every batch the gradient of each row is taken by itself, shortened to the L2 norm C = `privacy.max_grad_norm`, and
 added; plus N(0, (z C)^2) on every number, z = `privacy.noise_multiplier`, from the client's own stream or by its
 secret; over the number of rows of a batch (of `poisson` batches: on average). What a row that is left blank would give
-is 0, so that the sensitivity is C.
+is 0, so that the sensitivity is C. It is 0, too, where a row's gradient is not finite.
 
 With batches made by chance a step is a Gaussian mechanism on rows drawn with probability q = B / n. With shuffled ones
 a row is in one step of each epoch, and an epoch is one mechanism, about all rows: nothing is counted for the shuffling.
@@ -137,8 +137,12 @@ class _PerSampleModel:
         self._warnings.__exit__(None, None, None)
 
     def gradients(self, loss: Loss, batch: Batch, context: Context, expected: int | None) -> StepResult:
-        """The noisy sum of the bounded gradients, over `expected` rows; None: over the batch's."""
+        """The noisy sum of the bounded gradients, over `expected` rows; None: over the batch's.
+
+        A loss that is not finite is told as 0: a client that were refused for it would tell of the row.
+        """
         value, sums = self.taken(loss, batch, context)
+        self._drop_nonfinite()
         self._steps.expected_batch_size = expected or len(batch.y)
         if self._own is not None:
             self._steps.expected_batch_size = 1  # the plain sum
@@ -148,7 +152,7 @@ class _PerSampleModel:
             noisy = clip_and_noise({name: g for name, g in found.items() if g is not None}, 0.0, self._std, self._own)
             found |= {name: tensor / (expected or len(batch.y)) for name, tensor in noisy.items()}
         self._steps.zero_grad(set_to_none=True)
-        return StepResult(found, value, sums)
+        return StepResult(found, torch.nan_to_num(value, 0.0, 0.0, 0.0), sums)
 
     def taken(self, loss: Loss, batch: Batch, context: Context) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and sums of a batch; the gradients of its rows lie in the parameters' `grad_sample`."""
@@ -164,6 +168,14 @@ class _PerSampleModel:
         finally:
             self._hooks.disable_hooks()
         return value.detach(), {name: one.detach() for name, one in sums.items()}
+
+    def _drop_nonfinite(self) -> None:
+        """Rows of which a gradient is not finite have none: one would hide all others, and no noise would hide it."""
+        found = [p.grad_sample for p in self._parameters if getattr(p, "grad_sample", None) is not None]
+        if found and len(found[0]):
+            lengths = torch.stack([rows.flatten(1).norm(dim=1) for rows in found]).norm(dim=0)
+            for rows in found:
+                rows[~lengths.isfinite()] = 0.0
 
     def each(self, loss: Loss, batch: Batch) -> list[Tensor | None]:
         """The gradients of the rows, (B, ...) for each parameter; None of one that has none."""

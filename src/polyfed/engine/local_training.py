@@ -57,6 +57,8 @@ def train(
     noise = client.generator("augment")
     hiding = draws_of(client, order)
     steps = samples = 0
+    # by chance drawn: how many rows there were would tell of each whether it was among them
+    planned = min(client.training.batch_size, client.n) if client.privacy.poisson else None
     losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
     sums: dict[str, Tensor] = {}
     raw_sums: dict[str, Tensor] = {}
@@ -90,7 +92,7 @@ def train(
                 if mask is not None:
                     _restore(named, before, mask)
                 steps += 1
-                samples += len(batch.y)
+                samples += len(batch.y) if planned is None else planned
                 losses.append((loss.detach(), len(batch.y)))
                 _add(sums, extra)
                 _add(raw_sums, raw)
@@ -100,8 +102,9 @@ def train(
     weights = [t.detach().sum() for t in model.state_dict().values() if t.is_floating_point()]
     values = numbers_of([*(loss for loss, _ in losses), *weights])  # now and at once, as asking a GPU stops it
     total = sum(value * count for value, (_, count) in zip(values, losses, strict=False))
+    seen = sum(count for _, count in losses)
     is_finite = all(map(math.isfinite, values[len(losses) :]))
-    return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums, is_finite)
+    return TrainingResult(steps, samples, total / max(seen, 1), sums, raw_sums, is_finite)
 
 
 def contexts_on(contexts: Sequence[Context], device: torch.device) -> Sequence[Context]:

@@ -38,12 +38,15 @@ def clip_by_global_norm(grads: Mapping[str, Tensor | None], most: float) -> dict
 def clip_rows(s: Tensor, most: float) -> Tensor:
     """Rows (N, ...), each shrunk to the L2 norm `most` over all its entries where it is longer; in their own type.
 
+    A row that is not finite, or whose norm is not, becomes zeros: nothing else would bound it.
+
     >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
     norms: Tensor = torch.linalg.vector_norm(s.flatten(1).float(), dim=1)
-    return s * clip_factors(norms, most).to(s.dtype).view(-1, *[1] * (s.dim() - 1))
+    shape = (-1, *[1] * (s.dim() - 1))
+    return torch.where(norms.isfinite().view(shape), s * clip_factors(norms, most).to(s.dtype).view(shape), 0.0)
 
 
 Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float64

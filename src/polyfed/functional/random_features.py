@@ -85,15 +85,18 @@ def count_features(x: Tensor, features: int) -> int | None:
 
 
 def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The features (N, D) of prepared inputs (N, ...), in float32, where the inputs are."""
+    """The features (N, D) of prepared inputs (N, ...), in float32, where the inputs are; all finite.
+
+    A row of which a feature is not finite is zeros: in a sum it would hide all others, and no noise would hide it.
+    """
     here = {name: tensor.to(x.device) for name, tensor in drawn.items()}
     if "words" in here:
         return _count_words(len(drawn["words"]), x)
     phi_ND = _features(here, x)
-    if "common" not in here:
-        return phi_ND
-    without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
-    return F.normalize(without_ND, dim=1) * _WITHIN
+    if "common" in here:
+        without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
+        phi_ND = F.normalize(without_ND, dim=1) * _WITHIN
+    return torch.where(phi_ND.isfinite().all(dim=1, keepdim=True), phi_ND, 0.0)
 
 
 def _features(here: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -204,6 +204,26 @@ class TestTraining:
         assert float(noise.std()) == pytest.approx(1.0, rel=0.1)
         assert float(noise.mean()) == pytest.approx(0.0, abs=4 / len(noise) ** 0.5)
 
+    @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
+    @pytest.mark.parametrize("value", [-3.4e38, 1e25])
+    def test_a_row_without_a_finite_gradient_has_none_and_is_not_told(self, value: float, sampling: str) -> None:
+        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+        x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+        x[0] = value
+
+        def moved(rows: slice, lr: float) -> tuple[torch.Tensor, Any]:
+            one = Training(rounds=1, batch_size=1000, lr=lr)
+            plugins = [Privacy(max_grad_norm=0.5, sampling=sampling)]
+            run = Federation([Client(net, (x[rows], y[rows]), (x, y))], FedAvg(), one, plugins=plugins).run()
+            weights = [p.detach().flatten() for p in run.models[0].parameters()]
+            return torch.cat(weights) - torch.cat([p.detach().flatten() for p in net.parameters()]), run.history[0]
+
+        found, record = moved(slice(None), 1.0)
+        others, _ = moved(slice(1, None), 5 / 6)  # the mean of five is over six
+        assert not record["refused"]
+        assert torch.allclose(found, others, atol=1e-6) or value == 1e25  # whose gradient has a direction
+        assert found.norm() > 0
+
     @pytest.mark.parametrize("executor", others_slow(["processes", "vectorized"], quick=["processes"]))
     def test_all_executors_agree(self, executor: str) -> None:
         serial, other = ran(**NOISY), ran(**NOISY, executor=executor)
@@ -226,6 +246,8 @@ class TestTraining:
         held = chance.clients[0].n
         assert (entry["drawn"], entry["held"], entry["poisson"]) == (8, held, True)
         assert entry["times"] == math.ceil(held / 8)
+        planned = sum(8 * math.ceil(client.n / 8) for client in chance.clients)
+        assert chance.history[0]["samples"] == planned, "how many rows were drawn is not told"
         twice = compute_epsilon([Release("training", "sample", 1.0, times=2)], 1e-5)
         assert dealt.history[1]["epsilon"]["sample"] == twice, "a row is in one batch of each epoch"
         assert chance.history[0]["epsilon"]["sample"] < chance.history[1]["epsilon"]["sample"]

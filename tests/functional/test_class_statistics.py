@@ -14,6 +14,7 @@ from polyfed.functional.class_statistics import (
     add,
     add_noise,
     are_possible,
+    are_within,
     discriminant,
     log_posterior,
     naive_bayes,
@@ -166,6 +167,33 @@ def test_noise_is_of_its_deviation_and_another_on_every_number() -> None:
     drawn = torch.cat([((noisy[name] - sums[name]) / stds[name]).flatten() for name in sums])
     assert len(drawn.unique()) > 900  # of 984; they lie on grids
     assert float(drawn.std()) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 2.0, 50.0])
+def test_sums_of_rows_with_noise_are_within_what_such_rows_can_have(noise: float) -> None:
+    for seed in range(20):
+        draws = torch.Generator().manual_seed(seed)
+        phi = torch.nn.functional.normalize(torch.randn(60, 6, generator=draws)) * (1 - 2**-20)  # rounded
+        sums = sum_rows(phi if seed else phi[:1].expand(60, 6), torch.arange(60) % CLASSES, CLASSES)
+        noisy = add_noise(sums, noise, lambda shape, draws=draws: torch.randn(shape, generator=draws).double())
+        assert are_within(noisy if noise else sums, 60, noise)
+
+
+@pytest.mark.parametrize("change", ["sums", "one class", "products", "trace", "counts", "more rows"])
+def test_sums_that_no_rows_of_norm_one_have_are_not_within(change: str) -> None:
+    phi = 0.999 * torch.nn.functional.normalize(PHI.double()).repeat(20, 1)
+    sums = {name: tensor.double() for name, tensor in sum_rows(phi, Y.repeat(20), CLASSES).items()}
+    rows = len(phi)
+    wrong = {
+        "sums": {"sums": torch.full_like(sums["sums"], float(rows))},
+        "one class": {"sums": sums["sums"] * torch.tensor([[30.0], [1], [1], [1]])},
+        "products": {"products": torch.full_like(sums["products"], float(rows))},
+        "trace": {"products": -sums["products"]},
+        "counts": {"counts": -sums["counts"]},
+        "more rows": {"counts": sums["counts"] * 2},
+    }
+    assert are_within(sums, rows, 0.3)
+    assert not are_within({**sums, **wrong[change]}, rows, 0.3)
 
 
 def test_sums_with_noise_have_a_solution_and_exact_ones_stay() -> None:

@@ -50,3 +50,9 @@ def test_only_rows_that_are_longer_are_shrunk(dtype: torch.dtype) -> None:
         assert torch.equal(found[norms < most * 0.9999], s[norms < most * 0.9999])
         longer = np.linalg.norm(found.double().numpy().reshape(64, -1), axis=1)[norms > most]
         np.testing.assert_allclose(longer, most, rtol=2e-3 if dtype == torch.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
+def test_a_row_without_a_finite_norm_becomes_zeros(value: float) -> None:
+    s = torch.tensor([[3.0, 4.0], [value, value]])
+    torch.testing.assert_close(clip_rows(s, 1.0), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))

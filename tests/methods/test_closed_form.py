@@ -274,15 +274,37 @@ def private(**settings: Any) -> list[Any]:
     return [UploadPrivacy(Privacy(**settings))]
 
 
-def test_bounded_sums_are_those_of_unit_features_and_no_number_of_rows_counts() -> None:
+def test_bounded_sums_are_those_of_unit_features() -> None:
     (round,) = rounds(BOUNDED, members(), rounds=1)
     close(solved(round), by_hand(round, rows()))
     norms = apply_map(round.states[0]["map"], rows()[0].x).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones(len(norms)), rtol=0, atol=1e-5)
-    fed, _ = federation(BOUNDED, members(), rounds=1)
-    fed.server.clients = {i: ClientInfo(info.architecture, 1) for i, info in fed.server.clients.items()}
-    BOUNDED.aggregate(fed.server, round.up)
-    assert torch.equal(fed.server.state["solution"]["weight"], solved(round)[0])
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_bounded_sums_that_so_many_rows_cannot_have_are_left_out(noise: float) -> None:
+    plugins = private(noise_multiplier=noise) if noise else []
+    (round,) = rounds(BOUNDED, members(), rounds=1, plugins=plugins)
+    last = max(round.up)
+    sums = dict(round.up[last]["sums"])
+    beyond = {last: {**round.up[last], "sums": {**sums, "sums": torch.full_like(sums["sums"], 9e5)}}}
+    found = []
+    for up in ({**round.up, **beyond}, {i: up for i, up in round.up.items() if i != last}):
+        fed, _ = federation(BOUNDED, members(), rounds=1, plugins=plugins)
+        BOUNDED.aggregate(fed.server, up)
+        found.append((fed.server.state["solution"]["weight"], fed.server.log.get("sums_left_out")))
+    assert torch.equal(found[0][0], found[1][0])
+    assert [left for _, left in found] == [1, None]
+    assert not torch.equal(found[0][0], solved(round)[0])
+
+
+@pytest.mark.parametrize("method", [SMALL, BOUNDED])
+def test_one_row_with_a_huge_value_counts_as_zeros(method: ClosedForm) -> None:
+    own = rows()
+    own[0].x[0] = -3.4e38
+    (round,) = rounds(method, members(own), rounds=1)
+    assert not round.record["refused"]
+    assert apply_map(round.states[0]["map"], own[0].x)[0].tolist() == [0] * 20
 
 
 def test_sums_with_noise_are_the_same_whenever_they_are_sent_and_count_once() -> None:

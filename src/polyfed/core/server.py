@@ -14,7 +14,7 @@ from polyfed.core.client import Prepare, PublicData, to_float
 from polyfed.core.message import Group, State
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Training
+from polyfed.core.settings import Privacy, Training
 
 PublicOutputs = Literal["scores", "representations"]
 
@@ -56,7 +56,7 @@ class Server:
         clients: available clients by number.
         public: public data, or None.
         classes: number of classes of the task.
-        training: training settings.
+        training: training settings. privacy: how clients' uploads are bounded and noised.
         prepare: converts stored inputs to model inputs (the first client's, as all are alike).
         input_example: stored inputs without rows (0, ...), for their type and shape.
         log: numbers for the round's record; emptied after every round.
@@ -89,6 +89,7 @@ class Server:
         self.clients = dict(clients)
         self.classes = classes
         self.training = training or Training(rounds=rounds)
+        self.privacy = Privacy()
         self.public = public
         self.prepare = prepare
         self.input_example = torch.empty(0) if example is None else example[:0]

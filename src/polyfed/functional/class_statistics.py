@@ -73,6 +73,7 @@ def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
 
 _SHARES = {"counts": 0.05, "sums": 0.7, "products": 0.25}  # of a row's squared effect, over the noise of each part
 _FEWEST = 1.0  # rows of a class that is there
+_FAR = 10.0  # deviations beyond which noise does not go
 
 
 def add_noise(sums: Mapping[str, Tensor], noise: float, normals: Normals) -> dict[str, Tensor]:
@@ -88,15 +89,44 @@ def add_noise(sums: Mapping[str, Tensor], noise: float, normals: Normals) -> dic
     Returns:
         Likewise, with counts that are floats, all on coarse grids (`noise.on_grid`).
     """
-    width = sums["sums"].shape[1]
-    rows, columns = torch.triu_indices(width, width)
-    twice = {"products": torch.where(rows == columns, 1.0, 0.5).double().sqrt()}
+    is_diagonal = _diagonal(sums["sums"].shape[1])
+    twice = {"products": torch.where(is_diagonal, 1.0, 0.5).double().sqrt()}
     noisy = {}
     for name, tensor in sums.items():
         std = noise / _SHARES[name] ** 0.5
         added = std * normals(tensor.shape) * twice.get(name, 1.0)
         noisy[name] = on_grid(tensor.double() + added, std)
     return noisy
+
+
+def are_within(sums: Mapping[str, Tensor], rows: int, noise: float) -> bool:
+    """Whether so many rows of norm 1 at most can have these sums, with the noise of `add_noise`; 0: without.
+
+    No count is below 0, and all add up to n;  |M_c| <= n_c;  0 <= tr S and |S| <= n (Frobenius), as all are sums of
+    n terms of norm 1 at most. d numbers of noise have a norm of at most sqrt(d) + 10 deviations, their sum is within
+    10 sqrt(d): one in 1e22 honest clients is beyond. It looks at nothing but what was sent.
+    """
+    counts, width = sums["counts"].double(), sums["sums"].shape[1]
+    std_n, std_m, std_s = (noise / _SHARES[name] ** 0.5 for name in ("counts", "sums", "products"))
+    n = rows * (1 + _ROUNDING) + _ROUNDING
+    most_C = counts + _FAR * std_n + _ROUNDING * n
+    is_diagonal = _diagonal(width)
+    products = torch.where(is_diagonal, sums["products"], sums["products"] * 2**0.5)
+    trace = float(sums["products"][is_diagonal].sum())
+    far = _FAR * std_s * width**0.5
+    return bool(
+        (most_C >= 0).all()
+        and abs(float(counts.sum()) - rows) <= _FAR * std_n * len(counts) ** 0.5 + _ROUNDING * n
+        and (sums["sums"].norm(dim=1) <= most_C + std_m * (width**0.5 + _FAR)).all()
+        and -far - _ROUNDING * n <= trace <= n + far
+        and float(products.norm()) <= n + std_s * (len(products) ** 0.5 + _FAR)
+    )
+
+
+def _diagonal(width: int) -> Tensor:
+    """Which numbers of a triangle are on the diagonal."""
+    rows, columns = torch.triu_indices(width, width)
+    return rows == columns
 
 
 def nearest_possible(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

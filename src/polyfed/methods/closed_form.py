@@ -10,8 +10,9 @@ sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The s
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
 Texts:           phi counts words, no S is sent, W_vc = log p(v | c) with a = s / (1 - s) more of each word, b = 0.
 Private:         with `unit_features` rows of phi have norm 1, and N_k is in no number: n_k, M_k and S_k go up as they
-                 are, with Gaussian noise added once by the client (`class_statistics.add_noise`). The server solves for
-                 the nearest sums that rows can have. A client's own class shares stay with it.
+                 are, with Gaussian noise added once by the client (`class_statistics.add_noise`). The server leaves out
+                 what N_k such rows cannot have with it, and solves for the nearest sums that rows can have. A client's
+                 own class shares stay with it.
 Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.
 No network is trained or sent. It is a control: what are the others' rows worth to a linear model, together and alone?
 W of any grouping of the rows is the same, and a client's rows can be subtracted again.
@@ -55,6 +56,7 @@ from polyfed.core.method import (
 )
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
+from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
@@ -192,12 +194,13 @@ class ClosedForm(Method):
 
     def _add(self, server: Server, client_id: int, per_row: Group) -> bool:
         """Add a client's sums to those of the others, if any rows can have them; whether they can."""
-        sums = dict(per_row)
-        if not self.unit_features:
-            rows = server.clients[client_id].num_samples
-            sums = _times(per_row, rows)
-            if not class_statistics.are_possible(sums, rows):
-                return False
+        rows = server.clients[client_id].num_samples
+        sums = dict(per_row) if self.unit_features else _times(per_row, rows)
+        noise = self._noise(server.privacy)
+        if self.unit_features and not class_statistics.are_within(sums, rows, noise):
+            return False
+        if not noise and not class_statistics.are_possible(sums, rows):
+            return False
         before = members(server.state, "sums")
         server.state["sums"] = class_statistics.add(before, sums) if before else sums
         if self.keep_sums:
@@ -281,12 +284,16 @@ class ClosedForm(Method):
         sums = class_statistics.sum_rows(phi_ND, train.y, client.classes, is_second_order)
         return {"holds": holds, "sums": self._as_sent(client, sums)}
 
+    def _noise(self, privacy: Privacy) -> float:
+        """z, of noise on the sums; 0: none."""
+        return privacy.noise_multiplier if self.bounds_rows else 0.0
+
     def _as_sent(self, client: Client, sums: Group) -> Group:
         """The sums per row; or such that a row changes them by little, with the client's noise."""
         if not self.unit_features:
             return _times(sums, 1 / client.n)
-        noise = client.privacy.noise_multiplier
-        if not noise or self.card.alone:
+        noise = self._noise(client.privacy)
+        if not noise:
             return {**sums, "counts": sums["counts"].double()}
         return class_statistics.add_noise(sums, noise, _normals(client, noise))
 

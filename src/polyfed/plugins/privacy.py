@@ -177,6 +177,7 @@ class PrivacyBudget(Plugin):
         self.draws_rows = any(release.sampled for release in expected)
         for client in setup.clients:
             client.privacy = self.settings
+        setup.server.privacy = self.settings
         firsts = [*setup.first_of_each_architecture().values()]
         check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory, setup.precision)
         self._check()

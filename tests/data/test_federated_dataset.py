@@ -22,6 +22,7 @@ from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import Partition
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
+from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import DATASETS, PARTITIONS
 from tests.helpers.refusals import refusal
 from tests.helpers.small_data import federate, ids, purposes
@@ -261,6 +262,48 @@ def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> N
     assert some.unused == whole.unused + sum(len(whole.clients[k].train) // 2 for k in halved[0])
     other_seed = deal(numbered(), seed=1, halved_client_fraction=0.3, **settings_)
     assert {k for k, client in enumerate(other_seed.clients) if len(client.train) < 300} != halved[0]
+
+
+PRIVATE = """
+[data]
+dataset = "csv:{}"
+missing_values = "client_mean"
+num_clients = 1
+split = "6:1:3"
+max_train_per_client = 50
+halved_client_fraction = 1.0
+[models]
+architectures = ["mlp-16-32"]
+[method]
+name = "fedavg"
+[privacy]
+max_grad_norm = 1.0
+noise_multiplier = {}
+"""
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_where_noise_hides_rows_a_row_changes_no_other(noise: float, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    cells = [[f"{a:.6f}", "" if i % 3 else f"{b:.6f}", "xy"[i % 2]] for i, (a, b) in enumerate(rng.normal(size=(200, 2)))]
+    changed = [list(row) for row in cells]
+    changed[0] = [cells[0][0], "900", "y"]
+    sides = []
+    for name, rows in (("one", cells), ("two", changed)):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,label", *map(",".join, rows)]) + "\n")
+        (tmp_path / "r.toml").write_text(PRIVATE.format(tmp_path / f"{name}.csv", noise))
+        declared = ["data.mean=[0.0,0.0,0.0,0.0]", "data.std=[1.0,1.0,1.0,1.0]"]
+        federated = DataCache().federated(Recipe.load(tmp_path / "r.toml", declared))
+        data = federated.clients[0]
+        sides.append([{tuple(row) for row in part.x.tolist()} for part in (data.train, data.validation, data.test)])
+        assert federated.source.columns.own_means == (not noise)
+    others = [len(one - two) for one, two in zip(*sides, strict=True)]
+    assert sum(others) <= 1 if noise else sum(others) > 20
+
+
+def test_where_noise_hides_rows_numbers_to_predict_are_refused() -> None:
+    source = from_tensors((torch.randn(60, 3), torch.randn(60)))
+    assert "numbers to predict" in refusal(lambda: deal(source, private=True, num_clients=2))
 
 
 def test_a_ready_partition() -> None:

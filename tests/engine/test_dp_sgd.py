@@ -15,6 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method, Phase
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
+from polyfed.data.samples import LabeledSamples, TargetScale
 from polyfed.engine import dp_sgd
 from polyfed.engine.dp_sgd import releases
 from polyfed.engine.federation import Federation
@@ -265,6 +266,11 @@ class TestTraining:
         kinds = {entry["what"] for entry in both.history[0]["releases"]}
         assert kinds == {"features", "training"}
         assert both.history[-1]["epsilon"]["sample"] > weights.history[-1]["epsilon"]["sample"]
+
+    def test_numbers_that_a_client_standardized_by_its_own_rows_are_refused(self) -> None:
+        rows = LabeledSamples(torch.randn(9, 3), torch.randn(9)).standardized(TargetScale(2.0, 3.0))
+        with pytest.raises(ConfigError, match=r"noise hides rows.*client 0.*standardized"):
+            Federation([Client(nn.Linear(3, 1), rows, rows)], Local(), TWO, plugins=[Privacy(**NOISY)])
 
     def test_batchnorm_is_refused(self) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))

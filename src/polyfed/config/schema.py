@@ -70,8 +70,8 @@ class Data(Settings):
     )
     missing_values: Literal["error", "client_mean"] = Field(
         "error",
-        description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows, "
-        "with a column that says so",
+        description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows "
+        "(of the data set, where [privacy] hides rows), with a column that says so",
     )
     decimal: Literal[".", ","] = Field(".", description="csv: what stands before decimals")
     missing_words: Annotated[list[str], Field(min_length=1)] | None = Field(

@@ -255,6 +255,12 @@ class Privacy(Settings):
         )
 
     @property
+    def hides_rows(self) -> bool:
+        """Whether noise is to hide what a client's row holds: then nothing without noise may depend on it."""
+        of_rows = self.max_grad_norm or not self.upload_clip_norm
+        return bool(self.noise_multiplier or (self.target_epsilon and of_rows))
+
+    @property
     def poisson(self) -> bool:
         """Whether batches are made by drawing each row by itself."""
         return self.max_grad_norm > 0 and self.sampling == "poisson"

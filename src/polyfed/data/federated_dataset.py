@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,14 +149,16 @@ def build_federated_dataset(
     """
     plan = _parse_split(options.split)
     _check_options(source, plan, options)
-    pool = _Pool(source)
+    if options.private:
+        source = replace(source, columns=replace(source.columns, own_means=False))
+    pool = _Pool(source, options.private)
     sides = _set_aside(pool, plan, options, generators)
     values = _group_values(pool, sides.assigned, options) if is_by_group(options.partition) else None
     partition = assign_rows(pool, sides.assigned, values, options, generators)
     clients = _client_rows(pool, sides, partition, values, plan, options, generators)
     common_test = sides.common_test
     if common_test is not None:
-        common_test = draw_rows(common_test, pool.y, options.max_test_per_client, generators("cap test"))
+        common_test = draw_rows(common_test, pool.strata, options.max_test_per_client, generators("cap test"))
 
     groups: tuple[tuple[str, ...], ...] = ()
     left_out: tuple[str, ...] = ()
@@ -196,15 +198,19 @@ class _Pool:
     """Both sides of a source under one numbering: training rows first, then test rows.
 
     Rows with numbers to predict count as rows of one class.
+
+    Attributes:
+        strata: (N,) within which rows are drawn: their labels, or all are one where labels must not decide.
     """
 
-    def __init__(self, source: DatasetSource) -> None:
+    def __init__(self, source: DatasetSource, private: bool = False) -> None:
         self.source = source
         self._sides = [samples for _, samples in source.splits()]
         labels = torch.cat([side.y for side in self._sides])
         if source.is_regression:
             labels = torch.zeros(len(labels), dtype=torch.int64)
         self.y: Rows = labels.numpy()
+        self.strata: Rows = np.zeros_like(self.y) if private else self.y
         self.classes = source.classes or 1
         self.size = len(self.y)
 
@@ -247,7 +253,7 @@ def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators:
         raise ConfigError(f"expected a holdout below the {train_count} training rows, got {options.holdout}")
     holdout = train[:0]
     if options.holdout:
-        holdout = draw_balanced(pool.y[train], options.holdout, generators("holdout"))
+        holdout = draw_balanced(pool.strata[train], options.holdout, generators("holdout"))
     train = np.setdiff1d(train, holdout, assume_unique=True)
     if options.test == "local":
         assigned = train if plan.official else np.concatenate([train, official_test])
@@ -256,7 +262,7 @@ def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators:
         return _Sides(holdout, train, official_test, official_test)
     train_part, validation_part, test_part = plan.parts
     ratio = (train_part + validation_part, 0, test_part)
-    assigned, _, common_test = split_rows(train, pool.y, ratio, generators("test"))
+    assigned, _, common_test = split_rows(train, pool.strata, ratio, generators("test"))
     return _Sides(holdout, assigned, official_test, common_test)
 
 
@@ -354,7 +360,7 @@ def _client_rows(
     if plan.official or options.test == "global":
         parts = (parts[0], parts[1], 0)
     generator = generators("split") if sum(part > 0 for part in parts) > 1 else None
-    clients = [_ClientRows(*split_rows(sides.assigned[rows], pool.y, parts, generator)) for rows in partition.rows]
+    clients = [_ClientRows(*split_rows(sides.assigned[rows], pool.strata, parts, generator)) for rows in partition.rows]
     if options.test == "local" and plan.official:
         test = sides.official_test
         if values is None:
@@ -382,8 +388,8 @@ def _cap(
         most = min(len(rows.train), caps[client % len(caps)] or len(rows.train))
         if client in halved:
             most = (most + 1) // 2
-        train = draw_rows(rows.train, pool.y, most, generators(f"cap train {client}"))
-        test = draw_rows(rows.test, pool.y, options.max_test_per_client, generators(f"cap test {client}"))
+        train = draw_rows(rows.train, pool.strata, most, generators(f"cap train {client}"))
+        test = draw_rows(rows.test, pool.strata, options.max_test_per_client, generators(f"cap test {client}"))
         capped.append(_ClientRows(train, rows.validation, test))
     return capped
 
@@ -480,6 +486,11 @@ def _check_options(source: DatasetSource, plan: _Split, options: PartitionOption
     if options.max_test_per_client is not None:
         check_integer("max_test_per_client", options.max_test_per_client, 1)
     _check_label_space(source, options)
+    if options.private and source.is_regression:
+        raise ConfigError(
+            f"expected classes where noise hides rows, '{source.name}' has numbers to predict, which each client "
+            "standardizes by its own rows"
+        )
     if source.test is None and plan.official:
         raise ConfigError(
             f"split '{options.split}' expects an official test side, '{source.name}' has none; use '8:1:1'"

@@ -129,6 +129,8 @@ class PartitionOptions:
             groups by their hash (`hash_groups`), and whole groups are assigned, also of an official test side.
         label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
             and test rows of other classes are left out. Needs ``test="local"``.
+        private: what is made of a row depends on no other row: sides and caps are drawn without labels, and missing
+            values become the data set's mean. A recipe sets it where noise hides rows (`Privacy.hides_rows`).
     """
 
     num_clients: int | None = 10
@@ -146,3 +148,4 @@ class PartitionOptions:
     group_by: str | None = None
     num_groups: int | None = None
     label_space: str = "shared"
+    private: bool = False

@@ -499,11 +499,13 @@ class TableColumns:
         categories: per feature, the names of its categories, of which the i-th is stored as i + 1; () for a number.
         flags: (F1, F2): feature F2 says where feature F1 is missing.
         cells: how they were spelt.
+        own_means: whether a client's missing values become the mean of its own training rows; else of all.
     """
 
     categories: tuple[tuple[str, ...], ...] = ()
     flags: tuple[tuple[int, int], ...] = ()
     cells: CellFormat = field(default_factory=CellFormat)
+    own_means: bool = True
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -523,8 +525,10 @@ def own_means(x: Tensor, columns: TableColumns, mean: Sequence[float]) -> list[f
     Args:
         x: (N, F) the client's training rows.
         mean: per feature, by which all clients' inputs are centered. It stands for a feature of which the client has
-            no value at all, and a network then reads 0.
+            no value at all, and a network then reads 0; or for all, see `TableColumns.own_means`.
     """
+    if not columns.own_means:
+        return columns.means(mean)
     values = []
     for place, flag in columns.flags:
         present = x[x[:, flag] == 0, place]

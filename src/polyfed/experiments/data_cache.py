@@ -56,11 +56,14 @@ class DataCache:
         return self._source[1]
 
     def federated(self, recipe: Recipe) -> FederatedDataset:
-        """The data set as the clients have it: a function of ``[data]`` and the seed, never of the method."""
+        """The data set as the clients have it: a function of ``[data]``, the seed, and whether ``[privacy]`` hides rows;
+        never of the method.
+        """
         data, seed = recipe.data, recipe.run.seed
-        key = (data, data.client_count, recipe.beside, seed)
+        options = replace(data.partition_options, private=recipe.privacy.hides_rows)
+        key = (data, options, recipe.beside, seed)
         if self._federated is None or self._federated[0] != key:
-            found = build_federated_dataset(self.source(recipe), data.partition_options, data_generators(seed))
+            found = build_federated_dataset(self.source(recipe), options, data_generators(seed))
             self._federated = (key, found)
         _check_names(recipe.run.client_names, self._federated[1].names)
         return self._federated[1]

@@ -28,6 +28,7 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.modules import static_statistics
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy
+from polyfed.data.samples import TargetScale
 from polyfed.engine import privacy_ledger
 from polyfed.engine.dp_sgd import check_dp_sgd
 from polyfed.engine.dp_sgd import releases as of_training
@@ -175,6 +176,8 @@ class PrivacyBudget(Plugin):
         expected = [release for client in self._rows for release in self._expected(client)]
         self.has_noise = bool(expected)
         self.draws_rows = any(release.sampled for release in expected)
+        if any(release.unit == "sample" for release in expected):
+            self._check_rows(setup)
         for client in setup.clients:
             client.privacy = self.settings
         setup.server.privacy = self.settings
@@ -231,6 +234,15 @@ class PrivacyBudget(Plugin):
             "delta": self.settings.delta,
             "releases": privacy_ledger.to_record(released),
         }
+
+    def _check_rows(self, setup: Setup) -> None:
+        """Whether a row that noise is to hide changes what others are."""
+        for client in setup.clients:
+            if client.data.train.scale != TargetScale():
+                raise ConfigError(
+                    f"privacy: expected numbers to predict as they are where noise hides rows, got those of {client.title}"
+                    ", which are standardized by its own rows"
+                )
 
     def _check_bounds(self) -> None:
         """Whether noise is over something that is bounded."""

@@ -285,7 +285,9 @@ noise_multiplier = {}
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_where_noise_hides_rows_a_row_changes_no_other(noise: float, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    cells = [[f"{a:.6f}", "" if i % 3 else f"{b:.6f}", "xy"[i % 2]] for i, (a, b) in enumerate(rng.normal(size=(200, 2)))]
+    cells = [
+        [f"{a:.6f}", "" if i % 3 else f"{b:.6f}", "xy"[i % 2]] for i, (a, b) in enumerate(rng.normal(size=(200, 2)))
+    ]
     changed = [list(row) for row in cells]
     changed[0] = [cells[0][0], "900", "y"]
     sides = []

@@ -22,10 +22,11 @@ import torch
 import polyfed as pf
 from polyfed import registry
 from polyfed.cli import app as cli
+from polyfed.core.message import flatten, from_bytes
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.experiments.hub import prepare_push
-from polyfed.methods import FedProto
+from polyfed.methods import ClosedForm, FedProto
 from tests.experiments.test_exported_model import KINDS, finished, of_a_table
 from tests.helpers.hospitals import hospitals
 from tests.helpers.hub_stub import Hub, serve
@@ -34,6 +35,7 @@ from tests.project.test_trust import change_index
 
 REPOSITORY = "ana/digits"
 PLACE = f"hf://{REPOSITORY}"
+STATE = "model.state.safetensors"
 
 
 @pytest.fixture
@@ -77,6 +79,18 @@ def test_what_is_fetched_predicts_the_same_bit_for_bit(kind: str, hub: Hub, tmp_
     pf.load(PLACE, revision="v1")
     assert f"GET /api/models/{REPOSITORY}/revision/v1" in hub.asked
     assert not [line for line in hub.asked if line.endswith(("evil.py", ".bin", "README.md"))]
+
+
+def test_no_counts_of_rows_are_sent_and_shares_are_told_before(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "series", ClosedForm(features=20))
+    sent = prepare_push(tmp_path / "run", 1, REPOSITORY)
+    state = flatten(from_bytes(sent.files[STATE]))
+    assert state["own shares"].tolist() == pytest.approx([14 / 27, 13 / 27, 0])
+    assert all(float(tensor.double().abs().sum()) != 27 for name, tensor in state.items() if "map" not in name)
+    assert "samples" not in json.loads(sent.files["config.json"])
+    assert "own shares" in str(sent)
+    assert "no noise hides them" in str(sent)
+    assert "no noise hides them" in sent.files["README.md"].decode()
 
 
 def test_the_card_and_what_stays_here(hub: Hub, tmp_path: Path) -> None:
@@ -156,7 +170,9 @@ def test_nothing_is_sent_without_a_word(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     assert push(images, "--client", "1") == 2
     said = capsys.readouterr()
-    assert [line.split()[0] for line in said.out.splitlines()[1:]] == [*prepare_push(images, 1, REPOSITORY).files]
+    *files, keeps = said.out.splitlines()[1:]
+    assert [line.split()[0] for line in files] == [*prepare_push(images, 1, REPOSITORY).files]
+    assert keeps.endswith("model.state.safetensors holds: labels, prototypes")
     assert "to the private repository ana/digits" in said.out
     assert "expected a yes at the terminal, or --yes, got none; nothing was sent" in said.err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -241,14 +257,29 @@ def changed(**entries: Any) -> Callable[[dict[str, Any], dict[str, bytes]], None
     return lambda config, files: config.update(entries)
 
 
-def weights(content: bytes) -> Callable[[dict[str, Any], dict[str, bytes]], None]:
-    """Other weights, with the right checksum."""
+def weights(
+    content: bytes | Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], file: str = "model.safetensors"
+) -> Callable[[dict[str, Any], dict[str, bytes]], None]:
+    """Other weights, or what is made of these, with the right checksum."""
 
     def change(config: dict[str, Any], files: dict[str, bytes]) -> None:
-        files["model.safetensors"] = content
-        config["sha256"]["model.safetensors"] = hashlib.sha256(content).hexdigest()
+        made = (
+            content
+            if isinstance(content, bytes)
+            else safetensors.torch.save(content(safetensors.torch.load(files[file])))
+        )
+        files[file] = made
+        config["sha256"][file] = hashlib.sha256(made).hexdigest()
 
     return change
+
+
+def not_finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: t * float("nan") if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def without_state(config: dict[str, Any], files: dict[str, bytes]) -> None:
+    del config["sha256"][STATE]
 
 
 def header(size: int) -> bytes:
@@ -274,6 +305,18 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], None], str
     "pickle": (weights(pickle.dumps({"weight": 1})), "expected weights as safetensors"),
     "header": (weights(header(2**40)), "expected weights as safetensors"),
     "others": (weights(safetensors.torch.save({"w": torch.zeros(2)})), "does not fit the network as it is built now"),
+    "weights of NaN": (weights(not_finite), "expected finite numbers, got others in 'weights/"),
+    "state of NaN": (weights(not_finite, STATE), "expected finite numbers, got others in 'prototypes'"),
+    "state of other classes": (
+        weights(
+            lambda tensors: {name: t[:2] for name, t in tensors.items()} | {"prototypes": torch.zeros(2, 7)}, STATE
+        ),
+        "expected scores of an input of zeros, got RuntimeError",
+    ),
+    "no state": (without_state, r"state that its method keeps \(labels, prototypes\), got none"),
+    "mean": (changed(prepare={"mean": [float("nan")], "std": [1.0]}), "std per mean, all finite .* got mean .nan"),
+    "std": (changed(prepare={"mean": [0.0], "std": [1e-320]}), "std per mean, all finite .* and std .1e-320"),
+    "names": (changed(class_names=["a"]), "expected a name for each of 3 classes, got 1"),
     "damaged": (lambda config, files: files.update({"model.safetensors": b"x"}), "is damaged"),
 }
 

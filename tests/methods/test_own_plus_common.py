@@ -108,7 +108,7 @@ def test_classes_that_nobody_has_sent_rows_of_are_judged_by_the_network() -> Non
     done = fed.run()
     client = fed.clients[2]  # has rows of all classes
     others = clone(client.state)
-    others["solution"]["counts"][1] = 0  # type: ignore[index]
+    others["solution"]["shares"][1] = 0  # type: ignore[index]
     x, network = client.data.test.x, done.models[2].network
     with torch.no_grad():
         own = F.log_softmax(network(x).double(), dim=1)

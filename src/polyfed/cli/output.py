@@ -13,6 +13,7 @@ from typing import Any
 from polyfed.errors import ConfigError, ConfigErrors, NothingLearnt, RunError
 from polyfed.escaping import clients_text, visible
 from polyfed.results.main_score import main_score_of
+from polyfed.results.neighbors import neighbors
 from polyfed.units import human_bytes, human_seconds
 
 
@@ -71,6 +72,7 @@ def print_run(result: Mapping[str, Any], path: Path | None) -> None:
         spent_on = result["epsilon_of"][unit]
         given = ", for given weights" if spent_on == ["features"] else ""
         print_text(f"epsilon {epsilon:.4g} at delta {result['delta']:g}, by {unit}: {', '.join(spent_on)}{given}")
+        print_text(f"  {neighbors(spent_on)}")
     _print_costs(result)
     print_text(f"run folder {path}")
 

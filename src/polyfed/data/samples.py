@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,10 @@ class TargetScale:
 
     mean: float = 0.0
     std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
+            raise ConfigError(f"expected a finite mean and a positive std of targets, got {self.mean} and {self.std}")
 
     def restored(self, stored: Tensor) -> Tensor:
         """The values, float64, in their own unit."""

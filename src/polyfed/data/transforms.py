@@ -21,6 +21,7 @@ from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
 _ROWS = 1000  # images that are floats at a time
+_LEAST = 2.0**-126  # of a std: below it float32 has fewer digits, and soon none
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
 
 
@@ -88,8 +89,11 @@ class Prepare:
     table: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
-            raise ConfigError(f"expected one positive std per mean, got mean {self.mean} and std {self.std}")
+        sane = all(_LEAST <= s <= 1 / _LEAST for s in self.std) and all(abs(m) <= 1 / _LEAST for m in self.mean)
+        if len(self.mean) != len(self.std) or not sane:
+            raise ConfigError(
+                f"expected one positive std per mean, all finite in float32, got mean {self.mean} and std {self.std}"
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., C, H, W) uint8 to float32 of the same shape; (..., F) rows of a table likewise; others as they are."""

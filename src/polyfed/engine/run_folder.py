@@ -406,7 +406,7 @@ class RunFolder:
                 for file, data in files.items():
                     atomic_write(folder / file, data)
             sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
-            index[name] = {**about, "sha256": sums}
+            index[name] = {**about, "keeps": sorted(state), "sha256": sums}
 
         yield write
         listed = (json.dumps(index, indent=2) + "\n").encode()

@@ -12,7 +12,7 @@ Of a repository nothing but these files is fetched; none of them is code, and ea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from polyfed.places import without_places
 from polyfed.registry import own_names, texts
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.fields import count_between, one_of, validated
+from polyfed.results.neighbors import neighbors
 from polyfed.results.read import parse_json
 from polyfed.results.stored_files import ModelEntry
 from polyfed.units import human_bytes
@@ -40,6 +41,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _STATE = "model.state.safetensors"
+_SHARES = "own shares"  # what closed forms keep of a client's own classes
 _LARGEST = 2**24  # bytes of config.json
 _OWN = ("samples", "name", "modules")  # of an entry what nobody needs elsewhere: rows, the client's name, folders
 _DEALING = ("dirichlet_alpha", "classes_per_client", "group_by", "min_samples", "split")  # of [data]
@@ -56,18 +58,21 @@ class _Config(ModelEntry):
 class Push:
     """What would be sent to the Hub; nothing is before `send`.
 
-    repository: "owner/name". private: whether it is, or is to be. files: by name. message: of the commit.
+    repository: "owner/name". private: whether it is, or is to be. files: by name. message: of the commit. keeps: names
+    of what the file of state holds.
     """
 
     repository: str
     private: bool
     files: Mapping[str, bytes]
     message: str
+    keeps: Sequence[str] = ()
 
     def __str__(self) -> str:
         seen = "private" if self.private else "public"
         sizes = [f"  {name:<24}{human_bytes(len(content)):>10}" for name, content in self.files.items()]
-        return "\n".join([f"to the {seen} repository {self.repository}, as one commit: {self.message}", *sizes])
+        told = [f"  {_STATE} holds: {_told(self.keeps)}"] if self.keeps else []
+        return "\n".join([f"to the {seen} repository {self.repository}, as one commit: {self.message}", *sizes, *told])
 
     def send(self) -> str:
         """Make the repository if it is not there, and add the files; gives its address.
@@ -123,7 +128,14 @@ def prepare_push(
     whose = {"library_name": "polyfed", "polyfed_version": __version__, "client": number}
     written = {"README.md": _card(model, entry, Path(run), repository), _CONFIG: json_text(whose | config, 2) + "\n"}
     files = {file: text.encode() for file, text in written.items()} | files
-    return Push(repository, not public, files, f"polyfed {__version__}: client {number}, {model.architecture}")
+    message = f"polyfed {__version__}: client {number}, {model.architecture}"
+    return Push(repository, not public, files, message, entry["keeps"])
+
+
+def _told(keeps: Sequence[str]) -> str:
+    """What a file of state holds, for those who decide whether others get it."""
+    own = "; the class shares of the client's rows are exact, no noise hides them" if _SHARES in keeps else ""
+    return ", ".join(keeps) + own
 
 
 def load(
@@ -251,6 +263,8 @@ def _facts(model: ClientModel, entry: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield "inputs", str(model.form)
     yield "outputs", f"{entry['classes']} classes" if model.scale is None else "a number"
     yield "weights of round", str(entry["round"])
+    if entry["keeps"]:
+        yield "beside the weights", _told(entry["keeps"])
     yield "shared in a round", f"up: {card.up} numbers; down: {card.down}; in letters of polyfed's page of the method"
 
 
@@ -275,4 +289,5 @@ def _facts_of_run(record: RunRecord, model: ClientModel) -> Iterator[tuple[str, 
         text = f"up: {human_bytes(row.bytes_up)}; down: {human_bytes(row.bytes_down)}"
         yield "shared in all by this client", text
     for unit, epsilon in result.epsilon.items():
-        yield f"epsilon by {unit}", f"{epsilon:.4g} at delta {result.delta:g}"
+        told = f"{epsilon:.4g} at delta {result.delta:g}; {neighbors(result.epsilon_of.get(unit, ()))}"
+        yield f"epsilon by {unit}", told

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.core.client import to_float
-from polyfed.core.message import Message, from_bytes
+from polyfed.core.message import Message, first_nonfinite, from_bytes
 from polyfed.core.method import Method
 from polyfed.core.model_factory import network_of
 from polyfed.core.modules import export_state
@@ -57,7 +57,7 @@ __all__ = ["ClientModel", "Predictions", "load_model", "predict", "read_checked"
 CHUNK = 128  # rows per forward pass
 BUILDING = ("architecture", "auxiliary_model", "method", "hyperparameters")  # what of an entry networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
-_LARGEST_INPUT = 2**28  # numbers of one input
+_LARGEST_INPUT = 2**24  # numbers of one input
 _ROOM = 2**31  # bytes that a network may take beside what its weights' file speaks for: auxiliary models, trials
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _TYPES = {
@@ -252,7 +252,8 @@ def load_model(run: str | Path, client: int | str | None, device: str = "cpu", t
 
     Raises:
         ConfigError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
-            not fit the network, a network that a run folder cannot rebuild.
+            not fit the network, numbers that are not finite, a state that is missing or does not fit the classes, a
+            network that a run folder cannot rebuild.
     """
     place = parse_device(device)
     number, name, entry = stored_entry(Path(run), client)
@@ -317,7 +318,7 @@ def restore(
     }
     target = entry.get("target")
     scale = None if target is None else TargetScale(target["mean"], target["std"])
-    return ClientModel(
+    model = ClientModel(
         number,
         entry["architecture"],
         network.to(place).eval(),
@@ -329,6 +330,34 @@ def restore(
         scale,
         one_line(entry.get("name", "")),
     )
+    _check_usable(model, entry, listed)
+    return model
+
+
+def _check_usable(model: ClientModel, entry: Mapping[str, Any], listed: Path) -> None:
+    """Whether a model can score inputs: its numbers are finite, nothing is missing, and all fits the classes."""
+    problem = None
+    names, kept, classes = model.form.class_names, entry.get("keeps", []), entry["classes"]
+    if (bad := first_nonfinite({"weights": export_state(model.network), **model.state})) is not None:
+        problem = f"finite numbers, got others in '{bad}'"
+    elif sorted(model.state) != sorted(kept):
+        problem = (
+            f"the state that its method keeps ({', '.join(kept) or 'none'}), got {', '.join(model.state) or 'none'}"
+        )
+    elif len(names) not in (0, classes):
+        problem = f"a name for each of {classes} classes, got {len(names)}"
+    elif not all(map(math.isfinite, model.form.fill)):
+        problem = "finite numbers in place of missing ones, got others"
+    else:
+        try:
+            with seeded_global_rng(0):
+                shape = tuple(model.scores(torch.zeros(1, *model.form.shape, dtype=model.form.dtype)).shape)
+            if len(shape) != 2 or shape[1] < (classes or 1):
+                problem = f"scores of {classes or 1} classes, got some of the shape {shape}"
+        except Exception as error:  # what a network does may be anything
+            problem = f"scores of an input of zeros, got {kind_and_line(error)}"
+    if problem is not None:
+        raise ConfigError(f"{client_text(model.client, model.name)}'s model in {listed.parent}: expected {problem}")
 
 
 def _prepare(stored: Any, title: str) -> Callable[[Tensor], Tensor]:

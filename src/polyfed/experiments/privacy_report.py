@@ -13,6 +13,7 @@ from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.text_tables import Column, percent, render_text, scored
 from polyfed.results.main_score import MainScore
+from polyfed.results.neighbors import neighbors
 
 _DELTA = 1e-5
 
@@ -130,6 +131,7 @@ def to_text(lines: Sequence[PrivacyCost], width: int = 100) -> str:
     notes = [
         f"epsilon at delta {deltas}, of the client that has given away most; noise over what it hides; rows drawn in %"
     ]
+    notes.append(neighbors(kind for one in lines for kind in one.what))
     if any("features" in one.what and "training" not in one.what for one in lines):
         notes.append("features: for given weights, which were trained without noise and go up as they are")
     return "\n".join([render_text(columns, width), "", *notes])

@@ -244,20 +244,20 @@ def _solve(sigma_DD: Tensor, right: Tensor, shrinkage: float) -> Tensor:
     return solved
 
 
-def log_posterior(scores_NC: Tensor, counts_C: Tensor, prior_C: Tensor) -> Tensor:
+def log_posterior(scores_NC: Tensor, known_C: Tensor, prior_C: Tensor) -> Tensor:
     """Log probabilities of classes by linear scores and the classes' shares.
 
     Args:
-        scores_NC: without shares. counts_C: rows of each class that the scores were made of. prior_C: rows of each
-            class whose shares count.
+        scores_NC: without shares. known_C: shares, or numbers, of the rows that the scores were made of. prior_C: those
+            that count.
 
     Returns:
         (N, C); -inf for classes that one of both has no rows of. Where that is all of them, the shares are those of
-        `counts_C`.
+        `known_C`.
 
-    >>> log_posterior(torch.zeros(1, 2), torch.tensor([5, 5]), torch.tensor([3, 1])).exp()
+    >>> log_posterior(torch.zeros(1, 2), torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25])).exp()
     tensor([[0.7500, 0.2500]])
     """
-    usable_C = prior_C * (counts_C > 0)
-    usable_C = torch.where(usable_C.any(), usable_C, counts_C)
+    usable_C = prior_C * (known_C > 0)
+    usable_C = torch.where(usable_C.any(), usable_C, known_C)
     return torch.log_softmax(scores_NC + usable_C.to(scores_NC.dtype).log(), dim=1)

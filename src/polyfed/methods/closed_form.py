@@ -107,6 +107,11 @@ def _times(sums: Group, factor: float) -> dict[str, Tensor]:
     return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
 
 
+def _shares(counts: Tensor) -> Tensor:
+    """Of all rows, which may be none; a model that is passed on tells so of no number of rows."""
+    return counts.double() / counts.sum().clamp(min=1)
+
+
 def _normals(client: Client, noise: float) -> Normals:
     """The same for the same rows and features whenever, and wherever, they are summed: from the run's seed, or the
     client's secret and all that the sums are of.
@@ -131,7 +136,7 @@ class ClosedForm(Method):
         paper="after Fed3R, ICML 2024, and AFL, CVPR 2025",
         down="2 (C D + 2 C), D features, whenever it changes",
         up="once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D + C))",
-        states="client: phi, W, b, n_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k",
+        states="client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k",
         form={"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)},
     )
 
@@ -221,7 +226,7 @@ class ClosedForm(Method):
         own, held = f"{_OF_CLIENT}{client_id}", members(state, "held")
         if own not in state and str(client_id) in held:
             return state
-        classes = len(get_group(state, "solution").get("counts", ())) if "solution" in state else 0
+        classes = len(get_group(state, "solution").get("shares", ())) if "solution" in state else 0
         others = [number for number in _order(state) if number != client_id]
         left = {name: value for name, value in state.items() if name not in (own, "sums", "solution", _ORDER)}
         if others:
@@ -239,7 +244,7 @@ class ClosedForm(Method):
         return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
 
     def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
-        """W (D, C), b (C,) and, of classes, n (C,)."""
+        """W (D, C), b (C,) and, of classes, their shares n / N (C,)."""
         if self.unit_features:
             sums = class_statistics.nearest_possible(sums)
         if not classes:
@@ -247,7 +252,7 @@ class ClosedForm(Method):
             return {"weight": weight, "bias": bias}
         solve = class_statistics.discriminant if "products" in sums else class_statistics.naive_bayes
         weight, bias = solve(sums, self.shrinkage)
-        return {"weight": weight, "bias": bias, "counts": sums["counts"].clone()}
+        return {"weight": weight, "bias": bias, "shares": _shares(sums["counts"])}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -259,7 +264,7 @@ class ClosedForm(Method):
             solution = get_group(message, "solution")
             client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
             if client.classes:
-                client.state["own counts"] = client.data.train.y.bincount(minlength=client.classes)
+                client.state["own shares"] = _shares(client.data.train.y.bincount(minlength=client.classes))
         client.state["heard"] = torch.tensor("heard" in message)
         return {}
 
@@ -305,11 +310,11 @@ class ClosedForm(Method):
         solution: Group = context["solution"]
         phi_ND = in_float64(apply_map(context["map"], x))
         scores_NC = phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
-        if "counts" not in solution:
+        if "shares" not in solution:
             return scores_NC
-        counts_C = solution["counts"].to(phi_ND.device)
-        prior_C = counts_C if self.prior == "federation" else context["own counts"].to(phi_ND.device)
-        return class_statistics.log_posterior(scores_NC, counts_C, prior_C)
+        shares_C = solution["shares"].to(phi_ND.device)
+        prior_C = shares_C if self.prior == "federation" else context["own shares"].to(phi_ND.device)
+        return class_statistics.log_posterior(scores_NC, shares_C, prior_C)
 
     @property
     def exposed(self) -> Exposed | None:

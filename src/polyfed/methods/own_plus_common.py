@@ -78,7 +78,7 @@ class OwnPlusCommon(ClosedForm):
         solution = super()._solve(sums, classes)
         if self.control == "none":
             return solution
-        return {name: tensor if name == "counts" else tensor.roll(1, dims=-1) for name, tensor in solution.items()}
+        return {name: tensor if name == "shares" else tensor.roll(1, dims=-1) for name, tensor in solution.items()}
 
     # client ------------------------------------------------------------------------------------------------
     def forget_at_client(self, state: State, server: State) -> State:
@@ -122,8 +122,8 @@ class OwnPlusCommon(ClosedForm):
     def _own(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities (N, C) of the network, or numbers (N, 1); float64."""
         scores = in_float64(model(x))
-        counts = context["solution"].get("counts")
-        return scores if counts is None else torch.log_softmax(scores[:, : len(counts)], dim=1)
+        shares = context["solution"].get("shares")
+        return scores if shares is None else torch.log_softmax(scores[:, : len(shares)], dim=1)
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before there is a common model, and with v = 0, what the network gives."""
@@ -152,10 +152,10 @@ class OwnPlusCommon(ClosedForm):
 
 def _known_or_own(own: Tensor, common: Tensor, context: Context) -> Tensor:
     """The common model's scores; of a client's classes that nobody else has sent rows of yet, its network's."""
-    counts = context["solution"].get("counts")
-    if counts is None:
+    shares = context["solution"].get("shares")
+    if shares is None:
         return common
-    is_unknown = (counts.to(own.device) == 0) & (context["own counts"].to(own.device) > 0)
+    is_unknown = (shares.to(own.device) == 0) & (context["own shares"].to(own.device) > 0)
     return torch.where(is_unknown, own, common)
 
 

@@ -28,6 +28,7 @@ from polyfed.report.statistics import (
 )
 from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import ACCURACY, MainScore
+from polyfed.results.neighbors import neighbors
 from polyfed.results.schema import FigureSummary, Summary
 
 _EPSILON = {
@@ -287,7 +288,8 @@ def _about_epsilon(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]
     """What each unit's epsilon is of, and at which delta."""
     deltas = sorted({run.result.delta for run in group.runs if run.result.delta is not None})
     for unit in dict.fromkeys(unit for row in rows for unit in row.groups["epsilon"]):
-        yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}"
+        of = neighbors(kind for run in group.runs for kind in run.result.epsilon_of.get(unit, ()))
+        yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}; {of}"
 
 
 def _about_scores(rows: Sequence[ComparisonRow]) -> Iterator[str]:

@@ -198,6 +198,9 @@ class ModelEntry(Record):
         None, description="name of the auxiliary network that the method adds; null if there is none"
     )
     round: IfPresent[Count] = Field(None, description="the round that the weights are of, as `models_of_round`")
+    keeps: list[Text] = Field(
+        [], description="names of what the method predicts by beside the weights, all of it in the client's second file"
+    )
     modules: IfPresent[list[Text]] = Field(
         None, description="only with code of your own beside the recipe: the folders that hold it"
     )

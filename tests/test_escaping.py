@@ -17,8 +17,9 @@ import tomli_w
 import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
-from polyfed.escaping import csv_text, markdown_text, visible
+from polyfed.escaping import csv_text, markdown_text, visible, without_passwords
 from polyfed.loggers.console import Console
+from polyfed.places import without_places
 from polyfed.report.results_page import write_results
 from polyfed.results.read import seal, unseal
 from tests.helpers.small_recipe import small_recipe
@@ -27,6 +28,31 @@ ESC = "\x1b[31m\x1b]0;owned\x07"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 TAG = re.compile(r"<\s*[a-zA-Z/!]")
 RECIPE = small_recipe(models={"architectures": ["digits-cnn1"]}, method={"name": "fedavg"})
+
+PASSWORDS = (
+    ("http://ana:secret@127.0.0.1:9", "http://***@127.0.0.1:9"),
+    ("no answer from 'http://ana:se/cr@secret@h:9/p'", "no answer from 'http://***@h:9/p'"),
+    ("postgresql+psycopg2://ana:secret@db/mlflow", "postgresql+psycopg2://***@db/mlflow"),
+    ("https://secret@host", "https://***@host"),
+    ("RAY_ADDRESS=ana:secret@head:6379: refused", "RAY_ADDRESS=***@head:6379: refused"),
+    ("(Caused by ProxyError('x', http://a:secret@p:1))", "(Caused by ProxyError('x', http://***@p:1))"),
+    ("GET /x?access_token=secret&page=2 #1", "GET /x?access_token=***&page=2 #1"),
+    ("https://h/x?X-Amz-Signature=secret", "https://h/x?X-Amz-Signature=***"),
+)
+
+
+@pytest.mark.parametrize(("text", "shown"), PASSWORDS)
+def test_no_address_shows_a_password_wherever_it_stands(text: str, shown: str) -> None:
+    assert without_passwords(text) == visible(text) == str(ConfigError(text)) == shown
+    assert without_passwords(shown) == shown
+    assert "secret" not in without_places(text)
+    assert "secret" not in markdown_text(text)
+
+
+@pytest.mark.parametrize("text", ["hf://ana/x@v1", "http://host:8080/a@b", "ana@host:22", "timm:a@b", "f(a=1, key=2)"])
+def test_other_addresses_stay(text: str) -> None:
+    assert without_passwords(text) == text
+
 
 # one text at a time -------------------------------------------------------------------------------------------------
 

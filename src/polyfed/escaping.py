@@ -26,6 +26,7 @@ __all__ = [
     "one_line",
     "visible",
     "visible_in",
+    "without_passwords",
 ]
 
 _KEPT = "\n\t"
@@ -33,15 +34,37 @@ _LONGEST_NAME = 60  # characters of a client's name beside its number
 _BREAKING = "\u2028\u2029"  # ends of lines and paragraphs
 _REVERSING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the order of text round
 _COMPUTED = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of a formula, also behind blanks
+# What stands before the last @ of an address, whose password may hold any sign; a port and a path are no password. An
+# address without "://" has a port behind it.
+_PASSWORD = re.compile(
+    r"(\w://)(?:[^\s/?#]*|[^\s/?#@:]*:(?!\d{1,5}[/?#])\S*)@|(?<![^\s=('\"])()[\w.+-]+:[^\s/]+@(?=[\w.-]+:\d)"
+)
+_TOKEN = re.compile(
+    r"([?&;][\w.-]*(?:token|key|secret|passw|pwd|sig|auth|credential)[\w.-]*=)[^&;#\s'\"]+", re.IGNORECASE
+)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE | re.ASCII)
+
+
+def without_passwords(text: str) -> str:
+    """The text with addresses in it that anybody may read: no user, no password, no token.
+
+    >>> without_passwords("no answer from http://ana:secret@host:9/?token=secret&page=1")
+    'no answer from http://***@host:9/?token=***&page=1'
+    """
+    if "@" in text:
+        text = _PASSWORD.sub(r"\1***@", text)
+    return _TOKEN.sub(r"\1***", text) if "=" in text else text
 
 
 def visible(text: str) -> str:
     r"""The text with all control characters but line ends and tabs written out, and what turns text round.
 
+    Addresses in it are `without_passwords`.
+
     >>> visible("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
+    text = without_passwords(text)
     if text.isascii() and text.replace("\n", " ").replace("\t", " ").isprintable():
         return text
     return "".join(_written_out(character) if _is_control(character) else character for character in text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import ConfigError
+from polyfed.escaping import without_passwords
 
 LARGEST = 2**63  # from here on files, tensors and generators have no whole numbers
 _ABSOLUTE = re.compile(r"""(?<![\w./~<-])/(?!/)[^\s'",\]]+""")
@@ -62,12 +63,14 @@ def shown_place(path: str | os.PathLike[str]) -> str:
 
 
 def without_places(text: str) -> str:
-    """A text in which each absolute path is what `shown_place` makes of it; for commands, settings and names.
+    """A text in which each absolute path is what `shown_place` makes of it, and addresses are `without_passwords`.
+
+    It is for commands, settings and names.
 
     >>> without_places("data.dataset=csv:/disk/ana/hospital/rows.csv")
     'data.dataset=csv:hospital/rows.csv'
     """
-    return _ABSOLUTE.sub(lambda found: shown_place(found[0]), text)
+    return _ABSOLUTE.sub(lambda found: shown_place(found[0]), without_passwords(text))
 
 
 def check_values(value: Any, place: str = "") -> None:

@@ -17,7 +17,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import State, from_bytes, get_group, nbytes, to_bytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.releases import Release
-from polyfed.core.server import ClientInfo
 from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples, TableColumns

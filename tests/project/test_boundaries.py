@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "escaping": set(),
     "markup": {"escaping", "palette"},
     "palette": set(),
-    "places": {"errors"},
+    "places": {"errors", "escaping"},
     "results": {"errors", "escaping", "places"},
     "registry": {"errors"},
     "model_groups": set(),

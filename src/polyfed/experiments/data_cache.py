@@ -56,8 +56,8 @@ class DataCache:
         return self._source[1]
 
     def federated(self, recipe: Recipe) -> FederatedDataset:
-        """The data set as the clients have it: a function of ``[data]``, the seed, and whether ``[privacy]`` hides rows;
-        never of the method.
+        """The data set as the clients have it: a function of ``[data]``, the seed, and whether noise of ``[privacy]``
+        hides rows, never of the method.
         """
         data, seed = recipe.data, recipe.run.seed
         options = replace(data.partition_options, private=recipe.privacy.hides_rows)

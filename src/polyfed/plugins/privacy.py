@@ -240,8 +240,8 @@ class PrivacyBudget(Plugin):
         for client in setup.clients:
             if client.data.train.scale != TargetScale():
                 raise ConfigError(
-                    f"privacy: expected numbers to predict as they are where noise hides rows, got those of {client.title}"
-                    ", which are standardized by its own rows"
+                    "privacy: expected numbers to predict as they are where noise hides rows, got those of "
+                    f"{client.title}, which are standardized by its own rows"
                 )
 
     def _check_bounds(self) -> None:

@@ -25,6 +25,7 @@ from polyfed.deploy.answer_limits import AnswerLimits
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
 from polyfed.deploy.protocol import (
+    SHARED,
     ClientHello,
     Envelope,
     TaskRequest,
@@ -264,8 +265,10 @@ class NodeTask:
         return Envelope("score", {part: score_to_json(score) for part, score in self.scores(message).items()})
 
     def finish(self, message: Message | None, share: bool) -> Envelope:
-        """Write the client's personal model to the disk, and send it if this node shares it."""
-        about = self._entry()
+        """Write the client's personal model to the disk, and send it if this node shares it.
+
+        What the server's own folder needs of a table goes with it: how missing values and categories became numbers.
+        """
         task = self.task
         client = self.client
         method = self._method
@@ -281,28 +284,32 @@ class NodeTask:
         folder = RunFolder(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         with folder.models() as write:
+            words = None if self._source.vocabulary is None else folder.write_vocabulary(self._source.vocabulary.words)
+            about = self._entry(words)
             write(client.id, weights, state, about)
-        return Envelope("finish", {"shared": share}, serialize(merge_client_state(weights, state)) if share else b"")
+        if not share:
+            return Envelope("finish", {"shared": False})
+        facts = {"shared": True, **{key: about[key] for key in SHARED if key in about}}
+        return Envelope("finish", facts, serialize(merge_client_state(weights, state)))
 
-    def _entry(self) -> Mapping[str, Any]:
-        """The entry of the personal model in the list of models beside it, of this node's own recipe and data."""
+    def _entry(self, words: str | None) -> Mapping[str, Any]:
+        """The entry of the personal model in the list of models beside it, of this node's own recipe and data.
+
+        words: of texts, the checksum of their file.
+        """
         source, chosen = self._source, self._model_factory.chosen
         named = self._recipe.method.name
         return model_entry(
             self.client,
             self._method,
-            Task(
-                classes=len(self._names),
-                class_names=self._names,
-                feature_names=source.feature_names,
-                label_column=self._recipe.data.label_column,
-            ),
+            Task.of_source(source, classes=len(self._names), class_names=self._names),
             self._recipe.to_dict(),
             named if is_own(named) else self._method.name,
             named=True,
             auxiliary=None if chosen is None else chosen.network,
             variant=self.task.variant,
             round=self.task.round,
+            words=words,
         )
 
     def scores(self, message: Message | None) -> Scores:

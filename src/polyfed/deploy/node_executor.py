@@ -30,6 +30,7 @@ from polyfed.core.upload_forms import Entry, UploadContext
 from polyfed.deploy.node_disk import checkpoint_id
 from polyfed.deploy.node_registry import Answer, NodeRegistry
 from polyfed.deploy.protocol import (
+    SHARED,
     Envelope,
     Kind,
     NodeError,
@@ -50,6 +51,8 @@ from polyfed.engine.scoring import Score
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import PolyfedError, RunError
 from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule
+from polyfed.results.fields import validated
+from polyfed.results.stored_files import ModelEntry
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error
@@ -125,8 +128,8 @@ class NodeExecutor:
         numbers = [client.id for client in self.federation.clients]
         return {i for i in numbers if self._registry.node_of.get(i) not in online or self._unread.get(i) == now}
 
-    def save_models(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State]]]:
-        """Have clients' nodes write their models; the weights and states of those that are shared."""
+    def save_models(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State], dict[str, Any]]]:
+        """Have clients' nodes write their models; of those that are shared weights, states, and what each reads."""
         federation, server = self.federation, self.federation.server
         envelopes = []
         for client in clients:
@@ -138,10 +141,13 @@ class NodeExecutor:
         shared = []
         for client, answer in zip(clients, self._registry.request(envelopes), strict=True):
             with self._guarded(client):
-                if message := self._opened(answer)[1]:
+                facts, message = self._opened(answer)
+                if message:
                     weights = split_client_state(message)
                     self._check_model(client, weights)
-                    shared.append((client, weights))
+                    about = {key: facts[key] for key in SHARED if key in facts}
+                    validated(ModelEntry, {"label_column": None, **about})
+                    shared.append((client, weights, about))
         return shared
 
     def _check_model(self, client: Client, model: tuple[Group, State]) -> None:

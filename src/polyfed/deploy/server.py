@@ -161,8 +161,8 @@ class DeployedFederation(Federation):
     def write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
         with folder.models() as write:
-            for client, (weights, state) in self._nodes.save_models(self.exporter.present()):
-                write(client.id, weights, state, self.exporter.about(client, None))
+            for client, (weights, state), read in self._nodes.save_models(self.exporter.present()):
+                write(client.id, weights, state, {**self.exporter.about(client, None), **read})
 
     @property
     def data_checksum(self) -> None:

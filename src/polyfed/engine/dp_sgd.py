@@ -171,7 +171,8 @@ class _PerSampleModel:
 
     def _drop_nonfinite(self) -> None:
         """Rows of which a gradient is not finite have none: one would hide all others, and no noise would hide it."""
-        found = [p.grad_sample for p in self._parameters if getattr(p, "grad_sample", None) is not None]
+        every = (getattr(p, "grad_sample", None) for p in self._parameters)
+        found = [rows for rows in every if rows is not None]
         if found and len(found[0]):
             lengths = torch.stack([rows.flatten(1).norm(dim=1) for rows in found]).norm(dim=0)
             for rows in found:

@@ -17,6 +17,7 @@ from polyfed.data.text import Vocabulary
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 if TYPE_CHECKING:
+    from polyfed.data.dataset import DatasetSource
     from polyfed.engine.executors.client_work import Executor
 
 
@@ -43,6 +44,18 @@ class Task:
     vocabulary: Vocabulary | None = None
     label_column: str | None = None
     columns: TableColumns = field(default_factory=TableColumns)
+
+    @classmethod
+    def of_source(cls, source: DatasetSource, **more: Any) -> Task:
+        """With all that those who use a model later must know of the data set that it was trained on."""
+        return cls(
+            dataset=source.name,
+            feature_names=source.feature_names,
+            vocabulary=source.vocabulary,
+            label_column=source.label_column,
+            columns=source.columns,
+            **more,
+        )
 
     @property
     def main_score(self) -> MainScore:

@@ -171,16 +171,12 @@ def _clients(
 def _task(recipe: Recipe, federated: FederatedDataset, data: DataCache) -> Task:
     source = federated.source
     is_shared = recipe.data.label_space == "shared"
-    return Task(
+    return Task.of_source(
+        source,
         classes=federated.classes if is_shared else None,
         class_names=source.class_names if is_shared else None,
         public=data.public(recipe),
         test=federated.test,
-        dataset=source.name,
-        feature_names=source.feature_names,
-        vocabulary=source.vocabulary,
-        label_column=source.label_column,
-        columns=source.columns,
     )
 
 

@@ -126,7 +126,8 @@ def are_within(sums: Mapping[str, Tensor], rows: int, noise: float) -> bool:
 def _diagonal(width: int) -> Tensor:
     """Which numbers of a triangle are on the diagonal."""
     rows, columns = torch.triu_indices(width, width)
-    return rows == columns
+    is_diagonal: Tensor = rows == columns
+    return is_diagonal
 
 
 def nearest_possible(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

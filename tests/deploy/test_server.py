@@ -28,6 +28,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import predict
+from polyfed.experiments.run import run as run_recipe
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
@@ -182,6 +183,35 @@ def test_a_nodes_model_predicts_where_it_is(tmp_path: Path) -> None:
     expected = federation.run().models[1](client.prepare(client.data.test.x))
     found = predict(tmp_path / "node-1" / experiment(tmp_path / "out"), 1, client.data.test.x)
     assert torch.equal(found.scores, expected)
+
+
+@pytest.mark.parametrize("kind", ["a table", "texts"])
+def test_a_nodes_model_reads_files_as_one_of_a_run_does(tmp_path: Path, kind: str) -> None:
+    table = [f"{'' if i % 3 else i},{'uvw'[i % 3]},{'ab'[i * 7 % 5 % 2]}" for i in range(60)]
+    texts = [f"{'good bad fine'.split()[i % 3]} {'one two'.split()[i % 2]},{'ab'[i % 2]}" for i in range(60)]
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join(["age,ward,label", *table] if kind == "a table" else ["text,label", *texts]) + "\n")
+    data = {"dataset": f"csv:{file}", "num_clients": 2, "partition": "iid"}
+    data |= (
+        {"category_columns": ["ward"], "missing_values": "client_mean"}
+        if kind == "a table"
+        else {"text_column": "text"}
+    )
+    recipe = Recipe.from_dict(
+        {
+            "data": data,
+            "models": {"architectures": ["mlp-16-32" if kind == "a table" else "text-linear"]},
+            "method": {"name": "closed-form", "features": 8},
+            "training": {"rounds": 2},
+        }
+    )
+    run_recipe(recipe, out=tmp_path / "run")
+    wire = Nearby(recipe, tmp_path, range(2), {1: {"share-model": True}})
+    serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    expected = predict(tmp_path / "run", 1, file)
+    folders = [tmp_path / "node-1" / experiment(tmp_path / "out")]
+    for folder in [*folders, tmp_path / "out"] if kind == "a table" else folders:
+        assert torch.equal(predict(folder, 1, file).scores, expected.scores)
 
 
 def own_network(in_shape: tuple[int, ...], classes: int) -> nn.Module:

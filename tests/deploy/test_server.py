@@ -188,7 +188,7 @@ def test_a_nodes_model_predicts_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["a table", "texts"])
 def test_a_nodes_model_reads_files_as_one_of_a_run_does(tmp_path: Path, kind: str) -> None:
     table = [f"{'' if i % 3 else i},{'uvw'[i % 3]},{'ab'[i * 7 % 5 % 2]}" for i in range(60)]
-    texts = [f"{'good bad fine'.split()[i % 3]} {'one two'.split()[i % 2]},{'ab'[i % 2]}" for i in range(60)]
+    texts = [f"{['good', 'bad', 'fine'][i % 3]} {['one', 'two'][i % 2]},{'ab'[i % 2]}" for i in range(60)]
     file = tmp_path / "rows.csv"
     file.write_text("\n".join(["age,ward,label", *table] if kind == "a table" else ["text,label", *texts]) + "\n")
     data = {"dataset": f"csv:{file}", "num_clients": 2, "partition": "iid"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,58 @@ def test_onnx_predicts_the_same(run: Any, tmp_path: Path) -> None:
         (scores,) = session.run(["scores"], {"x": x[:rows].numpy()})
         check(torch.from_numpy(scores), expected[:rows])
     assert [path.name for path in tmp_path.glob("one.*")] == ["one.onnx"]
+
+
+def of_gaps(folder: Path, regression: bool) -> None:
+    """A run on rows with categories, and with numbers that are missing in some."""
+    rows = [
+        f"{'' if i % 4 else i},{i % 3 - 1.5},{'abc'[i % 3]},{i * 7 % 11 * 100 if regression else 'xyz'[i % 3]}"
+        for i in range(90)
+    ]
+    file = folder.with_name("gaps.csv")
+    file.write_text("\n".join(["one,two,three,y", *rows]) + "\n")
+    data = {"dataset": f"csv:{file}", "num_clients": 2, "partition": "iid", "missing_values": "client_mean"}
+    data |= {"label_column": "y", "category_columns": ["three"], **({"task": "regression"} if regression else {})}
+    recipe = {"data": data, "models": {"architectures": ["mlp-16-32"]}, "training": {"rounds": 1}}
+    pf.run(pf.Recipe.from_dict({**recipe, "method": {"name": "own-plus-common", "features": 20}}), out=folder)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_raw_rows_give_what_predict_says_of_their_file(ending: str, regression: bool, tmp_path: Path) -> None:
+    if ending == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(package, reason="the extra 'onnx' is not installed")
+    of_gaps(tmp_path / "run", regression)
+    new = tmp_path / "new.csv"
+    new.write_text("two,one,three\n0.5,,a\n-1,30,c\n,,b\n1,7,unknown\n2,8,\n")
+    expected = prediction.predict(tmp_path / "run", 1, new)
+    file = export_model(tmp_path / "run", 1, tmp_path / f"one.{ending}")
+    if ending == "pt2":
+        extra = {"polyfed": ""}
+        program = torch.export.load(file, extra_files=extra).module()
+        facts = json.loads(extra["polyfed"])
+    else:
+        session = sys.modules["onnxruntime"].InferenceSession(file)
+        facts = json.loads(session.get_modelmeta().custom_metadata_map["polyfed"])
+
+        def program(x: Tensor) -> Tensor:
+            return torch.from_numpy(session.run([facts["output"]], {"x": x.numpy()})[0])
+
+    assert facts["columns"] == ["one", "two", "three"]
+    assert facts["categories"] == {"three": ["a", "b", "c"]}
+    assert facts["fill"].keys() == {"one", "two"}
+    assert facts["classes"] == ([] if regression else ["x", "y", "z"])
+    nan = float("nan")
+    x = torch.tensor([[nan, 0.5, 1], [30, -1, 3], [nan, nan, 2], [7, 1, 0], [8, 2, nan]])
+    found = program(x)
+    assert facts["output"] == ("prediction" if regression else "scores")
+    wanted = expected.values[:, None] if regression else expected.scores
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-5, atol=1e-5)
+    in_memory = prediction.load_model(tmp_path / "run", 1).predict(x)
+    assert torch.equal(in_memory.scores, expected.scores)
+    if regression:
+        assert float(found.detach().abs().max()) > 50, "in the users' unit"
 
 
 def test_in_memory_it_is_the_same_module(tmp_path: Path) -> None:

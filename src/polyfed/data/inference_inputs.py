@@ -28,7 +28,7 @@ from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.files import check_file
 from polyfed.data.images import PICTURES, decode, images_in, read_picture
 from polyfed.data.labeled_texts import read_lines
-from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing
+from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing, stored_rows
 from polyfed.data.shelves import files_of
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
@@ -64,6 +64,16 @@ class InputSpec:
     def images(self) -> bool:
         """Whether an input is a stored image."""
         return self.dtype == torch.uint8 and len(self.shape) == 3
+
+    @property
+    def is_table(self) -> bool:
+        """Whether an input is a table's row with categories, or with numbers that may be missing."""
+        return self.columns.categories != () or self.columns.flags != ()
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """Of one input, of a row of a table without the columns that say what is missing."""
+        return (self.shape[0] - len(self.columns.flags), *self.shape[1:])
 
     def __str__(self) -> str:
         return f"{' x '.join(map(str, self.shape))} of type {str(self.dtype).removeprefix('torch.')}"
@@ -131,7 +141,10 @@ def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:
 
 
 def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
-    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are gray."""
+    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are gray.
+
+    Rows of a table may lack the columns that say what is missing, and have NaN for it.
+    """
     got = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
     if x.dtype.is_floating_point and form.dtype.is_floating_point:
         x = x.to(form.dtype)
@@ -141,6 +154,8 @@ def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
         raise ConfigError(f"expected N inputs, each {form}, as the run stored them, got {got} in {place}")
     if len(x) == 0:
         raise ConfigError(f"expected at least one input, got none in {place}")
+    if form.is_table and x.shape[1:] == form.raw_shape:
+        x = stored_rows(x, form.columns, form.fill)
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"expected finite inputs, got NaN or infinite values in {place}")
     return InferenceInputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))

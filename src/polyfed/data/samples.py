@@ -541,6 +541,22 @@ def own_means(x: Tensor, columns: TableColumns, mean: Sequence[float]) -> list[f
     return values
 
 
+def stored_rows(x: Tensor, columns: TableColumns, fill: Sequence[float]) -> Tensor:
+    """Rows of a table as a run stores them, of rows with NaN for what is missing.
+
+    Args:
+        x: (N, F - flags) floats, without the columns that say what is missing; categories by their numbers.
+        fill: in the order of `columns.flags`, whose second features are the last ones, in order.
+    """
+    instead = [0.0 if names else math.nan for names in columns.categories] or [math.nan] * x.shape[1]
+    for (place, _), value in zip(columns.flags, fill, strict=True):
+        instead[place] = value
+    is_missing = x.isnan()
+    filled = torch.where(is_missing, torch.tensor(instead[: x.shape[1]], dtype=x.dtype, device=x.device), x)
+    flags = is_missing[:, [place for place, _ in columns.flags]].to(x.dtype)
+    return torch.cat([filled, flags], dim=1)
+
+
 def fill_missing(samples: LabeledSamples, columns: TableColumns, values: Sequence[float]) -> LabeledSamples:
     """The samples with these values, in the order of `columns.flags`, where one is missing."""
     if not columns.flags:

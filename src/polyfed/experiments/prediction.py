@@ -396,7 +396,9 @@ def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
     form = validated(TableForm, stored, "table")
     count = len(entry["feature_names"])
     pairs = [tuple(pair) for pair in form.flags]
-    if len(form.categories) not in (0, count) or any(len(pair) != 2 or max(pair) >= count for pair in pairs):
+    last = list(range(count - len(pairs), count))
+    fits = all(len(pair) == 2 and pair[0] < count for pair in pairs) and [pair[-1] for pair in pairs] == last
+    if len(form.categories) not in (0, count) or not fits or count != entry["input"]["shape"][0]:
         raise ValueError(f"expected categories and flags of {count} features, got others")
     if len(form.fill) != len(pairs):
         raise ValueError(f"expected {len(pairs)} values for missing ones, got {len(form.fill)}")

@@ -22,7 +22,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import train
 from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
+from polyfed.methods import FedAvg, FedGH, FedIN, FedProto, FedProx, FedRE, FedSelect, Local
 from polyfed.models import build
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
@@ -113,6 +113,9 @@ def test_what_training_gives_away() -> None:
         (FedProto(), "got fedproto"),
         (FedIN(), "got fedin"),
         (FedIN(mu=0.0, noise_std=0.8), "got fedin"),
+        (FedIN(mu=0.0), "got fedin, which sends 'features' of a client's rows as it is"),
+        (FedGH(), "got fedgh, which sends 'lars'"),
+        (FedRE(), "got fedre, which sends 'representation'"),
         (FedSelect(), "expected training on all rows of a client, got fedselect"),
     ],
 )
@@ -262,7 +265,7 @@ class TestTraining:
 
     def test_pairs_and_weights_add_up(self) -> None:
         method = FedIN(mu=0.0, num_pairs=2, feature_clip=1.0, noise_std=4.0, noise_where="message")
-        both, weights = ran(method, **NOISY), ran(FedIN(mu=0.0), **NOISY)
+        both, weights = ran(method, **NOISY), ran(FedIN(mu=0.0, exchange_features=False), **NOISY)
         kinds = {entry["what"] for entry in both.history[0]["releases"]}
         assert kinds == {"features", "training"}
         assert both.history[-1]["epsilon"]["sample"] > weights.history[-1]["epsilon"]["sample"]

@@ -501,6 +501,11 @@ class Method:
         """Target of reconstruction attacks in an upload; None if it has no features or prototypes."""
         return None
 
+    @property
+    def entries_of_rows(self) -> Sequence[str]:
+        """Entries of an upload that are computed from a client's rows beside its training, whose noise hides none."""
+        return () if self.exposed is None else (self.exposed.entry,)
+
     # records and tables --------------------------------------------------------------------------------------
     @property
     def is_control(self) -> bool:

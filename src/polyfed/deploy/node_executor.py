@@ -141,11 +141,11 @@ class NodeExecutor:
         shared = []
         for client, answer in zip(clients, self._registry.request(envelopes), strict=True):
             with self._guarded(client):
-                facts, message = self._opened(answer)
+                told, message = self._opened(answer)
                 if message:
                     weights = split_client_state(message)
                     self._check_model(client, weights)
-                    about = {key: facts[key] for key in SHARED if key in facts}
+                    about = {key: told[key] for key in SHARED if key in told}
                     validated(ModelEntry, {"label_column": None, **about})
                     shared.append((client, weights, about))
         return shared

@@ -29,7 +29,7 @@ stays with the client.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -144,6 +144,10 @@ class FedIN(Method):
     def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
         count = self.num_pairs or training.batch_size
         return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
+
+    @property
+    def entries_of_rows(self) -> Sequence[str]:
+        return ("features",) if self.exchange_features else ()
 
     @property
     def exposed(self) -> Exposed | None:

@@ -17,7 +17,7 @@ Class means are over all training samples; that code leaves out a last, ragged b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -55,6 +55,10 @@ class FedRE(TrainedHeader):
     header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per step, shuffled; their losses are summed
 
     evaluation_stage = "received"
+
+    @property
+    def entries_of_rows(self) -> Sequence[str]:
+        return ("representation",)
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

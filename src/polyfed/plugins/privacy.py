@@ -241,8 +241,8 @@ class PrivacyBudget(Plugin):
         bounded = self._bounds_rows or settings.upload_noise_multiplier or method.privacy_releases(self._training, 1)
         if method.entries_of_rows and has_upload(method) and not bounded:
             raise ConfigError(
-                f"privacy.noise_multiplier: expected a method that sends what noise hides, got {method.name}, which sends "
-                f"'{method.entries_of_rows[0]}' of a client's rows as it is: no epsilon of its training would be true"
+                f"privacy.noise_multiplier: expected a method that sends what noise hides, got {method.name}, which "
+                f"sends '{method.entries_of_rows[0]}' of a client's rows as it is: no epsilon of training would be true"
             )
         for client in setup.clients:
             if client.data.train.scale != TargetScale():

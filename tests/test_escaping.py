@@ -34,6 +34,7 @@ PASSWORDS = (
     ("no answer from 'http://ana:se/cr@secret@h:9/p'", "no answer from 'http://***@h:9/p'"),
     ("postgresql+psycopg2://ana:secret@db/mlflow", "postgresql+psycopg2://***@db/mlflow"),
     ("https://secret@host", "https://***@host"),
+    ("no file at https:/ana:secret@host/x.csv", "no file at https:/***@host/x.csv"),
     ("RAY_ADDRESS=ana:secret@head:6379: refused", "RAY_ADDRESS=***@head:6379: refused"),
     ("(Caused by ProxyError('x', http://a:secret@p:1))", "(Caused by ProxyError('x', http://***@p:1))"),
     ("GET /x?access_token=secret&page=2 #1", "GET /x?access_token=***&page=2 #1"),

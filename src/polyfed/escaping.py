@@ -34,10 +34,10 @@ _LONGEST_NAME = 60  # characters of a client's name beside its number
 _BREAKING = "\u2028\u2029"  # ends of lines and paragraphs
 _REVERSING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the order of text round
 _COMPUTED = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of a formula, also behind blanks
-# What stands before the last @ of an address, whose password may hold any sign; a port and a path are no password. An
-# address without "://" has a port behind it.
+# What stands before the last @ of an address, whose password may hold any sign; a port and a path are no password. A
+# path has one slash of two left. An address without any has a port behind it.
 _PASSWORD = re.compile(
-    r"(\w://)(?:[^\s/?#]*|[^\s/?#@:]*:(?!\d{1,5}[/?#])\S*)@|(?<![^\s=('\"])()[\w.+-]+:[^\s/]+@(?=[\w.-]+:\d)"
+    r"(\w:/{1,2})(?:[^\s/?#]*|[^\s/?#@:]*:(?!\d{1,5}[/?#])\S*)@|(?<![^\s=('\"])()[\w.+-]+:[^\s/]+@(?=[\w.-]+:\d)"
 )
 _TOKEN = re.compile(
     r"([?&;][\w.-]*(?:token|key|secret|passw|pwd|sig|auth|credential)[\w.-]*=)[^&;#\s'\"]+", re.IGNORECASE

@@ -23,6 +23,7 @@ from polyfed.functional.class_statistics import (
     subtract,
     sum_rows,
 )
+from polyfed.results.neighbors import neighbors
 
 CLASSES = 4
 
@@ -157,6 +158,23 @@ def test_a_row_of_norm_one_changes_all_by_one_over_its_noise(phi: Tensor) -> Non
     assert effect**0.5 == pytest.approx(1 / 2.5, rel=1e-3)
     half = sum_rows(torch.nn.functional.normalize(phi.double()) / 2, Y[:1], CLASSES)
     assert sum(float((half[name] / stds[name]).square().sum()) for name in half) < effect
+
+
+def test_another_row_in_a_rows_place_changes_all_by_up_to_as_much_as_is_said() -> None:
+    draws = torch.Generator().manual_seed(0)
+
+    def effect(one: Tensor, other: Tensor, y: tuple[int, int]) -> float:
+        first, second = (
+            sum_rows(phi, torch.tensor([label]), CLASSES) for phi, label in zip((one, other), y, strict=True)
+        )
+        stds = deviations(first, 1.0)
+        return sum(float(((first[name] - second[name]) / stds[name]).square().sum()) for name in first) ** 0.5
+
+    phi = torch.nn.functional.normalize(torch.randn(30, 6, generator=draws, dtype=torch.float64))
+    found = [effect(a[None], b[None], y) for a in phi[:10] for b in phi[10:] for y in ((0, 0), (0, 1))]
+    worst = effect(phi[:1], -phi[:1], (0, 0))
+    assert max(found) < worst
+    assert f"up to {worst:.2f} times" in neighbors(["sums"])
 
 
 def test_noise_is_of_its_deviation_and_another_on_every_number() -> None:

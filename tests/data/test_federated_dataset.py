@@ -20,7 +20,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import Partition
-from polyfed.data.samples import LabeledSamples
+from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import DATASETS, PARTITIONS
@@ -305,6 +305,7 @@ def test_where_noise_hides_rows_a_row_changes_no_other(noise: float, tmp_path: P
 
 def test_where_noise_hides_rows_numbers_to_predict_are_refused() -> None:
     source = from_tensors((torch.randn(60, 3), torch.randn(60)))
+    assert deal(numbered(), private=True).source.columns == TableColumns()
     assert "numbers to predict" in refusal(lambda: deal(source, private=True, num_clients=2))
 
 

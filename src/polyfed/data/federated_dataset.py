@@ -149,7 +149,7 @@ def build_federated_dataset(
     """
     plan = _parse_split(options.split)
     _check_options(source, plan, options)
-    if options.private:
+    if options.private and source.columns.flags:
         source = replace(source, columns=replace(source.columns, own_means=False))
     pool = _Pool(source, options.private)
     sides = _set_aside(pool, plan, options, generators)

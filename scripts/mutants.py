@@ -56,7 +56,7 @@ PAIRS = (("min", "max"), ("any", "all"), ("sum", "mean"), ("floor", "ceil"), ("a
 SWAPPED = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 
 # Keyword arguments that may go without a test's notice: zip's `strict` guards against our own errors, only a GPU shows
-# a tensor's `device` (tests/simulated_gpu), `full_matrices` changes no value that is used.
+# a tensor's `device`, `full_matrices` changes no value that is used.
 SILENT_KEYWORDS = {"strict", "device", "full_matrices"}
 
 # Why no test could tell -> beginnings of such mutants, as they are printed, without folder and line.

@@ -1,7 +1,7 @@
-"""Steps of stacks that are recorded and replayed, on a simulated GPU: the results, what falls back, what a step costs.
+"""Steps of stacks that are recorded and replayed, by a stand-in for CUDA graphs: the results, and what falls back.
 
-The stand-in for CUDA graphs does the recorded operations again on changed memory: a value of Python's that a step read
-while it was recorded is the old one then, and the comparison fails.
+The stand-in does the recorded operations again on changed memory: a value of Python's that a step read while it was
+recorded is the old one then, and the comparison fails.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import gpu
-import graphs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,53 +21,48 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import recorded_step, stack_parts
-from polyfed.engine.executors.shared_stacks import run_together
-from polyfed.engine.executors.stack_parts import NextStep
-from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.federation import Federation
 from polyfed.errors import RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import FD, SCAFFOLD, FedAvg, FedDPA, FedHeNN, FedMD, FedProx, FedRep, FedSelect, FjORD, Local
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
+from tests.helpers import graphs
 from tests.helpers.told import Told
 
 CLOSE = 1e-5  # of the largest entry
 NETWORK = functools.partial(tiny_model, 1, 4, 6)
-NORMED = functools.partial(tiny_model, 1, 4, 6, norm=True)
+THREE = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
 RAGGED = (12, 30, 7, 16, 21)
 TRAINING = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _simulated() -> None:
-    gpu.enable()
+@pytest.fixture(autouse=True)
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs.use(monkeypatch)
 
 
 def run(
     method: Method,
-    device: str = "cuda",
+    executor: str = "vectorized",
     *,
     networks: Sequence[Callable[[], nn.Module]] = (NETWORK,),
     sizes: Sequence[int] = RAGGED,
     training: Training = TRAINING,
     **options: Any,
 ) -> tuple[Federation, dict[str, int]]:
-    """A run on the device, with stacks there, and what was done on it."""
+    """A run, and how many graphs were captured and replayed in it."""
+    before = dict(graphs.done)
     labels = (tuple(range(CLASSES)),) * len(sizes)
-    among = world(networks, public=24, sizes=sizes, labels=labels, device=device)
-    executor = "serial" if device == "cpu" else "vectorized"
-    with gpu.counting() as done:
-        found = among.run(method, training, executor=executor, **options)
-    return found, done
+    found = world(networks, public=24, sizes=sizes, labels=labels).run(method, training, executor=executor, **options)
+    return found, {name: count - before[name] for name, count in graphs.done.items()}
 
 
 def replayed(method: Method, **options: Any) -> dict[str, int]:
-    """Replays come to where the clients come alone on a CPU; what was done."""
+    """Replays come to where the clients come alone; what was done."""
     found, done = run(method, **options)
-    expected, _ = run(method, "cpu", **options)
+    expected, _ = run(method, "serial", **options)
     assert difference(all_state(expected), all_state(found), CLOSE) is None
     assert graphs.current is graphs.default
-    assert all(stream.idle for stream in graphs.Stream.every)
     return done
 
 
@@ -105,13 +98,8 @@ def test_gradients_of_its_own_masks_inputs_and_phases(method: Method) -> None:
 @pytest.mark.parametrize("sizes", [(16, 12, 30, 28), (20, 20, 20)], ids=str)
 def test_batchnorm_has_a_graph_for_each_width_that_all_have(sizes: Sequence[int]) -> None:
     """4 rows of 20 are one; where some have 4 rows and others 8, steps are launched."""
-    assert replayed(FedAvg(), networks=[NORMED], sizes=sizes)["captures"] == 2  # or 8 rows of four clients, and of two
-
-
-def test_single_clients_of_different_networks() -> None:
-    networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
-    done = replayed(Local(), networks=networks, sizes=(20, 12, 30))
-    assert done["captures"] == 3
+    normed = functools.partial(tiny_model, 1, 4, 6, norm=True)
+    assert replayed(FedAvg(), networks=[normed], sizes=sizes)["captures"] == 2  # or 8 rows of four clients, and of two
 
 
 def test_networks_take_turns_each_in_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +111,12 @@ def test_networks_take_turns_each_in_a_stream(monkeypatch: pytest.MonkeyPatch) -
         plain(graph)
 
     monkeypatch.setattr(graphs.CUDAGraph, "replay", replay)
-    networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
-    replayed(Local(), networks=networks, sizes=(40, 40, 16), training=TRAINING.model_copy(update={"rounds": 4}))
+    replayed(Local(), networks=THREE, sizes=(40, 40, 16), training=TRAINING.model_copy(update={"rounds": 4}))
     last = order[-(10 + 10 + 4) :]
     one, other, third = dict.fromkeys(last)
     assert last == [one, other, third] * 4 + [one, other] * 6
     assert graphs.default not in last
+    assert all(stream.idle for stream in (one, other, third)), "others wait for all that they did"
 
 
 class OnlyIn(Local):
@@ -140,27 +128,13 @@ class OnlyIn(Local):
         return super().upload(client, trained)
 
 
-def test_steps_are_recorded_on_the_second_device() -> None:
-    assert run(Local(), "cuda:1")[1]["replays"] > 10
-    assert torch.cuda.current_device() == 0
-
-
 def test_who_fails_beside_others_is_named() -> None:
-    networks = [functools.partial(tiny_model, 1, width, 6) for width in (3, 4, 5)]
     with pytest.raises(RunError, match=r"client 1 \(net1\), round 2, uploading: ValueError: no"):
-        run(OnlyIn(), networks=networks, sizes=(20, 12, 30))
+        run(OnlyIn(), networks=THREE, sizes=(20, 12, 30))
 
 
 def test_widths_that_a_client_draws_have_a_graph_each() -> None:
     assert replayed(FjORD(), sizes=(64,) * 3)["captures"] > 3
-
-
-def test_bf16_is_that_of_steps_that_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded, done = run(Local(), precision="bf16")
-    assert done["replays"] > 10
-    monkeypatch.setattr(recorded_step, "RECORDS", False)
-    launched, _ = run(Local(), precision="bf16")
-    assert difference(all_state(launched), all_state(recorded), CLOSE) is None
 
 
 class Drawing(Local):
@@ -179,15 +153,11 @@ SHARED = torch.tensor(0.3)
 
 
 @pytest.mark.parametrize("ahead", [2**26, 2000, 0])
-def test_what_steps_draw_reaches_the_device_together(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many copies for 4 as for 24 steps; with less memory, in pieces."""
+def test_what_steps_draw_may_be_drawn_ahead(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all steps; with less memory, for some."""
     monkeypatch.setattr(stack_parts, "_AHEAD", ahead)
     short, long = (replayed(Drawing(), sizes=(8 * steps,) * 3) for steps in (4, 24))
     assert long["replays"] - short["replays"] == 3 * 2 * 20
-    if ahead == 2**26:
-        assert long["h2d"] == short["h2d"]
-    else:
-        assert long["h2d"] > short["h2d"]
 
 
 # what is kept --------------------------------------------------------------------------------------------------------
@@ -203,12 +173,6 @@ def test_later_rounds_replay_what_the_first_ones_have_recorded(changes: dict[str
     assert many["replays"] == few["replays"] + 4 * 2 * 2
 
 
-def test_a_step_of_a_stack_is_one_launch() -> None:
-    short, long = (run(Local(), sizes=(8 * steps,) * 4)[1] for steps in (2, 12))
-    assert long["kernels"] - short["kernels"] == long["replays"] - short["replays"] == 3 * 2 * 10
-    assert (long["syncs"], long["h2d"], long["captures"]) == (short["syncs"], short["h2d"], 1)
-
-
 def test_who_is_through_rides_along_until_half_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 1 to 8 batches: one graph for 8 to 5 of them, one for 4 and 3, one for 2, one for the last."""
     assert replayed(Local(), sizes=[8 * (1 + place) for place in range(8)])["captures"] == 4
@@ -217,123 +181,45 @@ def test_who_is_through_rides_along_until_half_are(monkeypatch: pytest.MonkeyPat
     replayed(FedRep(aggregation="same-shape"))
 
 
-@pytest.mark.parametrize("networks", [[NETWORK], [NETWORK, functools.partial(tiny_model, 1, 5, 6)]], ids=["one", "two"])
-def test_runs_side_by_side_replay_the_steps_of_one(networks: Sequence[Callable[[], nn.Module]]) -> None:
-    """Also where learning rates differ, and change from round to round."""
-
-    def runs(device: str, executor: str, count: int) -> list[Federation]:
-        given: list[Federation] = []
-        for seed in range(count):
-            among = world(networks, public=24, sizes=(16,) * 4, labels=((0, 1, 2),) * 4, device=device)
-            training = TRAINING.model_copy(update={"lr": 0.1 / (1 + seed), "lr_schedule": "cosine"})
-            given.append(among.federation(Local(), training, seed=seed, executor=executor))
-        return given
-
-    launched = []
-    for count in (1, 3):
-        expected = runs("cpu", "serial", count)
-        for federation in expected:
-            federation.run()
-        found = runs("cuda", "vectorized", count)
-        with gpu.counting() as done:
-            run_together([federation.run for federation in found], 64, torch.device("cuda"))
-        launched.append((done["captures"], done["replays"]))
-        for one, other in zip(expected, found, strict=True):
-            assert difference(all_state(one), all_state(other), CLOSE) is None
-    assert launched[0] == launched[1]
-    assert launched[0][1] == len(networks) * 3 * 2 * 2  # the first step is launched, and one replay is a trial
-
-
-class Fixed(nn.Module):
-    """A network with a tensor that is no part of its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(36, CLASSES)
-        self.register_buffer("scale", torch.linspace(0.5, 1.5, 36), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x.flatten(1) * self.scale)
-        return found
-
-
-def test_the_network_of_a_run_that_is_over_is_kept_for_the_others() -> None:
-    """Their graphs are those that the first run has recorded, with its network."""
-
-    def finished(rounds: int) -> None:
-        training = TRAINING.model_copy(update={"rounds": rounds})
-        run(Local(), networks=[Fixed], sizes=(16,) * 4, training=training)
-        gc.collect()
-
-    run_together([functools.partial(finished, rounds) for rounds in (2, 5)], 4, torch.device("cuda"))
-
-
 class Full(Local):
-    """Memory runs out once, in the third round on a GPU."""
+    """Memory runs out once, in the third round of a stack."""
 
-    left: ClassVar[list[int]] = [1]
+    left: ClassVar[list[int]] = []
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        if client.round == 3 and next(client.model.parameters()).is_cuda and self.left:
+        if client.round == 3 and self.left:
             self.left.pop()
             raise torch.OutOfMemoryError
         return {}
 
 
 def test_what_is_kept_is_given_up_where_memory_runs_out() -> None:
+    Full.left.append(1)
     assert replayed(Full(), sizes=(16,) * 4)["captures"] == 2
     assert not Full.left
-
-
-def held() -> set[int]:
-    """The numbers of clients whose stacks are in memory."""
-    gc.collect()
-    stacks = [each for each in gc.get_objects() if type(each) is recorded_step.RecordedStack]
-    return {len(next(iter(stack.tensors.values()))) for stack in stacks}
-
-
-def test_a_stack_that_did_not_fit_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradients(stack: StackedClients, part: Any, step: NextStep, *others: Any) -> Any:
-        if len(step.rows) > 4:
-            raise torch.OutOfMemoryError
-        return plain(stack, part, step, *others)
-
-    def finished(seed: int) -> None:
-        run(Local(), sizes=(16,) * 4, seed=seed)
-        seen.append(held())
-
-    seen: list[set[int]] = []
-    plain = StackedClients.gradients
-    monkeypatch.setattr(StackedClients, "gradients", gradients)
-    run_together([functools.partial(finished, seed) for seed in range(2)], 64, torch.device("cuda"))
-    assert seen == [{4}, {4}]
 
 
 class Varying(Local):
     """A context whose tensor is a shorter one in every round."""
 
     def receive(self, client: Client, message: Message) -> Context:
-        return {"weights": torch.ones(7 - client.round, device=next(client.model.parameters()).device)}
+        return {"weights": torch.ones(7 - client.round)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x), batch.y, batch.w) * context["weights"].sum()
 
 
-def test_contexts_of_other_shapes() -> None:
-    training = TRAINING.model_copy(update={"rounds": 4, "lr": 0.02})
-    assert replayed(Varying(), sizes=(16,) * 4, training=training)["captures"] == 4
-
-
-@pytest.mark.parametrize(("worth", "captures", "lines"), [(3, 4, 0), (4, 2, 1)])
-def test_steps_of_ever_other_kinds_are_launched(
-    worth: int, captures: int, lines: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("most", "worth", "captures", "lines"), [(48, 8, 4, 0), (2, 3, 4, 0), (2, 4, 2, 1)])
+def test_contexts_of_other_shapes_have_graphs_as_long_as_these_are_worth_it(
+    most: int, worth: int, captures: int, lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The contexts of each of four rounds have a graph, which is replayed three times."""
-    monkeypatch.setattr(recorded_step, "_MOST_CAPTURES", 2)
+    monkeypatch.setattr(recorded_step, "_MOST_CAPTURES", most)
     monkeypatch.setattr(recorded_step, "_WORTH", worth)
     told = Told()
-    _, done = run(Varying(), sizes=(16,) * 4, training=TRAINING.model_copy(update={"rounds": 4}), loggers=[told])
-    assert (done["captures"], len(told.messages)) == (captures, lines)
+    training = TRAINING.model_copy(update={"rounds": 4, "lr": 0.02})
+    assert replayed(Varying(), sizes=(16,) * 4, training=training, loggers=[told])["captures"] == captures
+    assert len(told.messages) == lines
 
 
 class Uneven(Local):
@@ -358,12 +244,6 @@ def test_cohorts_may_have_batches_of_widths_in_turn() -> None:
     assert replayed(Local(), sizes=sizes, training=many)["captures"] <= 8
 
 
-def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_step, "RECORDS", False)
-    done = replayed(Local())
-    assert done["captures"] == done["replays"] == 0
-
-
 # what is not recorded ----------------------------------------------------------------------------------------------
 
 
@@ -384,25 +264,15 @@ class Given(Looking):
     """The same number in the context, as a number and as a tensor."""
 
     def receive(self, client: Client, message: Message) -> Context:
-        like = next(client.model.parameters())
-        return {"scale": 1.0 + client.round, "tensor": like.new_full((), 1.0 + client.round)}
+        return {"scale": 1.0 + client.round, "tensor": torch.tensor(1.0 + client.round)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         loss = cross_entropy(model(batch.x), batch.y, batch.w)
         return 0.5 * loss * context["scale"] + 0.5 * loss * context["tensor"]
 
 
-def test_a_number_that_was_frozen_in_is_found_out() -> None:
-    with pytest.raises(AssertionError):
-        replayed(Looking())
-
-
-def test_numbers_of_the_context_are_not_frozen_in() -> None:
-    assert replayed(Given())["captures"] > 3  # for each round and number of clients
-
-
 class Counting(Local):
-    """A context with a whole number in main memory, in one tensor for all clients."""
+    """A context with a whole number, in one tensor for all clients."""
 
     shared: ClassVar[list[Tensor]] = [torch.tensor(place) for place in range(4)]
 
@@ -413,29 +283,35 @@ class Counting(Local):
         return cross_entropy(model(batch.x), batch.y, batch.w) * context["round"]
 
 
-def test_whole_numbers_that_all_share_are_not_frozen_in() -> None:
+def test_numbers_of_the_context_are_not_frozen_in() -> None:
+    assert replayed(Given())["captures"] > 3  # for each round and number of clients
     assert replayed(Counting(), sizes=(16,) * 4)["captures"] == 1
+    with pytest.raises(AssertionError):  # one beside it is found out
+        replayed(Looking())
 
 
 class Making(Local):
-    """A loss that brings numbers from the host, and waits for them or not."""
-
-    waits: ClassVar[bool] = False
+    """A loss that brings numbers to another device."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        weights = torch.arange(1.0, 1.0 + CLASSES).to(batch.x.device, non_blocking=not self.waits)
-        return cross_entropy(model(batch.x), batch.y, batch.w * weights[batch.y])
+        torch.empty(CLASSES, device="meta").copy_(torch.arange(CLASSES))
+        return cross_entropy(model(batch.x), batch.y, batch.w)
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_what_a_capture_refuses_is_launched_and_said(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Making, "waits", waits)
-    kept: list[set[int]] = []
-    told = Told(lambda record: kept.append(held()))
-    run(Making(), sizes=(16,) * 4, loggers=[told])
-    done = replayed(Making(), sizes=(16,) * 4)
-    assert done["captures"] == done["replays"] == 0  # not even tried: a capture that breaks off leaves things behind
-    assert kept == [set()] * 3
+def stacks_held() -> int:
+    """How many stacks are in memory."""
+    gc.collect()
+    return sum(type(each) is recorded_step.RecordedStack for each in gc.get_objects())
+
+
+def test_what_a_capture_refuses_is_launched_and_said() -> None:
+    """Not even tried: a capture that breaks off leaves things behind."""
+    kept: list[int] = []
+    told = Told(lambda record: kept.append(stacks_held()))
+    found, done = run(Making(), sizes=(16,) * 4, loggers=[told])
+    assert difference(all_state(run(Making(), "serial", sizes=(16,) * 4)[0]), all_state(found), CLOSE) is None
+    assert done == {"captures": 0, "replays": 0}
+    assert kept == [0] * 3
     (line,) = told.messages
     assert line.startswith("local: net0: steps are launched one by one, not recorded (RuntimeError: ")
 
@@ -457,8 +333,7 @@ def test_a_replay_that_gives_other_numbers_than_the_step_is_not_used(monkeypatch
     monkeypatch.setattr(recorded_step.RecordedStack, "begin", watched)
     monkeypatch.setattr(graphs.CUDAGraph, "replay", wrong)
     told = Told()
-    run(FedAvg(), sizes=(16,) * 4, loggers=[told])
-    assert replayed(FedAvg(), sizes=(16,) * 4)["replays"] == 1
+    assert replayed(FedAvg(), sizes=(16,) * 4, loggers=[told])["replays"] == 1
     assert "gives other numbers than launched" in told.messages[0]
 
 
@@ -470,28 +345,19 @@ def test_a_trial_that_fails_leaves_no_step_behind(monkeypatch: pytest.MonkeyPatc
     assert replayed(FedAvg(), sizes=(16,) * 4)["replays"] == 1
 
 
-def test_samples_that_have_no_room_on_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
-    told = Told()
-    run(Local(), sizes=(16,) * 2, loggers=[told])
-    what = "steps are launched one by one, not recorded (its samples stay in main memory)"
-    assert told.messages == [f"local: net0: {what}"]
-
-
-def test_dropout_is_not_recorded() -> None:
+def test_dropout_is_not_recorded_nor_anything_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def dropping() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, CLASSES))
 
-    found, done = run(FedAvg(aggregation="same-shape"), networks=[dropping])
-    assert done["captures"] == 0
-    again, _ = run(FedAvg(aggregation="same-shape"), networks=[dropping])
-    assert difference(all_state(found), all_state(again)) is None
+    assert run(FedAvg(aggregation="same-shape"), networks=[dropping])[1]["captures"] == 0
+    monkeypatch.setattr(recorded_step, "RECORDS", False)
+    assert replayed(Local()) == {"captures": 0, "replays": 0}
 
 
 # the stand-in ------------------------------------------------------------------------------------------------------
 
 
-def captured(step: Callable[[], None]) -> graphs.CUDAGraph:
+def captured(step: Callable[[], object]) -> graphs.CUDAGraph:
     made = graphs.CUDAGraph()
     try:
         with graphs.graph(made):
@@ -502,8 +368,8 @@ def captured(step: Callable[[], None]) -> graphs.CUDAGraph:
 
 
 def test_a_capture_computes_nothing_and_a_replay_looks_again() -> None:
-    x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
-    weight = torch.full((3,), 2.0, device="cuda").requires_grad_()
+    x, total = torch.ones(3), torch.zeros(3)
+    weight = torch.full((3,), 2.0).requires_grad_()
     factor = [1.0]
 
     def step() -> None:
@@ -518,44 +384,20 @@ def test_a_capture_computes_nothing_and_a_replay_looks_again() -> None:
     factor[0] = 7.0  # comes too late
     graph.replay()
     assert total.tolist() == [20.0] * 3
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda x: x.sum().item(),
-        lambda x: x.cpu(),
-        lambda x: x.add_(torch.ones(2).to("cuda")),
-        lambda x: x[x > 0],
-        lambda x: x[torch.tensor([0])],
-    ],
-)
-def test_a_capture_refuses_what_a_gpu_refuses(step: Callable[[Tensor], Any]) -> None:
-    x = torch.ones(2, device="cuda")
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-        captured(lambda: step(x))
+        captured(lambda: x.sum().item())
 
 
-def test_a_replay_reads_no_memory_that_was_given_up() -> None:
-    total = torch.zeros(2, device="cuda")
+def test_a_replay_reads_no_memory_that_was_given_up_and_waits_for_who_fills_it() -> None:
+    total, stream = torch.zeros(2), graphs.Stream()
+    graph = captured(lambda: total.add_(1))
+    with graphs.in_stream(stream), pytest.raises(AssertionError, match="without waiting"):
+        graph.replay()
 
     def of_what_goes() -> graphs.CUDAGraph:
-        ones = torch.ones(2, device="cuda")
+        ones = torch.ones(2)
         return captured(lambda: total.add_(ones))
 
     graph = of_what_goes()
     with pytest.raises(AssertionError, match="given up"):
         graph.replay()
-
-
-def test_a_stream_waits_for_who_fills_its_tensors() -> None:
-    total, stream = torch.zeros(2, device="cuda"), graphs.Stream()
-    graph = captured(lambda: total.add_(1))
-    with graphs.in_stream(stream), pytest.raises(AssertionError, match="without waiting"):
-        graph.replay()
-    stream.wait_stream(graphs.default)
-    with graphs.in_stream(stream):
-        graph.replay()
-    assert not stream.idle
-    graphs.default.wait_stream(stream)
-    assert stream.idle

@@ -11,9 +11,8 @@ Parts, in this order; what is in the file already is not measured again, so that
     steps       clients with random 3 x 32 x 32 images train alone (method local): seconds per round (medians; the first
                 round does not count) and client steps per second, for each of LEVERS
     precision   the same in bfloat16
-    runs        runs of several seeds in one stack, and one after the other
-    table3      FedGH's Table 3 at its full size on CIFAR-10: Local and FedGH together and alone, as many of its 3,000
-                epochs as fit; it goes on from the run folders beside the file
+    table3      FedGH's Table 3 at its full size on CIFAR-10: FedGH, as many of its 3,000 epochs as fit; it goes on from
+                the run folder beside the file
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
@@ -41,12 +41,12 @@ from polyfed.engine.executors import recorded_step
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import PolyfedError, RunInterrupted
-from polyfed.experiments.compare import compare
+from polyfed.experiments.run import run
 from polyfed.functional import stacked_convolutions
 from polyfed.methods import Local
 from polyfed.models import build
 from polyfed.registry import METHODS
-from polyfed.report.run_records import RunRecord, load_runs
+from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import Flat, state
 from polyfed.version import __version__
@@ -55,7 +55,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHAPE, CLASSES = (3, 32, 32), 10
 EXECUTORS = ("serial", "vectorized")
 CLOSE = 1e-3  # of the largest entry
-PARTS = ("methods", "steps", "precision", "runs", "table3")
+PARTS = ("methods", "steps", "precision", "table3")
 LEVERS = {  # what is timed: steps launched one by one, then recorded and replayed, then in the fastest convolutions
     "one by one": {"executor": "serial", "records": False, "form": "grouped"},
     "stacked": {"executor": "vectorized", "records": False, "form": "grouped"},
@@ -243,30 +243,11 @@ def images(count: int, seed: int) -> LabeledSamples:
     return LabeledSamples(x, torch.randint(0, CLASSES, (count,), generator=draws))
 
 
-# runs -----------------------------------------------------------------------------------------------------------------
-
-
-def time_runs(sitting: Sitting, asked: argparse.Namespace) -> None:
-    """Four seeds of the quickstart side by side, and each by itself: the seconds of all their rounds."""
-    recipe = ROOT / "recipes" / "quickstart.toml"
-    for way, groups in (("side by side", [[0, 1, 2, 3]]), ("one after the other", [[0], [1], [2], [3]])):
-
-        def measure(way: str = way, groups: Sequence[Sequence[int]] = groups) -> dict[str, Any]:
-            folder = asked.work / way
-            for seeds in groups:
-                fewer = [f"training.rounds={asked.rounds}"]
-                compare(recipe, ["local"], seeds, folder, overrides=fewer, overwrite=True, device=asked.device)
-            rounds = [record.seconds or 0.0 for run in load_runs(folder) for record in run.rounds]
-            return {"seconds": sum(rounds)}
-
-        sitting.take("runs", {"recipe": recipe.stem, "seeds": 4, "way": way}, measure, needs=40)
-
-
 # table 3 --------------------------------------------------------------------------------------------------------------
 
 
 def run_table3(sitting: Sitting, asked: argparse.Namespace) -> None:
-    """As many rounds, of 30 epochs each, as fit into what is left, of three runs side by side."""
+    """As many rounds, of 30 epochs each, as fit into what is left."""
     files = ("test.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
     absent = [name for name in files if not (asked.data / "cifar10" / name).exists()]
     if absent:
@@ -274,37 +255,32 @@ def run_table3(sitting: Sitting, asked: argparse.Namespace) -> None:
         return
     if sitting.left() < 60:
         raise OutOfTime("table3")
+    recipe = Recipe.load(
+        ROOT / "recipes" / "fedgh" / "table3.toml",
+        [f'data.root="{asked.data}"', f'run.device="{asked.device}"', "run.checkpoint_every=1", *asked.set],
+        method="fedgh",
+    )
     folder = asked.work / "table3"
-    settings = ["methods.fedgh-alone.name=fedgh", "methods.fedgh-alone.alone=true", "run.checkpoint_every=1"]
-    settings += [f'data.root="{asked.data}"', *asked.set]
     stop = threading.Timer(max(sitting.left() - 30, 1), os.kill, (os.getpid(), signal.SIGINT))  # as Ctrl-C
     began = time.monotonic()
     stop.start()
     try:
-        methods = ["local", "fedgh", "fedgh-alone"]
-        compare(
-            ROOT / "recipes" / "fedgh" / "table3.toml", methods, out=folder, overrides=settings, device=asked.device
-        )
+        run(recipe, out=folder, resume=True)
     except RunInterrupted as end:
         print(end)
     finally:
         stop.cancel()
-    took = time.monotonic() - began
-    sitting.found["table3"] = [{**described(run), "sitting_seconds": took} for run in load_runs(folder)]
-    sitting.save()
-    for row in sitting.found["table3"]:
-        print(json.dumps({"part": "table3", **row}))
-
-
-def described(run: RunRecord) -> dict[str, Any]:
-    """What a run of the table has come to."""
-    rounds = [record for record in run.rounds if record.round]
-    return {
-        "run": run.path.parent.name,
+    (record,) = load_runs(folder)
+    rounds = [each for each in record.rounds if each.round]
+    row = {
         "rounds": len(rounds),
-        "seconds_per_round": median(record.seconds or 0.0 for record in rounds) if rounds else None,
-        "accuracy": [record.mean("personal") for record in rounds],
+        "seconds_per_round": median(each.seconds or 0.0 for each in rounds) if rounds else None,
+        "accuracy": [each.mean("personal") for each in rounds],
+        "sitting_seconds": time.monotonic() - began,
     }
+    sitting.found["table3"] = [row]
+    sitting.save()
+    print(json.dumps({"part": "table3", **row}))
 
 
 # main -----------------------------------------------------------------------------------------------------------------
@@ -313,7 +289,6 @@ MEASURES: dict[str, Callable[[Sitting, argparse.Namespace], None]] = {
     "methods": compare_methods,
     "steps": time_steps,
     "precision": time_precision,
-    "runs": time_runs,
     "table3": run_table3,
 }
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -137,30 +136,9 @@ def include(seconds: Mapping[Section, float] | None) -> None:
         _watch.merge(seconds)
 
 
-class _OfOthers(threading.local):
-    """What went by while other runs of this process had their turns, in the thread of one of several runs."""
-
-    seconds = 0.0
-    processor_seconds = 0.0
-
-
-_of_others = _OfOthers()
-
-
-def exclude(seconds: float, processor_seconds: float) -> None:
-    """Leave out from now on, in this thread, what other runs have taken."""
-    _of_others.seconds += seconds
-    _of_others.processor_seconds += processor_seconds
-
-
-def own_seconds() -> float:
-    """A clock that stands still while other runs of this process have their turns."""
-    return time.perf_counter() - _of_others.seconds
-
-
 def processor_seconds() -> float:
     """Processor time that this process has used so far, all threads, and the workers whose answers it has."""
-    return time.process_time() + _of_workers - _of_others.processor_seconds
+    return time.process_time() + _of_workers
 
 
 def include_processor_seconds(seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,10 @@ import pytest
 
 import polyfed as pf
 from polyfed.core.server import Server
-from polyfed.engine.executors.shared_stacks import run_together
-from polyfed.engine.executors.stacked_clients import StackedClients
-from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments import planned_runs
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import FedAvg
-from tests.engine.executors.test_agreement import near
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
@@ -155,46 +151,10 @@ def test_other_code_is_told_and_goes_on(place: Path) -> None:
     assert done.result["made_of"]["code"] != first.result["made_of"]["code"]
 
 
-# side by side -------------------------------------------------------------------------------------------------------
+# what fails, what is interrupted --------------------------------------------------------------------------------
 
 
-def test_on_a_cpu_no_runs_go_side_by_side(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(planned_runs, "run_together", refuse)
-    for executor in ("auto", "vectorized"):
-        assert not pf.compare("recipe.toml", ["fedavg"], (0, 1), out=executor, executor=executor).failures
-
-
-@pytest.fixture
-def side_by_side(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As on a GPU; how many runs went side by side each time."""
-    found: list[int] = []
-
-    def counted(runs: Sequence[Callable[[], None]], *rest: Any) -> None:
-        found.append(len(runs))
-        run_together(runs, *rest)
-
-    monkeypatch.setattr(planned_runs, "runs_in_a_stack", lambda *_: 4)
-    monkeypatch.setattr(planned_runs, "run_together", counted)
-    return found
-
-
-def test_runs_go_side_by_side_that_may_train_as_one(place: Path, side_by_side: list[int]) -> None:
-    done = pf.compare("recipe.toml", ["fedavg", "fedprox"], (0, 1, 2), out="compare", executor="vectorized")
-    assert '<img alt="accuracy by round"' in done._repr_html_(), "a notebook shows the curves"
-    assert side_by_side == [4, 3, 2]  # of Local and FedAvg four and two, and FedProx's, in order of the first of each
-    sweep(
-        "recipe.toml", {"training.lr": [0.1, 0.2], "training.batch_size": [8, 16]}, out="sweep", executor="vectorized"
-    )
-    assert side_by_side[3:] == [4, 4]
-
-
-def test_a_run_that_fails_and_one_that_is_done_leave_the_others(
-    place: Path, side_by_side: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pf.compare("recipe.toml", ["fedavg"], (0,), out="compare", executor="vectorized")
+def test_a_run_that_fails_leaves_the_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = FedAvg.aggregate
 
     def aggregate(self: FedAvg, server: Server, uploads: Any) -> None:
@@ -203,37 +163,10 @@ def test_a_run_that_fails_and_one_that_is_done_leave_the_others(
         plain(self, server, uploads)
 
     monkeypatch.setattr(FedAvg, "aggregate", aggregate)
-    found = pf.compare("recipe.toml", ["fedavg"], (0, 1, 2), out="compare", executor="vectorized")
-    assert side_by_side == [2, 4]
+    found = pf.compare("recipe.toml", ["fedavg"], (0, 1, 2), out="compare")
     assert found.failures == {"fedavg, seed 1": "server, round 1, aggregation: ValueError: wrong"}
     assert found.table is not None
-
-
-def test_runs_that_are_interrupted_side_by_side_go_on(
-    place: Path, side_by_side: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(out: str) -> Any:
-        return pf.compare("recipe.toml", ["fedavg"], out=out, executor="vectorized", overrides=["training.rounds=3"])
-
-    start("whole")
-    plain = StackedClients.train
-    trained: list[object] = []
-
-    def train(self: StackedClients, phases: Any) -> Any:
-        trained.append(self)
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        return plain(self, phases)
-
-    monkeypatch.setattr(StackedClients, "train", train)
-    with pytest.raises(RunInterrupted, match="interrupted in 2 runs side by side; their whole rounds are kept"):
-        start("parts")
-    assert [len(RunFolder(f"parts/{name}/seed-0").records()) for name in ("local", "fedavg")] == [2, 2]
-    start("parts")
-    assert side_by_side == [2, 2, 2]
-    for name in ("local", "fedavg"):
-        whole, parts = (RunFolder(f"{place}/{name}/seed-0").records() for place in ("whole", "parts"))
-        assert all(map(near, whole, parts))
+    assert '<img alt="accuracy by round"' in found._repr_html_(), "a notebook shows the curves"
 
 
 def test_a_run_that_cannot_begin_takes_none_of_the_time_that_is_left(place: Path) -> None:

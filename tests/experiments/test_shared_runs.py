@@ -24,10 +24,10 @@ from polyfed.experiments import benchmark as module
 from polyfed.experiments import planned_runs
 from polyfed.experiments.benchmark import benchmark
 from polyfed.experiments.planned_runs import AtWorkElsewhere
-from tests.experiments.test_planned_runs import RECIPE, place, side_by_side
+from tests.experiments.test_planned_runs import RECIPE, place
 from tests.helpers.processes import ended, started
 
-__all__ = ["place", "side_by_side"]
+__all__ = ["place"]
 pytestmark = [
     pytest.mark.usefixtures("unrendered"),
     pytest.mark.skipif(sys.platform != "linux", reason="processes are watched as Linux lets one"),
@@ -236,16 +236,13 @@ def test_figures_that_another_process_has_written_meanwhile_stay(
 # in one process -----------------------------------------------------------------------------------------------------
 
 
-def test_runs_side_by_side_are_those_that_nobody_is_at(
-    place: Path, side_by_side: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_process_is_at_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = Path("compare/local/seed-1")
     taken.mkdir(parents=True)
     with contextlib.ExitStack() as other:
         other.enter_context(lock_folder(taken))
         monkeypatch.setattr(AtWorkElsewhere, "wait", lambda self: other.close())
-        done = pf.compare("recipe.toml", ["fedavg"], (0, 1, 2), out="compare", executor="vectorized")
-    assert side_by_side == [4]  # then FedAvg's last, and Local's that was taken
+        done = pf.compare("recipe.toml", ["fedavg"], (0, 1, 2), out="compare")
     assert not done.failures
     assert all(RunFolder(path.parent).records() for path in place.rglob("result.json"))
     assert len(list(place.rglob("result.json"))) == 6

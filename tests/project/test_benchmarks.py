@@ -96,6 +96,33 @@ def test_a_gpu_is_compared_with_the_cpu(measured: Callable[[str], list[Any]]) ->
     assert timed["peak_bytes"] is None
 
 
+@pytest.mark.slow
+def test_a_sitting_at_a_gpu_goes_on(
+    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "gpu.py",
+        "--device",
+        "cpu",
+        "--methods",
+        "fedavg",
+        "--jobs",
+        "lenet:2",
+        "--samples",
+        "12",
+        "--rounds",
+        "2",
+    ]
+    fewer = ("training.rounds=2", "training.local_epochs=1", "data.max_train_per_client=4")
+    words += [word for setting in fewer for word in ("--set", setting)]
+    words += ["--data", str(data_root), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "gpu.json")]
+    for parts in ({"methods", "steps", "precision", "table3"}, {"table3"}):  # what is in the file is there already
+        run(words, monkeypatch)
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+        assert {line["part"] for line in lines} == parts
+        assert lines[-1]["rounds"] == 2
+
+
 def test_overhead_of_the_engine(measured: Callable[[str], list[Any]]) -> None:
     rows = measured("overhead.py")
     assert [(row["kind"], row["executor"]) for row in rows] == [(k, "serial") for k in ("asked", "kept", "changed")]

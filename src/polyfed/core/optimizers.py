@@ -27,20 +27,15 @@ class Optimizer:
     Args:
         parameters: what moves, in place. training: which optimizer, momentum, weight decay.
         rate: the learning rate of the next step; a 0-d tensor on a GPU, where a recorded step is to look it up.
-
-    Attributes:
-        shares: (K,), of the rate, which the K rows of each parameter take; None: all of it.
     """
 
     def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float | Tensor) -> None:
         self._parameters = [parameter.detach() for parameter in parameters]  # the same memory
         self._training, self.rate = training, rate
-        self.shares: Tensor | None = None
         self._kept: list[dict[str, Tensor]] = [{} for _ in parameters]
 
     def step(self, grads: Sequence[Tensor | None]) -> None:
         """Move all parameters but those without a gradient, of which nothing is remembered either."""
-        before = [] if self.shares is None else [parameter.clone() for parameter in self._parameters]
         moving = [place for place, grad in enumerate(grads) if grad is not None]
         begun = [place for place in moving if self._kept[place]]
         for places in (begun, [place for place in moving if not self._kept[place]]):  # no fused step takes both
@@ -48,10 +43,6 @@ class Optimizer:
                 given = [_laid_like(self._parameters[place], grads[place]) for place in places]
                 step = self._sgd if self._training.optimizer == "sgd" else self._adam
                 step(places, given)
-        if self.shares is not None:
-            for old, parameter in zip(before, self._parameters, strict=True):
-                shares = self.shares.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1))
-                parameter.copy_(old.lerp(parameter, shares))  # every step is proportional to its rate
 
     def memory(self, names: Sequence[str]) -> dict[str, Tensor]:
         """What is remembered of parameters that have these names: "momentum head.weight" and the like; not copies."""
@@ -87,7 +78,6 @@ class Optimizer:
     def first(self, count: int) -> Optimizer:
         """The same for the first rows of all parameters, in the same memory."""
         part = Optimizer([parameter[:count] for parameter in self._parameters], self._training, self.rate)
-        part.shares = None if self.shares is None else self.shares[:count]
         part._kept = [{name: t[:count] if t.dim() else t for name, t in kept.items()} for kept in self._kept]
         return part
 

@@ -54,22 +54,6 @@ def alone(method: Method) -> Method:
     return _extend(method, Alone, alone=True)
 
 
-def step_of(method: Method) -> tuple[object, ...]:
-    """What a step of local training takes of its method: equal for methods whose clients may train in one stack.
-
-    A step that is that of plain training takes nothing; another one the class and all hyperparameters, any of which
-    its functions may read. What this module lays over a method changes no step.
-    """
-    kind = type(method)
-    while kind.__bases__[0] in (Alone, Adapted, ScoredTuned, ScoredByShares):
-        kind = kind.__bases__[1]
-    if all(getattr(kind, hook) is getattr(Method, hook) for hook in ("loss", "gradients", "step_inputs")):
-        return ()
-    if not dataclasses.is_dataclass(method):
-        return (kind, method)
-    return (kind, *((field.name, getattr(method, field.name)) for field in dataclasses.fields(method)))
-
-
 def _extend(method: Method, part: type[Method], **declared: Any) -> Method:
     """The method with `part` before its class, and a card that declares this, too."""
     kind = type(method)

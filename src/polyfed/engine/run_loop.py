@@ -19,7 +19,7 @@ from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
-from polyfed.profiling import own_seconds, processor_seconds, profile
+from polyfed.profiling import processor_seconds, profile
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
@@ -141,7 +141,7 @@ class RunLoop:
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record with the seconds that it took, on the clock and of processors."""
         federation = self._federation
-        began = own_seconds()
+        began = time.perf_counter()
         used = processor_seconds()
         with profile(federation.execution.profile) as watch:
             due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
@@ -155,7 +155,7 @@ class RunLoop:
                 evaluated=due,
             )
             record = federation.runner.run(round, final or federation.method.exchanges(number))
-        record["seconds"] = own_seconds() - began
+        record["seconds"] = time.perf_counter() - began
         record["processor_seconds"] = processor_seconds() - used
         if watch is not None:
             record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)

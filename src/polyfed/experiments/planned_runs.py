@@ -6,8 +6,6 @@ it alone until it ends; a lock of the system's ends with the process, so that ot
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +13,7 @@ from pathlib import Path
 
 from polyfed.config.recipe import Recipe
 from polyfed.engine.checkpoint import check_made_of, made_of
-from polyfed.engine.device import parse_device
-from polyfed.engine.executors.shared_stacks import run_together, settings_of_steps
-from polyfed.engine.executors.vectorized import SIZE
-from polyfed.engine.method_wrappers import step_of
 from polyfed.engine.run_folder import FolderInUse, RunFolder, lock_folder
-from polyfed.engine.run_loop import single_threaded
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -38,9 +31,6 @@ __all__ = [
     "nothing_learnt_in",
     "run_planned",
 ]
-
-
-_SHARED_SIZE = 4 * SIZE  # clients of several runs in a stack, where the recipe does not say
 
 
 @dataclass(frozen=True)
@@ -156,8 +146,7 @@ def run_planned(
 ) -> dict[str, str]:
     """Run what is pending, in order; a run that fails does not keep the others from running.
 
-    On a GPU runs whose clients may train in one stack go on side by side, as many as fill it. What other processes are
-    at comes last: this one waits for them, and goes on with what they left.
+    What other processes are at comes last: this one waits for them, and goes on with what they left.
 
     Args:
         failed: folder -> why its run failed in this process, which does not try again; is added to. Where it is given,
@@ -222,74 +211,23 @@ class _Request:
 def _run_free(members: Sequence[PlannedRun], request: _Request) -> list[PlannedRun]:
     """Run those that no other process is at; returns the others."""
     busy = []
-    untried = list(members)
-    while untried:
-        group: list[PlannedRun] = []
-        first = untried[0]
-        most = runs_in_a_stack(first.recipe, request.data)
-        alike = [one for one in untried if one is first or (most > 1 and _kind(one.recipe) == _kind(first.recipe))]
-        with contextlib.ExitStack() as claims:
-            while alike and len(group) < most:
-                member = alike.pop(0)
-                untried.remove(member)
-                try:
-                    if _claim(member, request, claims):
-                        group.append(member)
-                except FolderInUse:
+    for member in members:
+        place = RunFolder(member.folder)
+        try:
+            with place.claim():
+                if request.overwrite or place.finished(member.recipe.to_dict()) is None:
+                    _run_one(member, request)
+                else:
                     request.leave(member)
-                    busy.append(member)
-                except PolyfedError as error:
-                    request.fail(member, error)
-            _run_group(group, request)
+                    _tell(request.watchers, f"{member.title}: done by another process, in {member.folder}")
+        except RunInterrupted as stop:
+            raise RunInterrupted(f"{member.title}: {stop}") from None
+        except FolderInUse:
+            request.leave(member)
+            busy.append(member)
+        except PolyfedError as error:
+            request.fail(member, error)
     return busy
-
-
-def _claim(member: PlannedRun, request: _Request, claims: contextlib.ExitStack) -> bool:
-    """Keep other processes out of a run until the end of `claims`; False: they have done it.
-
-    Raises:
-        FolderInUse: another one is at it.
-    """
-    place = RunFolder(member.folder)
-    claims.enter_context(place.claim())
-    if request.overwrite or place.finished(member.recipe.to_dict()) is None:
-        return True
-    request.leave(member)
-    _tell(request.watchers, f"{member.title}: done by another process, in {member.folder}")
-    return False
-
-
-def runs_in_a_stack(recipe: Recipe, data: DataCache) -> int:
-    """How many runs like this one fill a stack of each network; 1 where runs share none."""
-    run = recipe.run
-    if run.executor not in ("auto", "vectorized") or parse_device(run.device).type == "cpu":
-        return 1
-    clients = recipe.data.client_count or len(data.federated(recipe).clients)
-    networks = len({*recipe.models.architectures})
-    return max(1, (run.workers or _SHARED_SIZE) * networks // recipe.training.cohort_size(clients))
-
-
-def _kind(recipe: Recipe) -> tuple[object, ...]:
-    """What is equal for runs whose clients may train in one stack."""
-    run = recipe.run
-    own = (run.device, run.executor, run.workers, run.precision)
-    return own, recipe.data, recipe.models, settings_of_steps(recipe.training), step_of(recipe.chosen_method)
-
-
-def _run_group(group: Sequence[PlannedRun], request: _Request) -> None:
-    """Run one, or several side by side."""
-    runs = [functools.partial(_run_one, one, request) for one in group]
-    if len(runs) < 2:
-        for run in runs:
-            run()
-        return
-    first = group[0]
-    _tell(request.watchers_of(first), f"{len(group)} runs side by side, from {first.title} to {group[-1].title}")
-    try:
-        with single_threaded():
-            run_together(runs, first.recipe.run.workers or _SHARED_SIZE, parse_device(first.recipe.run.device))
-    except KeyboardInterrupt:
-        raise RunInterrupted(f"interrupted in {len(group)} runs side by side; their whole rounds are kept") from None
 
 
 def _run_one(member: PlannedRun, request: _Request) -> None:
@@ -299,10 +237,6 @@ def _run_one(member: PlannedRun, request: _Request) -> None:
         build_federation(member.recipe, out=member.folder, loggers=watchers, data=request.data).run(
             resume=not request.overwrite, overwrite=request.overwrite
         )
-    except RunInterrupted as stop:
-        raise RunInterrupted(f"{member.title}: {stop}") from None
-    except PolyfedError as error:
-        request.fail(member, error)
     finally:
         gc.collect()
 

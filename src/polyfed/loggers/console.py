@@ -31,7 +31,7 @@ _BROKEN = (OSError, ValueError, AttributeError, LookupError)
 
 
 class RunsLeft:
-    """How long the rest of several runs takes, one after the other or side by side.
+    """How long the rest of several runs takes, one after the other.
 
     Args:
         runs: title -> name, and rounds to be run; those of one name take alike long. clock: seconds, monotonic.
@@ -44,12 +44,9 @@ class RunsLeft:
         self._told = clock()
         self._seconds: Counter[str] = Counter()  # by name; those since the last round of any run are the next one's
         self._done: Counter[str] = Counter()
-        self._begun: set[str] = set()
 
     def set_rounds(self, title: str, rounds: int) -> None:
-        """So many rounds of a run that has begun are left; 0 at its end, or where others do it."""
-        if rounds:
-            self._begun.add(title)
+        """So many rounds of a run are left; 0 at its end, or where others do it."""
         self._rounds[title] = rounds
 
     def round(self, title: str, rounds: int) -> None:
@@ -61,8 +58,8 @@ class RunsLeft:
         self.set_rounds(title, rounds)
 
     def text(self) -> str:
-        """For the line of a run: the time that all take, once each at work may have had a round; "" for one alone."""
-        if self._done.total() < max(1, len(self._begun)) or sum(rounds > 0 for rounds in self._rounds.values()) < 2:
+        """For the line of a run: the time that all take, once a round is through; "" for one alone."""
+        if not self._done or sum(rounds > 0 for rounds in self._rounds.values()) < 2:
             return ""
         usual = self._seconds.total() / self._done.total()
         names = set(self._names.values())
@@ -105,7 +102,7 @@ class Console:
         self._ends = math.nan  # when the run will be over
 
     def of_several(self, runs: RunsLeft, title: str) -> Console:
-        """For one of several runs, in turn or at the same time, which share the line."""
+        """For one of several runs, which share the line."""
         other = copy.copy(self)
         other._runs = runs
         other._title = visible(title)

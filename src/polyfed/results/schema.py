@@ -143,7 +143,7 @@ class RoundRecord(ScoredRecord):
     round: Count = Field(description="counted from 1; a final round has the number after the last one")
     seconds: IfPresent[Number] = Field(
         None,
-        description="wall-clock time of the round, evaluation included; of runs side by side on a GPU a run's own part",
+        description="wall-clock time of the round, evaluation included",
     )
     processor_seconds: IfPresent[Number] = Field(
         None,

@@ -50,7 +50,7 @@ from polyfed.engine.executors.process_pool import (
     tune_process,
     unavailable_reason,
 )
-from polyfed.engine.executors.vectorized import SIZE, WORTH, Member, Stacks, VectorizedExecutor
+from polyfed.engine.executors.vectorized import SIZE, WORTH, alike
 from polyfed.engine.executors.worker_requests import (
     Buffer,
     Tree,
@@ -143,10 +143,9 @@ class RayExecutor(ProcessPool):
         """The places of those who train as one: of each network as many stacks as its share of all work has workers."""
         seconds = [self.estimates.training(job.client) for job in jobs]
         share = sum(seconds) / self.workers or 1.0
-        one = VectorizedExecutor(self._context, SIZE, self._say_once)
         found = []
-        for alike in Stacks(len(jobs), self._context.model_factory.device).alike([Member(one, job) for job in jobs]):
-            places = sorted(alike, key=lambda place: -seconds[place])
+        for together in alike(jobs, len(jobs)):
+            places = sorted(together, key=lambda place: -seconds[place])
             count = max(1, round(sum(seconds[place] for place in places) / share))
             if count < len(places):  # else each has a worker of its own
                 count = max(1, min(count, len(places) // WORTH))

@@ -25,8 +25,6 @@ from polyfed.engine.executors.stacked_loss import Tensors
 from polyfed.engine.operation_counter import Uncompiled
 from polyfed.functional.modes import dropout_layers
 
-Rates = tuple[float, Tensor | None]  # the highest learning rate, and everybody's share of it where they differ, (K,)
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 RECORDS = True  # benchmarks switch it off, to tell what recorded steps are worth
@@ -119,7 +117,7 @@ class RecordedStack(FixedTensors):
         self._recordings: dict[Hashable, Recording | None] = {}
 
     def begin(
-        self, tensors: Tensors, masks: Tensors, names: Sequence[str], training: Training, rates: Rates, steps: int
+        self, tensors: Tensors, masks: Tensors, names: Sequence[str], training: Training, rate: float, steps: int
     ) -> None:
         """A phase of so many steps: weights come in, the optimizer forgets. names: of what moves."""
         held = self.hold("tensors", list(tensors.values()))
@@ -130,9 +128,7 @@ class RecordedStack(FixedTensors):
         self.masks = dict(zip(masks, self.hold(("masks", *masks), list(masks.values())), strict=True))
         count = len(next(iter(tensors.values())))
         (self.losses,) = self.hold("losses", [self._rate.new_empty(steps, count)])
-        rate, shares = rates
         self._rate.fill_(rate)
-        self.optimizer.shares = None if shares is None else self.hold("shares", [shares])[0]
         self.optimizer.clear()
         self.clear_sums()
         self._at = None
@@ -176,7 +172,7 @@ class RecordedStack(FixedTensors):
         Raises:
             RuntimeError: it cannot be recorded, or steps so far came up too seldom again.
         """
-        key = (key, self.version, self.optimizer.shares is None)
+        key = (key, self.version)
         is_new = key not in self._recordings
         known = _recent(self._recordings, key, lambda: None, _MOST_GRAPHS)
         if known is None and not is_new:

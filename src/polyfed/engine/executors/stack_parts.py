@@ -21,7 +21,7 @@ from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.optimizers import Optimizer
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Augmentation, augmentation
-from polyfed.engine.executors.recorded_step import FixedTensors, Rates, RecordedStack, Recordings
+from polyfed.engine.executors.recorded_step import FixedTensors, RecordedStack, Recordings
 from polyfed.engine.executors.stacked_loss import StackedContext, Tensors
 from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
 from polyfed.functional.device_copies import move_mappings, move_together
@@ -201,9 +201,7 @@ class ActiveGroup:
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
         if self.fixed is None:
             moving = [self.tensors[name] for name in self.names]
-            rate, shares = rates_of(self.walks, self.phase, moving[0].device)
-            self.optimizer = Optimizer(moving, self.walks[0].client.training, rate)
-            self.optimizer.shares = shares
+            self.optimizer = Optimizer(moving, self.walks[0].client.training, rate_of(self.walks, self.phase))
 
     def next_step(self, method: Method) -> NextStep:
         """The next step of everybody who has one."""
@@ -283,11 +281,10 @@ class ActiveGroup:
             rows[name][index] = t.detach()
 
 
-def rates_of(walks: Sequence[ClientProgress], phase: Phase, device: torch.device) -> Rates:
-    """The learning rates of clients whose settings are the same but for these, and the round."""
-    rates = [walk.client.training.lr_at(walk.client.round, phase.lr) for walk in walks]
-    most = max(rates)
-    return most, torch.tensor([rate / most for rate in rates]).to(device) if len({*rates}) > 1 else None
+def rate_of(walks: Sequence[ClientProgress], phase: Phase) -> float:
+    """The learning rate of clients of one run in one round."""
+    client = walks[0].client
+    return client.training.lr_at(client.round, phase.lr)
 
 
 def laid_out(tensors: Tensors, linear: Collection[str]) -> Tensors:

@@ -58,7 +58,7 @@ from polyfed.engine.executors.stack_parts import (
     only_of,
     own_tensors,
     parted,
-    rates_of,
+    rate_of,
     summed,
 )
 from polyfed.engine.executors.stacked_loss import (
@@ -335,9 +335,9 @@ class StackedClients:
         if order != sorted(order):
             index = self._indices.at(order)
             rows = {name: t[index] for name, t in rows.items()}
-        rates = rates_of(walks, phase, self._device)
         training = walks[0].client.training
-        fixed.begin(laid_out(rows, self._linear), masks, names, training, rates, len(walks[0].sizes))
+        rate = rate_of(walks, phase)
+        fixed.begin(laid_out(rows, self._linear), masks, names, training, rate, len(walks[0].sizes))
         return fixed.tensors, fixed.masks
 
     def _recording(

@@ -18,7 +18,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
-from polyfed.engine.executors import lockstep
 from polyfed.engine.executors.client_work import (
     ClientWork,
     Serial,
@@ -62,6 +61,40 @@ def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
     return (workers or SIZE) if executor == "vectorized" or (executor == "auto" and on_gpu) else 1
 
 
+def alike(jobs: Sequence[TrainJob], size: int) -> Iterator[list[int]]:
+    """The places of clients who may train together: of one network and one kind of data, of similar size.
+
+    Args:
+        size: how many there are together, at most.
+    """
+    kinds: dict[Hashable, list[int]] = {}
+    prepares: list[object] = []
+    for place, job in enumerate(jobs):
+        client, own = job.client, job.client.data.train
+        if client.prepare not in prepares:
+            prepares.append(client.prepare)
+        key = (_kind(job), prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
+        kinds.setdefault(key, []).append(place)
+    for places in kinds.values():
+        places.sort(key=lambda place: -len(jobs[place].client.data.train))
+        for first in range(0, len(places), size):
+            yield sorted(places[first : first + size])
+
+
+def _kind(job: TrainJob) -> tuple[Hashable, ...]:
+    """What is the same for those who may train together, and on which it depends whether they can."""
+    return job.client.architecture, job.variant, job.exchange.name
+
+
+@dataclass
+class _Stack:
+    """Clients on their way. tensors: their networks', (K, ...) by name. nonfinite: the first of each that is not."""
+
+    works: Sequence[ClientWork]
+    tensors: Tensors
+    nonfinite: Sequence[str | None] = ()
+
+
 class VectorizedExecutor:
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
@@ -75,23 +108,20 @@ class VectorizedExecutor:
     def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
         self.context = context
         self._size = size
-        self._stacks = Stacks(size, context.model_factory.device)
+        self._on_gpu = context.model_factory.device.type != "cpu"
         self._say = say
         self._serial = Serial(context)
         self._said: set[str] = set()
+        self._known = SignatureCache()
+        self._by_themselves: set[Hashable] = set()  # kinds that have failed beside others
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        members = [Member(self, job) for job in jobs]
-        if (turn := lockstep.present_turn()) is not None:
-            outcomes: list[JobResult] = turn.ask(members)
-            done(len(jobs))
-            return outcomes
         found: dict[int, JobResult] = {}
         with keep_global_rng():
-            for wave in self._stacks.waves(members):
-                groups = [[members[place] for place in places] for places in wave]
-                for places, group, ready in zip(wave, groups, self._stacks.side_by_side(groups), strict=True):
-                    for place, outcome in zip(places, ready or self._stacks.outcomes(group), strict=True):
+            for wave in self._waves(jobs):
+                groups = [[jobs[place] for place in places] for places in wave]
+                for places, group, ready in zip(wave, groups, self._side_by_side(groups), strict=True):
+                    for place, outcome in zip(places, ready or self._outcomes(group), strict=True):
                         found[place] = outcome
                         done(len(found))
         return [found[place] for place in range(len(jobs))]
@@ -145,78 +175,23 @@ class VectorizedExecutor:
             for each, client, own, of_client in zip(asked, clients, parts, in_main_memory(found), strict=True)
         ]
 
-    def say_once(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         """Say what was not said before in this run."""
         if text not in self._said:
             self._said.add(text)
             self._say(f"{self.context.method.name}: {text}")
 
+    def _network(self, job: TrainJob) -> nn.Module:
+        return self.context.model_factory.module(job.client.architecture, job.variant)
 
-@dataclass(frozen=True, eq=False)
-class Member:
-    """A client's job beside those of others. executor: of its run."""
-
-    executor: VectorizedExecutor
-    job: TrainJob
-
-    @property
-    def context(self) -> WorkerContext:
-        """Of its run."""
-        return self.executor.context
-
-    def alone(self) -> JobResult:
-        """What comes of it where it is done by itself."""
-        context, job = self.context, self.job
-        fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
-        return run_job(job, context.method, context.model_factory, fresh)
-
-
-@dataclass
-class _Stack:
-    """Members on their way. tensors: their networks', (K, ...) by name. nonfinite: the first of each that is not."""
-
-    members: Sequence[Member]
-    works: Sequence[ClientWork]
-    tensors: Tensors
-    nonfinite: Sequence[str | None] = ()
-
-
-class Stacks:
-    """Jobs in stacks.
-
-    Args:
-        size: of a stack, at most. device: of the networks.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._size = size
-        self._on_gpu = device.type != "cpu"
-        self._known = SignatureCache()
-        self._by_themselves: set[Hashable] = set()  # kinds that have failed beside others
-
-    def alike(self, members: Sequence[Member]) -> Iterator[list[int]]:
-        """The places of those who may train together: of one network and one kind of data, of similar size."""
-        kinds: dict[Hashable, list[int]] = {}
-        prepares: list[object] = []
-        for place, member in enumerate(members):
-            client, own = member.job.client, member.job.client.data.train
-            if client.prepare not in prepares:
-                prepares.append(client.prepare)
-            key = (self.kind(member), prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
-            kinds.setdefault(key, []).append(place)
-        for places in kinds.values():
-            places.sort(key=lambda place: -len(members[place].job.client.data.train))
-            for first in range(0, len(places), self._size):
-                yield sorted(places[first : first + self._size])
-
-    def waves(self, members: Sequence[Member]) -> Iterator[list[list[int]]]:
+    def _waves(self, jobs: Sequence[TrainJob]) -> Iterator[list[list[int]]]:
         """Stacks, as places; several at once where the steps of different networks may be replayed side by side."""
         wave: list[list[int]] = []
         known: set[Hashable] = set()  # kinds and networks of the wave
-        for places in self.alike(members):
-            group = [members[place] for place in places]
-            own = {self.kind(group[0]), _network(group[0])}
-            is_beside = self.may_be_beside(group)
+        for places in alike(jobs, self._size):
+            group = [jobs[place] for place in places]
+            own = {_kind(group[0]), self._network(group[0])}
+            is_beside = self._may_be_beside(group[0])
             is_full = own & known or len(places) + sum(map(len, wave)) > self._size
             if wave and (is_full or not is_beside):
                 yield wave
@@ -230,23 +205,22 @@ class Stacks:
         if wave:
             yield wave
 
-    def may_be_beside(self, members: Sequence[Member]) -> bool:
-        """Whether these may train while another stack does."""
-        job = members[0].job
-        kind = self.kind(members[0])
+    def _may_be_beside(self, job: TrainJob) -> bool:
+        """Whether a stack of such jobs may train while another one does."""
+        kind = _kind(job)
         is_plain = not job.client.training.keep_optimizer_state and not job.client.privacy.max_grad_norm
-        is_recorded = self._known.recordings.worthwhile(kind, _network(members[0]))
+        is_recorded = self._known.recordings.worthwhile(kind, self._network(job))
         return is_plain and is_recorded and job.exchange.trains and kind not in self._by_themselves
 
-    def side_by_side(self, groups: Sequence[Sequence[Member]]) -> list[list[JobResult] | None]:
+    def _side_by_side(self, groups: Sequence[Sequence[TrainJob]]) -> list[list[JobResult] | None]:
         """The results of a wave, step by step in turn; None for those that are to be done alone, where errors show."""
         found: list[list[JobResult] | None] = [None] * len(groups)
         if len(groups) == 1:
             return found
         stacks: dict[int, _Stack] = {}
-        for place, members in enumerate(groups):
+        for place, jobs in enumerate(groups):
             with contextlib.suppress(Exception):
-                stacks[place] = self._received(members)
+                stacks[place] = self._received(jobs)
         turns = {place: self._training(stack) for place, stack in stacks.items()}
         while turns:
             for place, steps in list(turns.items()):
@@ -260,146 +234,142 @@ class Stacks:
         for place, stack in stacks.items():
             with contextlib.suppress(Exception):
                 found[place] = self._finished(stack)
-        kinds = [self.kind(members[0]) for members in groups]
+        kinds = [_kind(jobs[0]) for jobs in groups]
         self._by_themselves |= {kind for kind, results in zip(kinds, found, strict=True) if results is None}
         return found
 
-    def kind(self, member: Member) -> tuple[Hashable, ...]:
-        """What is the same for those who may train together, and on which it depends whether they can."""
-        return member.job.client.architecture, member.job.variant, member.job.exchange.name
-
-    def least(self, member: Member) -> int:
+    def _least(self, job: TrainJob) -> int:
         """How many clients of this kind are worth a stack, at least."""
         if not self._on_gpu:
             return 2
-        is_recorded = self._known.recordings.worthwhile(self.kind(member), _network(member))
+        is_recorded = self._known.recordings.worthwhile(_kind(job), self._network(job))
         return 1 if is_recorded else min(WORTH, self._size)
 
-    def outcomes(self, members: Sequence[Member]) -> Iterator[JobResult]:
-        """The results of jobs that are alike, of one run."""
-        first = members[0].job
-        say = members[0].executor.say_once
+    def _outcomes(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
+        """The results of jobs that are alike."""
+        first = jobs[0]
         if first.client.training.keep_optimizer_state:
-            say("clients train one after the other: each has an optimizer of its own to go on with")
-        elif len(members) >= self.least(members[0]):
+            self._say_once("clients train one after the other: each has an optimizer of its own to go on with")
+        elif len(jobs) >= self._least(first):
             try:
-                yield from self.stacked(members)
+                yield from self._stacked(jobs)
                 return
             except NotVectorizable as reason:
-                say(f"clients train one after the other; {first.client.architecture}: {reason}")
+                self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
             except torch.OutOfMemoryError as error:
                 raise RunError(
                     f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
-                    f"device's memory ran out with {len(members)} clients as one; set run.workers below {len(members)}"
+                    f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
                 ) from error
-        for member in members:
-            yield member.alone()
+        for job in jobs:
+            fresh = functools.partial(self.context.store.allocate, job.client.architecture, job.variant)
+            yield run_job(job, self.context.method, self.context.model_factory, fresh)
 
-    def stacked(self, members: Sequence[Member]) -> list[JobResult]:
+    def _stacked(self, jobs: Sequence[TrainJob]) -> list[JobResult]:
         """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.
 
         In an exchange without training the networks are only looked through for NaN as one.
         """
         recordings = self._known.recordings
         try:
-            return self._carried_through(members)
+            return self._carried_through(jobs)
         except torch.OutOfMemoryError:
             if not recordings.forget():
                 raise
         torch.cuda.empty_cache()
         try:
-            return self._carried_through(members)
+            return self._carried_through(jobs)
         except torch.OutOfMemoryError:
             recordings.forget()  # as smaller stacks are to have the room
             raise
 
-    def _carried_through(self, members: Sequence[Member]) -> list[JobResult]:
-        stack = self._received(members)
+    def _carried_through(self, jobs: Sequence[TrainJob]) -> list[JobResult]:
+        stack = self._received(jobs)
         steps = self._training(stack)
         while _step(steps):
             pass
         return self._finished(stack)
 
-    def _received(self, members: Sequence[Member]) -> _Stack:
-        first = members[0].job
+    def _received(self, jobs: Sequence[TrainJob]) -> _Stack:
+        first = jobs[0]
         network, variant = first.client.architecture, first.variant
         if first.exchange.trains and first.client.privacy.max_grad_norm:
             raise NotVectorizable("gradients are bounded row by row")
-        factories = [member.context.model_factory for member in members]
-        before = [client_weights(m.job.client, variant, m.context.model_factory) for m in members]
+        model_factory = self.context.model_factory
+        before = [client_weights(job.client, variant, model_factory) for job in jobs]
         works: list[ClientWork] = []
         stacked: Tensors = {}
-        names = list(own_tensors(factories[0].module(network, variant)))
+        names = list(own_tensors(model_factory.module(network, variant)))
         with copy_once():  # of what all are sent
-            loaded = weights_on(before, factories[0].device)
-            kept = [member.job.client.state for member in members if member.job.device.type != "cpu"]
-            contexts_on(kept, factories[0].device)  # where `receive` then finds what it moves there
-            for place, (member, model_factory) in enumerate(zip(members, factories, strict=True)):
-                work = ClientWork(member.job, member.context.method, model_factory, loaded[place])
+            loaded = weights_on(before, model_factory.device)
+            kept = [job.client.state for job in jobs if job.device.type != "cpu"]
+            contexts_on(kept, model_factory.device)  # where `receive` then finds what it moves there
+            for place, job in enumerate(jobs):
+                work = ClientWork(job, self.context.method, model_factory, loaded[place])
                 work.seed_layers()
                 work.receive()
                 works.append(work)
                 held = model_factory.state(network, variant)
-                put_row(stacked, place, len(members), {name: held[name] for name in names})
-            contexts = contexts_on([work.client.context for work in works], factories[0].device)
+                put_row(stacked, place, len(jobs), {name: held[name] for name in names})
+            contexts = contexts_on([work.client.context for work in works], model_factory.device)
         for work, context in zip(works, contexts, strict=True):
             work.client.context = context
-        return _Stack(members, works, stacked)
+        return _Stack(works, stacked)
 
     def _training(self, stack: _Stack) -> Iterator[None]:
-        members, works = stack.members, stack.works
-        network = works[0].job.client.architecture
-        if works[0].job.exchange.trains:
+        job = stack.works[0].job
+        network = job.client.architecture
+        if job.exchange.trains:
             yield from self._train(stack)
-            if reason := self._known.recordings.refused.get(self.kind(members[0])):
-                members[0].executor.say_once(f"{network}: steps are launched one by one, not recorded ({reason})")
-            if dropout_layers(_network(members[0])):
-                what = "dropout draws other masks for clients trained as one than for each alone"
-                members[0].executor.say_once(f"{network}: {what}")
+            if reason := self._known.recordings.refused.get(_kind(job)):
+                self._say_once(f"{network}: steps are launched one by one, not recorded ({reason})")
+            if dropout_layers(self._network(job)):
+                self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
         else:
             _, stack.nonfinite = numbers_and_nonfinite([], stack.tensors)
 
     def _finished(self, stack: _Stack) -> list[JobResult]:
-        members, works = stack.members, stack.works
+        works = stack.works
         network, variant = works[0].job.client.architecture, works[0].job.variant
-        stores = [member.context.store for member in members]
-        fresh = [functools.partial(store.allocate, network, variant) for store in stores]
+        store = self.context.store
+        model_factory = self.context.model_factory
+        fresh = functools.partial(store.allocate, network, variant)
         for place, work in enumerate(works):
             own = {name: tensor[place] for name, tensor in stack.tensors.items()}
-            work.client.bound = train_mode(work.model_factory.load(network, variant, own))
+            work.client.bound = train_mode(model_factory.load(network, variant, own))
             work.seed_layers()
             work.make_upload(functools.partial(stack.nonfinite.__getitem__, place))
             with work.stage("uploading"):
-                work.keep_copies(fresh[place] if stores[place].on_device else None)
+                work.keep_copies(fresh if store.on_device else None)
         outcomes = []
-        plugins = {id(one): one for work in works for one in work.client.plugins}
-        watched = any(not isinstance(one, Plugin) or reads_uploads(one) for one in plugins.values())
+        plugins = works[0].client.plugins
+        watched = any(not isinstance(one, Plugin) or reads_uploads(one) for one in plugins)
         with copy_once():
             leaving = [work.leaving() for work in works]
-            leaving += [list(w.after.values()) for w, store in zip(works, stores, strict=True) if not store.on_device]
+            if not store.on_device:
+                leaving += [list(work.after.values()) for work in works]
             fetch(tensor for tensors in leaving for tensor in tensors)
-            for work, make in zip(works, fresh, strict=True):
+            for work in works:
                 if watched:  # by plugins, which see the client at work
-                    work.model_factory.load(network, variant, work.after)
+                    model_factory.load(network, variant, work.after)
                     work.seed_layers()
-                outcomes.append(work.finish(make))
+                outcomes.append(work.finish(fresh))
         return outcomes
 
     def _train(self, stack: _Stack) -> Iterator[None]:
         """Train as one, the networks' tensors in place."""
         works = stack.works
         job = works[0].job
-        method = works[0].method
-        model_factory = works[0].model_factory
+        method = self.context.method
         clients = [work.client for work in works]
         phases = method.phases(clients[0].training) if job.exchange.phases is None else job.exchange.phases
-        template = _network(stack.members[0])
+        template = self._network(job)
         numbers = [client.id for client in clients]
         seed = derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers)  # layers draw as one
         try:
             _check_data(clients, phases)
-            kind = self.kind(stack.members[0])
-            loop = StackedClients(clients, stack.tensors, method, template, self._known, kind, model_factory.training)
+            step = self.context.model_factory.training
+            loop = StackedClients(clients, stack.tensors, method, template, self._known, _kind(job), step)
             seed_global_rng(seed)
             with attributes_kept(template):
                 yield from loop.train(phases)
@@ -410,10 +380,6 @@ class Stacks:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", job.round) from error
         for work, one in zip(works, trained, strict=True):
             work.trained = one
-
-
-def _network(member: Member) -> nn.Module:
-    return member.context.model_factory.module(member.job.client.architecture, member.job.variant)
 
 
 @timed("train")

@@ -42,7 +42,6 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import PolyfedError, RunInterrupted
 from polyfed.experiments.run import run
-from polyfed.functional import stacked_convolutions
 from polyfed.methods import Local
 from polyfed.models import build
 from polyfed.registry import METHODS
@@ -56,13 +55,10 @@ SHAPE, CLASSES = (3, 32, 32), 10
 EXECUTORS = ("serial", "vectorized")
 CLOSE = 1e-3  # of the largest entry
 PARTS = ("methods", "steps", "precision", "table3")
-LEVERS = {  # what is timed: steps launched one by one, then recorded and replayed, then in the fastest convolutions
-    "one by one": {"executor": "serial", "records": False, "form": "grouped"},
-    "stacked": {"executor": "vectorized", "records": False, "form": "grouped"},
-    "recorded": {"executor": "vectorized", "records": True, "form": "grouped"},
-    "unfolded": {"executor": "vectorized", "records": True, "form": "unfolded"},
-    "in turn": {"executor": "vectorized", "records": True, "form": "in_turn"},
-    "fastest": {"executor": "vectorized", "records": True, "form": None},
+LEVERS = {  # what is timed: how clients' steps are taken, and whether a GPU replays what was recorded of them
+    "one by one": ("serial", False),
+    "stacked": ("vectorized", False),
+    "recorded": ("vectorized", True),
 }
 MOST_ALONE = 20  # clients who train one after the other; more take as long for each
 TABLE3 = ["fedgh-cnn1", "fedgh-cnn2", "fedgh-cnn3", "fedgh-cnn4", "fedgh-cnn5"]
@@ -183,10 +179,10 @@ def time_steps(sitting: Sitting, asked: argparse.Namespace) -> None:
 
 
 def time_precision(sitting: Sitting, asked: argparse.Namespace) -> None:
-    """The same stacks with all levers, in bfloat16."""
+    """The same stacks, recorded, in bfloat16."""
     for names, count, batch in asked.jobs:
-        key = {"models": names, "clients": count, "batch_size": batch, "lever": "fastest"}
-        sitting.take("precision", key, timing(asked, names, count, batch, "fastest", "bf16"), needs=20)
+        key = {"models": names, "clients": count, "batch_size": batch, "lever": "recorded"}
+        sitting.take("precision", key, timing(asked, names, count, batch, "recorded", "bf16"), needs=20)
 
 
 def timing(
@@ -198,7 +194,7 @@ def timing(
         on_cuda = torch.device(asked.device).type == "cuda" and torch.backends.cuda.is_built()
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(asked.device)
-        executor = str(LEVERS[lever]["executor"])
+        executor, records = LEVERS[lever]
         workers = count if executor == "vectorized" else None
         federation = Federation(
             [Client(names[k % len(names)], images(asked.samples, k)) for k in range(count)],
@@ -208,7 +204,7 @@ def timing(
             executor=Execution(executor, device=asked.device, workers=workers, precision=precision),
             builders={name: lambda name=name: network(name) for name in names},
         )
-        with switched(lever):
+        with recording(records):
             began = time.monotonic()
             federation.run()
             whole = time.monotonic() - began
@@ -226,14 +222,14 @@ def timing(
 
 
 @contextlib.contextmanager
-def switched(lever: str) -> Iterator[None]:
-    """Within the block steps are recorded or not, and convolutions are taken in this form."""
-    before = recorded_step.RECORDS, stacked_convolutions.FORM
-    recorded_step.RECORDS, stacked_convolutions.FORM = LEVERS[lever]["records"], LEVERS[lever]["form"]
+def recording(is_on: bool) -> Iterator[None]:
+    """Within the block steps are recorded or not."""
+    before = recorded_step.RECORDS
+    recorded_step.RECORDS = is_on
     try:
         yield
     finally:
-        recorded_step.RECORDS, stacked_convolutions.FORM = before
+        recorded_step.RECORDS = before
 
 
 def images(count: int, seed: int) -> LabeledSamples:

@@ -28,7 +28,6 @@ patch_mixing        images mixed with others of their batch, patch by patch
 robust              medians, trimmed means and Krum, which a few hostile vectors do not lead astray
 secure_sums         sums of which a server sees the total alone, by masks in fixed point
 server_prototypes   prototypes trained by a network, drawn apart, or pushed apart on the sphere
-stacked_convolutions  convolutions of several networks as one, in the fastest form
 surgery             combining two gradients
 tied_tensors        tensors and layers with several names: calls with others in their places
 vmapped             layers and a loss that vmap computes in few kernels

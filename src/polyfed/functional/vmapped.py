@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from polyfed.functional import stacked_convolutions
 from polyfed.functional.losses import mean_cross_entropy, weighted_mean
 
 
@@ -29,8 +28,6 @@ class RowShares(NamedTuple):
 
 class FewerKernels(TorchFunctionMode):
     """Within the block vmap computes linear layers and means of losses in fewer kernels, and as autocast says.
-
-    Convolutions in two dimensions take the fastest of their forms (`stacked_convolutions`).
 
     Args:
         rows: of a batch; a mean over its rows, with the very tensor `w`, then need not add the weights up.
@@ -53,8 +50,6 @@ class FewerKernels(TorchFunctionMode):
             named = {name: _narrowed(value) for name, value in named.items()}
         if function is F.linear:
             return _linear(*arguments, **named)
-        if function is F.conv2d:
-            return stacked_convolutions.conv2d(*arguments, **named)
         return function(*arguments, **named)
 
     def _mean_cross_entropy(self, logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:

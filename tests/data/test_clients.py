@@ -149,11 +149,10 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
 read_arrays, refusal_arrays = reading("npz")
 
 
-def save(path: Path, x: Any, y: Any, plain: bool = False) -> None:
-    """As `numpy.savez_compressed` writes a client: two arrays, or a dictionary, which it pickles."""
+def save(path: Path, x: Any, y: Any) -> None:
+    """A client's two arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {"x": x, "y": y} if plain else {"data": {"x": x, "y": y}}
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, x=x, y=y)
 
 
 def draw(client: int, rows: int, shape: tuple[int, ...] = (4,)) -> tuple[np.ndarray, np.ndarray]:
@@ -162,12 +161,12 @@ def draw(client: int, rows: int, shape: tuple[int, ...] = (4,)) -> tuple[np.ndar
     return x, np.arange(rows) % 2 + client % 2
 
 
-@pytest.fixture(params=[False, True], ids=["dictionary", "plain"])
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
     """Clients 2, 9 and 10 with 6, 8 and 10 training rows and 4 test rows; classes 0 to 2."""
     for client, rows in ((2, 6), (9, 8), (10, 10)):
-        save(tmp_path / "train" / f"{client}.npz", *draw(client, rows), plain=request.param)
-        save(tmp_path / "test" / f"{client}.npz", *draw(client, 4), plain=request.param)
+        save(tmp_path / "train" / f"{client}.npz", *draw(client, rows))
+        save(tmp_path / "test" / f"{client}.npz", *draw(client, 4))
     return tmp_path
 
 
@@ -208,7 +207,7 @@ def test_floats_pass_unchanged_and_bytes_are_images(tmp_path: Path) -> None:
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
         (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected labels from 0 on, got -1 in row 1"),
         (np.zeros((3, 4), np.int64), np.zeros(3, np.int64), "expected uint8 or float training inputs"),
-        (np.array([([1], 1), ([2, 3], 2)], dtype=object), np.zeros(2, np.int64), "(texts as lists of ids?) for x"),
+        (np.array([([1], 1), ([2, 3], 2)], dtype=object), np.zeros(2, np.int64), "got something else in"),
     ],
     ids=["empty", "lengths", "shape", "kind", "nan", "fractions", "negative", "ids", "texts"],
 )
@@ -232,9 +231,11 @@ def test_refusals_of_arrays(place: Path, tmp_path_factory: pytest.TempPathFactor
         assert f"got something else in {place / 'train' / '2.npz'}" in refusal_arrays(place)
     np.save(place / "train" / "array.npy", np.zeros(3))
     (place / "train" / "array.npy").rename(place / "train" / "2.npz")
-    assert "expected arrays x and y as numpy.savez writes them" in refusal_arrays(place)
+    assert "expected arrays of numbers x and y as numpy.savez writes them" in refusal_arrays(place)
     np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32))
-    assert "got x for y" in refusal_arrays(place)
+    assert f"expected arrays x and y in {place / 'train' / '2.npz'}, got x" in refusal_arrays(place)
+    np.savez(place / "train" / "2.npz", data={"x": np.zeros((2, 4), np.float32), "y": np.zeros(2, np.int64)})
+    assert "docs/coming-from-pfllib.md shows how to convert it" in refusal_arrays(place)
     np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32), y=np.array([{}, {}], dtype=object))
     assert "pickle" not in refusal_arrays(place)
     put(place / "train" / "2.npz", whole)

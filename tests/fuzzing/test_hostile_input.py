@@ -204,7 +204,7 @@ def client_arrays(draw: st.DrawFn) -> bytes:
     np.savez(out, x=np.zeros((5, 1, 4, 4), np.float32), y=np.array([0, 1, 2, 0, 1]))
     if draw(st.booleans()):
         return draw(damaged(out.getvalue()))
-    members = {name: draw(array_files) for name in draw(st.sampled_from([["x.npy", "y.npy"], ["data.npy"]]))}
+    members = {name: draw(array_files) for name in ("x.npy", "y.npy")}
     return archive({**members, draw(st.sampled_from(["y.npy", "../outside.npy", "/z.npy"])): draw(array_files)})
 
 
@@ -277,7 +277,7 @@ def test_a_recipe_nested_without_end(tmp_path: Path) -> None:
 def test_arrays_of_impossible_shapes(shape: str, tmp_path: Path) -> None:
     arrays = {"x.npy": array_file(shape, "<f4", b"\0" * 40), "y.npy": array_file("(5,)", "<i8", b"\0" * 40)}
     write(tmp_path, {"train/0.npz": archive(arrays)})
-    with pytest.raises(ConfigError, match=r"expected arrays x and y|expected inputs of one number or more"):
+    with pytest.raises(ConfigError, match=r"expected arrays of numbers x and y|expected inputs of one number or more"):
         load_dataset(f"npz:{tmp_path}")
 
 

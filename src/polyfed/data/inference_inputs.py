@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.data import safe_pickle, tables
+from polyfed.data import tables
 from polyfed.data.arrow_tables import Part, open_parquet
+from polyfed.data.client_arrays import NO_ARRAY
 from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.files import check_file
 from polyfed.data.images import PICTURES, decode, images_in, read_picture
@@ -194,7 +195,7 @@ def _array(path: Path) -> Tensor:
         return torch.from_numpy(np.array(array, order="C"))
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-    except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
+    except NO_ARRAY as error:  # NumPy's words suggest unpickling it
         raise ConfigError(f"expected an array of numbers as NumPy saves it, got something else in '{path}'") from error
 
 

@@ -1,15 +1,16 @@
-"""One file of arrays per client, as PFLlib and HtFLlib keep them: ``train/0.npz``, ``test/0.npz``.
+"""One file of arrays ``x`` and ``y`` per client: ``train/0.npz``, ``test/0.npz``.
 
-A file holds the arrays ``x`` and ``y``; or, as those libraries write it, a pickled dictionary of the two called
-``data``, of which the arrays are read and nothing is run (`polyfed.data.safe_pickle`).
+PFLlib and HtFLlib pickle the two as a dictionary; docs/coming-from-pfllib.md shows how to convert their files.
 
 Shapes: N samples of a client.
 """
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data import safe_pickle
 from polyfed.data.classes import natural_sort
 from polyfed.data.dataset import as_samples
 from polyfed.data.files import CLIENT, check_sides, check_unpacked, owners
 from polyfed.data.images import LabeledImages
 from polyfed.data.samples import LabeledSamples, classes_up_to, length_hint
 from polyfed.errors import ConfigError, gathered
+from polyfed.escaping import visible
 
-_NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
+# What NumPy raises over bytes that are no array: headers are Python's own words; a size that is none, a lack of memory.
+NO_ARRAY: tuple[type[Exception], ...] = (
+    *(ValueError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError, OverflowError),
+    *(tokenize.TokenError, zipfile.BadZipFile),
+)
+_NO_ARRAYS: tuple[type[Exception], ...] = (*NO_ARRAY, OSError, zlib.error)
 
 
 def read(place: Path) -> LabeledImages:
@@ -69,21 +75,14 @@ def _read(side: str, path: Path) -> LabeledSamples:
     try:
         with zipfile.ZipFile(path) as archive:
             check_unpacked(archive, path)
-            names = [name for name in ("x", "y") if f"{name}.npy" in archive.namelist()]
-            if archive.namelist() == ["data.npy"]:
-                found = safe_pickle.read_arrays(_pickled(archive), path)
-            else:
-                found = {name: _array(archive, name) for name in names}
+            names = [Path(name).stem for name in archive.namelist()]
+            if "x" not in names or "y" not in names:
+                raise ConfigError(f"expected arrays x and y in {path}, got {_named(names)}")
+            x, y = (_array(archive, name) for name in ("x", "y"))
     except _NO_ARRAYS as error:
         raise ConfigError(
-            f"expected arrays x and y as numpy.savez writes them, got something else in {path}"
+            f"expected arrays of numbers x and y as numpy.savez writes them, got something else in {path}"
         ) from error
-    x = found.get("x")
-    y = found.get("y")
-    if x is None or y is None:
-        what = "x" if x is None else "y"
-        got = "something else (texts as lists of ids?)" if what in found else f"{', '.join(found) or 'neither'}"
-        raise ConfigError(f"expected arrays of numbers x and y in {path}, got {got} for {what}")
     if np.ndim(x) > 1 and len(x) and not np.size(x):
         raise ConfigError(f"expected inputs of one number or more in {path}, got the shape {np.shape(x)}")
     what = {"train": "training"}.get(side, side)
@@ -99,12 +98,8 @@ def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
         return array
 
 
-def _pickled(archive: zipfile.ZipFile) -> bytes:
-    """What follows the header of an array of objects."""
-    with archive.open("data.npy") as stream:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError("a header of another version")
-        shape, _, kind = np.lib.format.read_array_header_1_0(stream)
-        if shape != () or kind != np.dtype(object):
-            raise ValueError("an array that is no dictionary")
-        return stream.read()
+def _named(names: Sequence[str]) -> str:
+    """What else is in a file, for the message."""
+    if "data" in names:
+        return "the array data; if PFLlib or HtFLlib wrote it, docs/coming-from-pfllib.md shows how to convert it"
+    return visible(", ".join(names[:5])[:80]) or "nothing"

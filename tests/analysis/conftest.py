@@ -13,7 +13,6 @@ SETTINGS = {
         "dataset": "digits",
         "num_clients": 4,
         "limit_train": 400,
-        "holdout": 20,
         "max_train_per_client": 20,
         "split": "6:1:3",
     },

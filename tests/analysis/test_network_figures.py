@@ -45,7 +45,7 @@ def test_everything_that_two_methods_allow(
 
     monkeypatch.setattr(FigureWithData, "write", watched)
     out = tmp_path / "figures"
-    assert cli.status(["plot", str(compared), "--out", str(out), "--inputs", "20", "--points", "40"]) == 0
+    assert cli.status(["plot", str(compared), "--out", str(out), "--inputs", "20"]) == 0
     assert sorted(file.name for file in out.iterdir()) == sorted(
         f"{stem}.{form}" for stem in STEMS for form in ("png", "svg", "json", "csv")
     )
@@ -67,10 +67,13 @@ def test_everything_that_two_methods_allow(
 
 
 @pytest.mark.usefixtures("unsaved")
-def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_path: Path) -> None:
+def test_matrices_lie_with_their_runs_unless_told_otherwise(
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfed.analysis.representations.CLIENTS", 2)
     copy = tmp_path / "local"
     shutil.copytree(compared / "local", copy)
-    done = plot(copy, ["labels", "cka"], choices=FigureOptions(inputs=10, clients=2))
+    done = plot(copy, ["labels", "cka"], choices=FigureOptions(inputs=10))
     own = {path.relative_to(tmp_path).as_posix() for path in done.files if "seed-" in str(path)}
     assert own == {"local/seed-0/analysis/labels.json", *(f"local/seed-{seed}/analysis/cka.json" for seed in (0, 1))}
     assert (copy / "analysis" / "cka.svg").exists()
@@ -103,9 +106,8 @@ def test_a_run_without_models_has_the_other_figures(
     [
         (["--figures", "curve"], "unknown figure 'curve'; did you mean 'curves'?"),
         (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
-        (["--figures", "curves", "--points", "30"], "points: expected a figure that uses it (tsne), got curves"),
+        (["--figures", "curves", "--layers", "logits"], "layers: expected a figure that uses it (cka), got curves"),
         (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
-        (["--figures", "cka", "--inputs-from", "train"], "unknown rows 'train'"),
         (["--figures", "sensitivity"], "expected the folder of a sweep"),
     ],
 )

@@ -117,8 +117,6 @@ def test_rows_of_all_clients_that_nobody_trained_on(runs: list[RunRecord]) -> No
     assert not torch.equal(common_inputs(runs[1], 30).x, found.x), "others for another seed"
     everything = common_inputs(runs[0], 10_000)
     assert everything.about.startswith(f"all {len(tests)} ")
-    held = common_inputs(runs[0], 10, "holdout")
-    assert held.about == "10 of the 20 rows that the server set aside, classes evenly"
 
 
 def test_the_common_test_set(runs: list[RunRecord], tmp_path: Path) -> None:
@@ -129,14 +127,9 @@ def test_the_common_test_set(runs: list[RunRecord], tmp_path: Path) -> None:
 
 
 def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown rows 'tests'; did you mean 'test'"):
-        common_inputs(runs[0], 10, "tests")
     recipe = (runs[0].path / "recipe.toml").read_text()
     (tmp_path / "recipe.toml").write_text(recipe.replace("max_train_per_client = 20", "max_train_per_client = 19"))
     with pytest.raises(ConfigError, match="gives other data now than the run had: client 0"):
         load_run_data(replace(runs[0], path=tmp_path))
-    (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))
-    with pytest.raises(ConfigError, match=r"data\.holdout"):
-        common_inputs(elsewhere(runs[0], tmp_path), 10, "holdout")
     with pytest.raises(ConfigError, match="got none: the run was given its data"):
         load_run_data(replace(runs[0], recipe=StoredRecipe()))

@@ -38,11 +38,12 @@ def test_embedding_keeps_far_groups_apart_and_repeats_itself() -> None:
 def found(runs: list[RunRecord], monkeypatch: pytest.MonkeyPatch) -> list[Embedding]:
     """Two clients of width 3 that see classes alike, far apart from each other; one of width 2."""
     monkeypatch.setattr("polyfed.analysis.tsne.embed", lambda a_PD: a_PD[:, :2])
+    monkeypatch.setattr("polyfed.analysis.tsne.POINTS", 8)
     y = torch.arange(10) % 2
     a = torch.stack([y * 1.0, torch.zeros(10), torch.zeros(10)], dim=1)
     inputs = ProbeInputs(torch.zeros(10, 1), y, "10 rows", ("even", "odd"))
     who = (ClientRef(0, "a"), ClientRef(2, "b"), ClientRef(1, "a"))
-    return embeddings(RunRepresentations(runs[0], who, 3, inputs, vectors=(a, a[:, :2], a + 100)), 8)
+    return embeddings(RunRepresentations(runs[0], who, 3, inputs, vectors=(a, a[:, :2], a + 100)))
 
 
 def test_a_panel_for_each_width(found: list[Embedding]) -> None:

@@ -34,10 +34,7 @@ _USED_BY = {
     "stage": ("curves", "variants", "gains"),
     "smoothing_window": ("curves",),
     "inputs": ("cka", "tsne"),
-    "inputs_from": ("cka", "tsne"),
     "layers": ("cka",),
-    "clients": ("cka", "tsne"),
-    "points": ("tsne",),
     "device": ("cka", "tsne"),
 }
 
@@ -49,10 +46,10 @@ class FigureOptions:
     Attributes:
         stage: scoring stage of curves, variants and gains; None: each run's own.
         smoothing_window: evaluated rounds over which curves take the trailing mean.
-        inputs: of cka and tsne; inputs_from: "test" or "holdout", see `polyfed.analysis.representations.common_inputs`.
+        inputs: of cka and tsne, see `polyfed.analysis.representations.common_inputs`.
         layers: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
-            have them. clients: of cka and tsne, at most, evenly over the architectures.
-        points: of each panel of tsne, at most. device: where networks compute.
+            have them.
+        device: where networks compute.
 
     Raises:
         ConfigError: a number below 1, or an empty list of layers.
@@ -61,14 +58,11 @@ class FigureOptions:
     stage: str | None = None
     smoothing_window: int = 1
     inputs: int = 1000
-    inputs_from: str = "test"
     layers: tuple[str, ...] | None = None
-    clients: int = 40
-    points: int = 1000
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, least in (("smoothing_window", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
+        for name, least in (("smoothing_window", 1), ("inputs", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.layers is not None and not self.layers:
@@ -183,10 +177,10 @@ class _Runs:
         """What the clients' networks make of common inputs: one pass for all figures that need it."""
         from polyfed.analysis.representations import represent_runs
 
-        keys = ("inputs", "inputs_from", "clients", "device")
         return represent_runs(
             self.found,
-            **{key: getattr(self.choices, key) for key in keys},
+            inputs=self.choices.inputs,
+            device=self.choices.device,
             kernels="cka" in self.chosen,
             vectors="tsne" in self.chosen,
         )
@@ -245,7 +239,7 @@ def _tsne(runs: _Runs) -> list[FigureWithData]:
     groups = runs.represented
     for number, one in enumerate(groups, start=1):
         mine = [each for each in one.runs if each.run.seed == one.seed]
-        found = [panel for each in mine for panel in embeddings(each, runs.choices.points)]
+        found = [panel for each in mine for panel in embeddings(each)]
         drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne-{number}" if len(groups) > 1 else "tsne"))
     return drawings
 

@@ -26,14 +26,13 @@ from polyfed.experiments.data_cache import DataCache, load_run_data
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.centering import center_and_scale, nonzero
 from polyfed.functional.modes import eval_mode
-from polyfed.registry import suggest
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.results.read import check_links, parse_json
 
 __all__ = ["ClientRef", "GroupRepresentations", "ProbeInputs", "RunRepresentations", "represent_runs", "unit_kernel"]
 
-ROWS = ("test", "holdout")
+CLIENTS = 40  # of a run that are compared, at most
 CHUNK = 256  # rows per forward pass
 
 
@@ -87,8 +86,6 @@ def represent_runs(
     runs: Iterable[RunRecord],
     *,
     inputs: int,
-    inputs_from: str = "test",
-    clients: int = 40,
     device: str = "cpu",
     kernels: bool = False,
     vectors: bool = False,
@@ -96,9 +93,8 @@ def represent_runs(
     """Pass the common inputs of each seed through the personal models of all runs.
 
     Args:
-        runs: from ``load_runs``. inputs, inputs_from: see `common_inputs`. clients: at most so many of a run.
-        device: where networks compute. kernels: keep the kernel of every layer, of all seeds. vectors: keep the
-            representations, of the seed shown.
+        runs: from ``load_runs``. inputs: see `common_inputs`. device: where networks compute.
+        kernels: keep the kernel of every layer, of all seeds. vectors: keep the representations, of the seed shown.
 
     Raises:
         ConfigError: no models, no such inputs, or a network whose outputs are not finite.
@@ -116,18 +112,16 @@ def represent_runs(
         for run in group.runs:
             if kernels or run.seed == seed:
                 if run.seed not in probes:
-                    probes[run.seed] = common_inputs(run, inputs, inputs_from, cache)
+                    probes[run.seed] = common_inputs(run, inputs, cache)
                 keep = {"kernels": kernels, "vectors": vectors and run.seed == seed}
-                represented.append(_represent(run, probes[run.seed], clients, device, **keep))
+                represented.append(_represent(run, probes[run.seed], device, **keep))
         found.append(GroupRepresentations(group, seed, tuple(represented)))
     return found
 
 
-def _represent(
-    run: RunRecord, inputs: ProbeInputs, most: int, device: str, kernels: bool, vectors: bool
-) -> RunRepresentations:
+def _represent(run: RunRecord, inputs: ProbeInputs, device: str, kernels: bool, vectors: bool) -> RunRepresentations:
     everybody = clients_of(run.path)
-    clients = subsample_clients(everybody, most)
+    clients = subsample_clients(everybody, CLIENTS)
     found = []
     seen = []
     for who in clients:
@@ -189,27 +183,19 @@ def subsample_clients(clients: Sequence[ClientRef], most: int) -> list[ClientRef
 # inputs ---------------------------------------------------------------------------------------------------------------
 
 
-def common_inputs(run: RunRecord, count: int, inputs_from: str = "test", cache: DataCache | None = None) -> ProbeInputs:
+def common_inputs(run: RunRecord, count: int, cache: DataCache | None = None) -> ProbeInputs:
     """Draw inputs that are the same for all clients of a run, and for all runs with its data and seed.
 
     Args:
-        run: its recipe names the data. count: L; all rows where there are fewer.
-        inputs_from: "test": of the common test set where the run has one, else of all clients' test rows put together;
-            "holdout": of those that the server set aside (on which some methods align representations).
+        run: its recipe names the data. count: L, of the common test set where the run has one, else of all clients'
+            test rows put together; all of them where there are fewer.
         cache: keeps data between calls.
 
     Raises:
-        ConfigError: an unknown choice, no hold-out, a recipe without data, or data that differ from the run's.
+        ConfigError: a recipe without data, or data that differ from the run's.
     """
-    if inputs_from not in ROWS:
-        raise ConfigError(f"unknown rows '{inputs_from}'{suggest(inputs_from, ROWS)}")
     data = load_run_data(run, cache)
-    if inputs_from == "holdout":
-        if not len(data.holdout):
-            raise ConfigError(f"expected rows that the server set aside (data.holdout), got {run.path} without any")
-        rows = [data.holdout]
-        whose = "rows that the server set aside"
-    elif data.test is not None:
+    if data.test is not None:
         rows = [data.test]
         whose = "rows of the common test set"
     else:

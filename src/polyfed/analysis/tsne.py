@@ -26,6 +26,7 @@ __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouett
 
 SEED = 0  # of t-SNE
 PERPLEXITY = 30.0
+POINTS = 1000  # of a panel, at most
 _LEGEND = 20  # groups that a legend still names
 _NUMBERED = 10  # clients up to which each is a group of its own
 _LETTERS = 38  # of a panel's title, in a line
@@ -78,24 +79,24 @@ def silhouette(a_PD: NDArray[np.float64], groups: NDArray[np.int64]) -> float | 
     return float(silhouette_score(a_PD, groups))
 
 
-def embeddings(found: RunRepresentations, points: int) -> list[Embedding]:
-    """Embed the representations of a run's clients, width by width.
+def embeddings(found: RunRepresentations) -> list[Embedding]:
+    """Embed the representations of a run's clients, width by width: the same first inputs for all clients of a panel.
 
     Args:
-        found: with vectors. points: at most so many in a panel: the same first inputs for all of its clients.
+        found: with vectors.
 
     Raises:
         ConfigError: fewer points than can be embedded.
     """
     widths = dict.fromkeys(a_LD.shape[1] for a_LD in found.vectors)
-    return [_panel(found, width, points) for width in widths]
+    return [_panel(found, width) for width in widths]
 
 
-def _panel(found: RunRepresentations, width: int, points: int) -> Embedding:
+def _panel(found: RunRepresentations, width: int) -> Embedding:
     pairs = zip(found.clients, found.vectors, strict=True)
     mine = [(who, a_LD) for who, a_LD in pairs if a_LD.shape[1] == width]
     y = found.inputs.y
-    count = max(1, min(len(y), points // len(mine)))
+    count = max(1, min(len(y), POINTS // len(mine)))
     a_PD = np.concatenate([a_LD[:count].double().numpy() for _, a_LD in mine])
     client = np.repeat([who.client for who, _ in mine], count)
     label = np.tile(y[:count].numpy(), len(mine))

@@ -91,9 +91,6 @@ def plot(
         int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")
     ] = 1,
     inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
-    inputs_from: Annotated[
-        str, typer.Option(metavar="NAME", help="cka, tsne: whose rows they are, test or holdout.")
-    ] = "test",
     layers: Annotated[
         str | None,
         typer.Option(
@@ -101,8 +98,6 @@ def plot(
             help="cka: where in the networks; also a block, such as stage3 [extractor,representation,logits].",
         ),
     ] = None,
-    clients: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: clients at most.")] = 40,
-    points: Annotated[int, typer.Option(metavar="NUMBER", help="tsne: points of a panel at most.")] = 1000,
     device: Annotated[str, typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES}.")] = "cpu",
     trust: Trust = False,
 ) -> None:
@@ -119,7 +114,7 @@ def plot(
 
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
     at = None if layers is None else tuple(parse_names(layers, "--layers", "extractor,logits"))
-    choices = analysis.FigureOptions(stage, smoothing_window, inputs, inputs_from, at, clients, points, device)
+    choices = analysis.FigureOptions(stage, smoothing_window, inputs, at, device)
     done = analysis.plot(folders, names, out, choices, trust)
     for note in done.notes:
         print_text(note)

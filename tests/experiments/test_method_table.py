@@ -59,6 +59,7 @@ def test_every_method_says_what_it_is():
         assert list(row["hyperparameters"]) == list(row["about"])
         silent = [hyperparameter for hyperparameter, about in row["about"].items() if not about]
         assert not silent, f"expected a comment beside the hyperparameter '{silent}'"
+        assert not any(need.startswith("hint=") for need in row["needs"]), "advice for messages is no need"
 
 
 def test_deviations_are_numbered():

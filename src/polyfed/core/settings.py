@@ -346,3 +346,12 @@ def _error_line(kind: type[Settings], complaints: ValidationError) -> str:
     """The line that a recipe gives, of settings made in Python."""
     place = (kind.__name__.lower(),) if kind._place is None else kind._place
     return one_line(complaints, kind, place, sections=_SECTIONS)
+
+
+def problem_of_workers(executor: str, workers: int | None) -> str:
+    """What is wrong with so many workers for the executor; "" where nothing is."""
+    if executor == "serial" and (workers or 1) > 1:
+        return f"expected workers = 1, as the executor 'serial' has one, got {workers}"
+    if executor == "vectorized" and workers == 1:
+        return "expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1"
+    return ""

@@ -31,7 +31,7 @@ from polyfed.data.shelves import has_parquet, parquet_folders, shelf
 from polyfed.data.text import OF_PAPER
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.places import place_of
-from polyfed.registry import DATASETS, import_object, is_own, suggest
+from polyfed.registry import CLIENTS, CSV, DATASETS, HUB, IMAGES, NPZ, RDATASETS, import_object, is_own, suggest
 
 __all__ = ["DatasetSource", "digits", "from_tensors", "load_dataset", "parquet", "sentiment140"]
 
@@ -43,7 +43,6 @@ _CINIC10 = ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # Darlow et al.
 _FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
 _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
 
-_HUB = "hub:"
 _FILES = ("label_column", "train_splits", "columns")
 _TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
 _TABLE = ("label_column", "columns", *OF_TABLES)
@@ -88,10 +87,10 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> D
 
 def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     kind, _, path = name.partition(":")
-    if name.startswith(package_datasets.TABLES):
+    if name.startswith(RDATASETS):
         check_used(name, options, *_TABLE)
         return _with_columns(package_datasets.read_table(name, options), options)
-    if name.startswith(_HUB):
+    if name.startswith(HUB):
         return _from_parts(name, lambda: arrow_tables.hub_sides(path, options), options, "config", "revision")
     if options.config is not None or options.revision is not None:
         raise ConfigError(f"expected config and revision with a name 'hub:owner/name' only, got '{name}'")
@@ -293,10 +292,10 @@ def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource
 
 
 READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {
-    "images:": _own_images,
-    "csv:": _own_csv,
-    "clients:": _own_clients,
-    "npz:": _own_arrays,
+    IMAGES: _own_images,
+    CSV: _own_csv,
+    CLIENTS: _own_clients,
+    NPZ: _own_arrays,
 }
 
 

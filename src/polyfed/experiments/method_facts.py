@@ -50,7 +50,7 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     kind: Any = method_class(name, beside)
     summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
-    text, head, deviations = (own or whole).partition("Deviations from the paper")
+    text, head, deviations = (own or whole).partition("Deviations from ")
     method = kind()
     card = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
     card["paper"] += " (a reading)" if kind.card.reading else ""
@@ -117,7 +117,7 @@ def list_hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
 
 def _needs(needs: Any) -> list[str]:
     """What is not off."""
-    given = {f.name: getattr(needs, f.name) for f in dataclasses.fields(needs) if f.name != "instead"}
+    given = {f.name: getattr(needs, f.name) for f in dataclasses.fields(needs) if f.name != "hint"}
     off = {f.name: f.default for f in dataclasses.fields(needs)}
     return [name if value is True else f"{name}={value}" for name, value in given.items() if value != off[name]]
 

@@ -9,15 +9,14 @@ client k:  1. global_epochs epochs of SGD on L_w + L_m,
            3. class means of H_w, f_w, H_m, f_m over its samples, in eval mode
 server:    plain means over the clients that sent a class
 Stage 2 is LocalMutual's. A sample of a class without means counts in the cross entropy alone.
-Of the paper, the text and Algorithm 1 were available. Where the authors' code (ysml666/FedKWAZ) differs from the paper,
-the code is followed (1); 2 to 8 are deviations from the code. Deviations from the paper
-(openreview.net/forum?id=G8wWeZVmla): (1) Stage 2 has labels, KL(teacher || student) and means of squares; Algorithm 1
-has no labels, KL(student || teacher) and sums. (2) Teachers are constants; the code lets gradients pass into the
-teacher on plain images. (3) Class means are computed after training, as in Algorithm 1; in the code during stage 2. (4)
-Gradients are not clipped; the code clips them at norm 10. (5) The search tests mixtures on the same images for all
-purposes. (6) A class that no client sends keeps its means. (7) One optimizer steps both networks. (8) Patches are
-shifted evenly to both sides. (9) Candidates have 4, 16 and 64 patches; for 28 x 28 pixels the paper has 49 instead of
-64.
+Of the paper (openreview.net/forum?id=G8wWeZVmla), the text and Algorithm 1 were available. Deviations from it or from
+its authors' code (ysml666/FedKWAZ): (1) Stage 2 has labels, KL(teacher || student) and means of squares, as in the
+code; Algorithm 1 has no labels, KL(student || teacher) and sums. (2) Teachers are constants; the code lets gradients
+pass into the teacher on plain images. (3) Class means are computed after training, as in Algorithm 1; in the code
+during stage 2. (4) Gradients are not clipped; the code clips them at norm 10. (5) The search tests mixtures on the same
+images for all purposes. (6) A class that no client sends keeps its means. (7) One optimizer steps both networks. (8)
+Patches are shifted evenly to both sides. (9) Candidates have 4, 16 and 64 patches; for 28 x 28 pixels the paper has 49
+instead of 64.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ last one all clients get W and choose v_k anew. With v = 0 it is Local, with v =
 for bit.
 Control: "permuted" shifts the classes of W and b by one at the server: a common model of other
 classes.
-The method is not from a paper. It differs from its sources: Deviations from the paper: (1) Fed3R (ICML 2024) and AFL
-(CVPR 2025) solve one model for all from clients' sums, on a pre-trained extractor. GH-OFL (ICLR 2026, arXiv:2602.01186)
-has discriminant analysis on pre-trained features. (2) APFL (arXiv:2003.13461) mixes a global and a local model of equal
-architecture. Products of two models' probabilities are Hinton's *Products of Experts*, ICANN 1999.
+The method is not from a paper. Deviations from its sources: (1) Fed3R (ICML 2024) and AFL (CVPR 2025) solve one model
+for all from clients' sums, on a pre-trained extractor. GH-OFL (ICLR 2026, arXiv:2602.01186) has discriminant analysis
+on pre-trained features. (2) APFL (arXiv:2003.13461) mixes a global and a local model of equal architecture. Products of
+two models' probabilities are Hinton's *Products of Experts*, ICANN 1999.
 """
 
 from __future__ import annotations

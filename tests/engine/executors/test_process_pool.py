@@ -296,7 +296,7 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         choose(executor="gang")
     with pytest.raises(ConfigError, match="expected workers to be a whole number >= 1, got 0"):
         choose(workers=0)
-    with pytest.raises(ConfigError, match="expected 1 worker, as the executor 'serial' has one, got 2"):
+    with pytest.raises(ConfigError, match="expected workers = 1, as the executor 'serial' has one, got 2"):
         choose(executor="serial", workers=2)
     monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
     for given in ({"executor": "processes"}, {"workers": 2}):

@@ -499,7 +499,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     assert isinstance(choose("vectorized", "cpu"), VectorizedExecutor)
     with pytest.raises(ConfigError, match="'vectorized' or 'ray', got 'cohorts'"):
         choose("cohorts", "cpu")
-    with pytest.raises(ConfigError, match=r"expected 2 or more workers, as the executor 'vectorized' .*, got 1"):
+    with pytest.raises(ConfigError, match=r"expected workers = 2 or more, as the executor 'vectorized' .*, got 1"):
         choose("vectorized", "cpu", workers=1)
 
 

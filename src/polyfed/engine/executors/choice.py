@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyfed.core.settings import Training
+from polyfed.core.settings import Training, problem_of_workers
 from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.process_pool import (
     Estimates,
@@ -50,10 +50,8 @@ def make_executor(
         from polyfed.engine.executors.ray_executor import RayExecutor
 
         return RayExecutor(context, workers, training, say, rebuild)
-    if name == "serial" and (workers or 1) > 1:
-        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
-    if name == "vectorized" and workers == 1:
-        raise ConfigError("expected 2 or more workers, as the executor 'vectorized' trains them as one, got 1")
+    if problem := problem_of_workers(name, workers):
+        raise ConfigError(problem)
     device = context.model_factory.device.type
     if (size := clients_per_batch(name, device, workers)) > 1:
         return VectorizedExecutor(context, size, say)

@@ -6,6 +6,13 @@
 # The interpreter that .venv is made of; empty: the first of PYTHONS that is 3.11 or newer.
 PYTHON ?=
 PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
+# The extras of what is installed: make install, install-dev, install-all ...
+EXTRAS_run =
+EXTRAS_dev = dev,flower,naturals,privacy,ray
+EXTRAS_all = adapters,dev,docs,flower,hub,mlflow,naturals,onnx,privacy,ray,tensorboard,vision,wandb
+EXTRAS_audit = audit
+EXTRAS_docs = docs
+EXTRAS_release = release
 # More arguments for pytest: make test ARGS="-k fedgh"
 ARGS ?=
 
@@ -33,16 +40,16 @@ MUTANTS = OMP_NUM_THREADS=1 .venv/bin/python scripts/mutants.py --at-least 90 --
 # Its theme would otherwise print a notice about its own future.
 MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 
-# $(call environment,EXTRA): bring .venv up to date with pyproject.toml and constraints.txt; instant when it is.
-environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
-	if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
-	exec "$$python" scripts/environment.py $(1); fi; done; \
-	echo "polyfed needs Python 3.11 or newer with its venv module;" \
-	'none such among: $(or $(PYTHON),$(PYTHONS)). Name one with: make PYTHON=/path/to/python3' >&2; exit 2
+PIP = .venv/bin/python -m pip install --constraint constraints.txt
+
+# Whether PYTHON is named and another version than that of .venv, which is then made anew.
+VERSION = -c 'import sys; print(sys.version_info[:2])' 2>&1
+OTHER = $(if $(PYTHON),$(if $(filter-out $(shell "$(PYTHON)" $(VERSION)),$(shell .venv/bin/python $(VERSION))),other))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick test-all repeat browser mutants docs docs-serve audit lint format
+.DELETE_ON_ERROR:
+.PHONY: other help demo test quick test-all repeat browser mutants docs docs-serve audit lint format
 .PHONY: pythons release install install-dev install-all install-audit install-docs install-release clean
 
 help: ## what can be made
@@ -105,23 +112,30 @@ format: install-dev ## let ruff put the style right
 	.venv/bin/python -m ruff check --fix .
 	.venv/bin/python -m ruff format .
 
-install: ## .venv with polyfed and what it needs
-	$(call environment)
+install: .venv/installed-run ## .venv with polyfed and what it needs
 
-install-dev: ## .venv with the tools of the tests, and the extras `flower`, `naturals`, `privacy` and `ray`, besides
-	$(call environment,dev flower naturals privacy ray)
+install-dev: .venv/installed-dev ## .venv with the tools of the tests, and the extras `flower`, `naturals`, `privacy` and `ray`, besides
 
-install-all: ## .venv with all that any test can use
-	$(call environment,adapters dev docs flower hub mlflow naturals onnx privacy ray tensorboard vision wandb)
+install-all: .venv/installed-all ## .venv with all that any test can use
 
-install-audit: ## .venv with pip-audit besides
-	$(call environment,audit)
+install-audit: .venv/installed-audit ## .venv with pip-audit besides
 
-install-docs: ## .venv with the tools of the documentation besides
-	$(call environment,docs)
+install-docs: .venv/installed-docs ## .venv with the tools of the documentation besides
 
-install-release: ## .venv with nox besides
-	$(call environment,release)
+install-release: .venv/installed-release ## .venv with nox besides
+
+# Written last, so that what was interrupted is done again. The build tool is pinned, too, and comes first.
+.venv/installed-%: .venv/pyvenv.cfg pyproject.toml constraints.txt
+	$(PIP) --quiet setuptools
+	$(PIP) --no-build-isolation --editable '.$(if $(EXTRAS_$*),[$(EXTRAS_$*)])'
+	touch $@
+
+.venv/pyvenv.cfg: $(OTHER)
+	@for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
+		if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+		exec "$$python" -m venv --clear .venv; fi; done; \
+	echo "polyfed needs Python 3.11 or newer with its venv module;" \
+	'none such among: $(or $(PYTHON),$(PYTHONS)). Name one with: make PYTHON=/path/to/python3' >&2; exit 2
 
 clean: ## remove what can be made again; keeps .venv and runs/
 	rm -rf .nox build dist site src/*.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

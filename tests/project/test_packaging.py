@@ -1,4 +1,4 @@
-"""The two commands and what they rest on: pins, the Makefile, the environment script, CI's script, the wheel."""
+"""The two commands and what they rest on: pins, the Makefile, CI's script, the wheel."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_text_for_an_index_has_no_link_into_the_repository() -> None:
     assert all(f"`{extra}`" in text for extra in PROJECT["project"]["optional-dependencies"]["all"][0][8:-1].split(","))
 
 
-@pytest.mark.parametrize("name", ["Makefile", "constraints.txt", ".ci/run", "scripts/environment.py", "noxfile.py"])
+@pytest.mark.parametrize("name", ["Makefile", "constraints.txt", ".ci/run", "noxfile.py"])
 def test_the_users_pip_configuration_decides_where_packages_come_from(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert not re.search(r"--(extra-)?index-url|--isolated|--find-links|--trusted-host|://|PIP_CONFIG", text)
@@ -135,9 +135,9 @@ def test_the_demo_is_the_agreed_command() -> None:
 
 
 def test_all_tests_run_with_every_extra() -> None:
-    installed = make("-n", "install-all").stdout.split("environment.py ")[1].partition(";")[0].split()
+    (installed,) = re.findall(r"--editable '\.\[([\w,]+)\]'", make("-n", "install-all", "-W", "pyproject.toml").stdout)
     (everything,) = map(Requirement, PROJECT["project"]["optional-dependencies"]["all"])
-    assert {*installed} == everything.extras | {"dev", "docs"}
+    assert {*installed.split(",")} == everything.extras | {"dev", "docs"}
 
 
 def test_the_quick_tests_are_there() -> None:
@@ -147,6 +147,57 @@ def test_the_quick_tests_are_there() -> None:
     for file, _, test in asked:
         assert (ROOT / file).exists(), file
         assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+# A Python that notes what pip is to install; a second name for another version of it.
+STAND_IN = """#!/bin/sh
+case "$*" in
+*version_info\\[:2*) echo "($(basename "$(readlink -f "$0")"))";;
+*" .venv") mkdir -p .venv/bin && rm -f .venv/installed* && touch .venv/pyvenv.cfg && ln -sf "$0" .venv/bin/python;;
+*"pip install"*) echo "$*" >> steps; test ! -e fails;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with a space in its name, and two Pythons beside it."""
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy2(ROOT / name, folder / name)
+    for name in ("one", "other"):
+        (tmp_path / name).write_text(STAND_IN, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    return folder
+
+
+def steps(checkout: Path, target: str, python: str = "one", status: int = 0) -> list[str]:
+    """What is installed by make, in order."""
+    (checkout / "steps").unlink(missing_ok=True)
+    done = make(target, f"PYTHON={checkout.parent / python}", folder=checkout)
+    assert done.returncode == status, done.stderr
+    noted = checkout / "steps"
+    return [line.split()[-1] for line in noted.read_text().splitlines()] if noted.exists() else []
+
+
+def test_what_is_installed_is_not_installed_again(checkout: Path) -> None:
+    assert steps(checkout, "install") == ["setuptools", "."]
+    assert steps(checkout, "install") == []
+    assert steps(checkout, "install-docs") == ["setuptools", ".[docs]"]
+    assert steps(checkout, "install-docs") == []
+    os.utime(checkout / "constraints.txt")
+    assert steps(checkout, "install") == ["setuptools", "."]
+
+
+def test_what_failed_or_is_of_another_python_is_installed_anew(checkout: Path) -> None:
+    (checkout / "fails").touch()
+    assert steps(checkout, "install", status=2) == ["setuptools"]
+    (checkout / "fails").unlink()
+    assert steps(checkout, "install") == ["setuptools", "."]
+    assert steps(checkout, "install", "other") == ["setuptools", "."]
+    assert steps(checkout, "install", "other") == []
+    assert steps(checkout, "install", "none", status=2) == []
 
 
 # scripts/release.py
@@ -180,89 +231,6 @@ def test_the_version_is_the_same_everywhere() -> None:
     newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert newest[1] == __version__
-
-
-# scripts/environment.py, with the steps of an install replaced: which steps, and when
-
-
-class House:
-    """A checkout in a folder with a space in its name, and a stand-in for running the steps of an install."""
-
-    def __init__(self, folder: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self.script, self.steps = folder, script, [""]
-        self.dies_at = "never"
-        (folder / "pyproject.toml").write_text("[project]\n")
-        (folder / "constraints.txt").write_text("torch==2.13.0\n")
-        monkeypatch.setattr(script, "ROOT", folder)
-        for name in ("VENV", "PYTHON", "INSTALLED", "INSTALLING"):
-            inside = getattr(script, name).relative_to(ROOT)
-            monkeypatch.setattr(script, name, folder / inside)
-        monkeypatch.setattr(script, "run", self.run)
-
-    def run(self, command: list[str | Path]) -> None:
-        step = "venv" if "venv" in command else str(command[-1])
-        self.steps.append(step)
-        if step == self.dies_at:
-            raise subprocess.CalledProcessError(-9, [str(word) for word in command])
-        if step == "venv":
-            assert not self.script.PYTHON.exists()
-            self.script.PYTHON.parent.mkdir()
-            self.script.PYTHON.write_text(f'#!/bin/sh\necho {sys.implementation.cache_tag} "{self.script.VENV}"\n')
-            self.script.PYTHON.chmod(0o755)
-
-    def ask(self, *extras: str) -> tuple[int, list[str]]:
-        """Bring the environment up to date; the status, and the steps it took."""
-        self.steps = []
-        status = self.script.main(set(extras))
-        return status, self.steps
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    folder = tmp_path / "a folder with spaces"
-    folder.mkdir()
-    return House(folder, script("environment"), monkeypatch)
-
-
-FRESH = ["venv", "setuptools", "."]
-
-
-def test_the_second_time_nothing_is_installed(house: House) -> None:
-    assert house.ask() == (0, FRESH)
-    assert house.ask() == (0, [])
-
-
-def test_the_tests_need_more_than_the_demo_and_the_demo_no_more_than_the_tests(house: House) -> None:
-    assert house.ask() == (0, FRESH)
-    assert house.ask("dev") == (0, ["setuptools", ".[dev]"])
-    assert house.ask() == (0, [])
-    assert house.ask("dev") == (0, [])
-
-
-@pytest.mark.parametrize("step", FRESH)
-def test_an_interrupted_install_is_made_anew(house: House, step: str) -> None:
-    house.dies_at = step
-    status, _ = house.ask()
-    assert status == 1
-    house.dies_at = "never"
-    assert house.ask() == (0, FRESH)
-    assert house.ask() == (0, [])
-
-
-@pytest.mark.parametrize("fault", ["missing", "does not run", "other version", "a file"])
-def test_a_broken_environment_is_made_anew(house: House, fault: str) -> None:
-    house.ask()
-    python = house.script.PYTHON
-    if fault == "missing":
-        python.unlink()
-    elif fault == "does not run":
-        python.write_text("#!/nowhere/python\n")
-    elif fault == "other version":
-        python.write_text(f'#!/bin/sh\necho cpython-310 "{house.script.VENV}"\n')
-    else:
-        shutil.rmtree(house.script.VENV)
-        house.script.VENV.write_text("not a folder")
-    assert house.ask() == (0, FRESH)
 
 
 # .ci/run

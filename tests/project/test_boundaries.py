@@ -212,6 +212,29 @@ def test_a_method_leaves_the_loop_to_the_engine() -> None:
                 assert not loops, f"{path.name}: a loop over {loops[0]}; the loop over batches belongs to the engine"
 
 
+# A method is understood from its own file and one building block. These need two, as their papers' algorithms are made
+# of two parts: an average of weights, and what is aligned or exchanged beside it; a cut of the channels, and of depth;
+# a cut of depth, and who has which.
+TWO_BLOCKS = {
+    "feddf": {"ensemble_distillation", "weight_averaging"},
+    "feddpa": {"proximal", "weight_averaging"},
+    "fedet": {"ensemble_distillation", "weight_averaging"},
+    "fedin": {"feature_pairs", "proximal", "weight_averaging"},
+    "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},
+    "scalefl": {"early_exits", "weight_averaging"},
+}
+
+
+def test_a_method_needs_one_building_block() -> None:
+    package = "polyfed.methods.building_blocks."
+    imported = {path.stem: imports(f"polyfed.methods.{path.stem}", KNOWN) for path in METHOD_FILES}
+    blocks = {
+        name: {one.imported.removeprefix(package) for one in found if one.imported.startswith(package)}
+        for name, found in imported.items()
+    }
+    assert {name: used for name, used in blocks.items() if len(used) > 1} == TWO_BLOCKS
+
+
 HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
 LISTS = [
     "methods", "methods fedgh", "methods --json", "models", "models vit-xs", "datasets",

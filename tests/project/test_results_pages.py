@@ -19,8 +19,6 @@ DOCS = ROOT / "docs"
 SITE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "documentation.py")))
 RESULTS: Any = sys.modules["results_pages"]
 PAGES = {page.place: page.text for page in SITE.generated().values()}
-INTERVAL = re.compile(r"\[[+-]?\d+\.\d+,\s+[+-]?\d+\.\d+\]")  # without a point, a range of values: "in [0, 1]"
-CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
 def test_everything_that_is_stored_is_shown() -> None:
@@ -84,13 +82,6 @@ def test_a_link_to_a_stored_file_leads_to_its_page() -> None:
     )
     assert SITE.turned("[a](../../src/polyfed/results/published.csv)", page) == "[a](../results/published.md)"
     assert SITE.place(DOCS / "results" / "benchmark-worth" / "digits.json") == "results/benchmark-worth.md"
-
-
-def test_sentences_have_no_intervals() -> None:
-    """Tables and figures hold them, which are made of results."""
-    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
-        lines = CODE.sub("", page.read_text(encoding="utf-8")).splitlines()
-        assert not INTERVAL.findall("\n".join(line for line in lines if not line.startswith("|"))), page
 
 
 def test_a_report_s_page_is_stored_whole() -> None:

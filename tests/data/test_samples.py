@@ -299,3 +299,9 @@ def test_classes_that_look_like_several_labels_in_a_cell_are_named(names: list[s
     lines = remarks(names, every, every, "illness")
     assert len(lines) == bool(found)
     assert all("'illness'" in line and f"cell: {', '.join(found)};" in line for line in lines)
+
+
+def test_samples_stay_in_main_memory_where_a_gpu_has_not_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = LabeledSamples(torch.zeros(4, 3), torch.arange(4))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    assert samples.at(torch.device("cuda")).x is samples.x

@@ -153,6 +153,18 @@ def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, mon
     assert alike(row, drawn("tied", 1))
 
 
+@pytest.mark.parametrize(("times", "stays"), [(10, True), (9, False)])
+def test_rows_lie_on_a_gpu_that_has_ten_times_their_room(
+    times: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = networks()
+    store = WeightStore(factory, ["tied", "plain"])
+    free = times * store.nbytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    factory.device = torch.device("cuda")
+    assert store.on_device is stays
+
+
 def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")

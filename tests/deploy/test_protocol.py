@@ -124,7 +124,7 @@ def test_a_shelf_keeps_the_last_and_the_one_before(tmp_path: Path) -> None:
     assert checkpoints.read("") == ClientSnapshot()
     base = ""
     for number in (1, 2, 5):
-        checkpoints.write(checkpoint_id(number, 0), kept(number), base)
+        checkpoints.write(checkpoint_id(number, 0), kept(number), (base,))
         base = checkpoint_id(number, 0)
     assert checkpoints.marks() == ["000002-00", "000005-00"]
     found = checkpoints.read("000002-00")
@@ -141,18 +141,21 @@ def test_a_shelf_keeps_the_last_and_the_one_before(tmp_path: Path) -> None:
 
 def test_the_state_before_a_round_outlives_its_exchanges(tmp_path: Path) -> None:
     checkpoints = NodeCheckpoints(tmp_path)
-    checkpoints.write("000001-00", kept(1), "")
-    checkpoints.write("000002-00", kept(2), "000001-00")
-    checkpoints.write("000002-01", kept(3), "000002-00")
-    checkpoints.write("000002-02", kept(4), "000002-01")
+    checkpoints.write("000001-00", kept(1), ())
+    checkpoints.write("000002-00", kept(2), ("000001-00",))
+    checkpoints.write("000002-01", kept(3), ("000002-00",))
+    checkpoints.write("000002-02", kept(4), ("000002-01",))
     assert checkpoints.marks() == ["000001-00", "000002-01", "000002-02"]
-    checkpoints.write("000003-00", kept(5), "000002-02")
+    checkpoints.write("000003-00", kept(5), ("000002-02",))
     assert checkpoints.marks() == ["000002-02", "000003-00"]
+    for number in (4, 5, 6):
+        checkpoints.write(f"00000{number}-00", kept(number), (f"00000{number - 1}-00", "000003-00"))
+    assert checkpoints.marks() == ["000003-00", "000005-00", "000006-00"], "the best round's stays"
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     checkpoints = NodeCheckpoints(tmp_path)
-    checkpoints.write("000001-00", kept(1), "")
+    checkpoints.write("000001-00", kept(1), ())
     file = tmp_path / "000001-00.state"
     file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(RunError, match="expected a message as bytes"):

@@ -131,6 +131,20 @@ def test_nodes_take_part_in_a_final_round(tmp_path: Path, method: str, hyperpara
     same(recipe, run, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedgh", {"training": {"rounds": 8, "lr": 0.3, "client_fraction": 0.67}}),
+        ("own-plus-common", {**ONE, "training": {"rounds": 8, "lr": 1.0}}),
+    ],
+)
+def test_nodes_go_back_to_the_best_round(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **options, data={"split": "6:2:2"}, evaluation={"patience": 3})
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert run.result["best_round"] < len(run.history) - 2
+    same(recipe, run, tmp_path)
+
+
 def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path: Path) -> None:
     recipe = own_recipe(tmp_path, "own_served")
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
@@ -436,7 +450,7 @@ def test_wrong_node_configuration_is_one_line(
         ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, got -1.0"),
         ({"adversaries": {"label_flip_fraction": 0.3}}, "^adversaries: expected none in a deployment"),
         ({"pretraining": {"epochs": 1}}, "pretraining"),
-        ({"run": {"keep": "best"}}, "run.keep: expected 'last'"),
+        ({"run": {"keep": "nothing"}}, "run.keep: expected 'last' or 'best'"),
         ({"evaluation": {"missing_classes": True}}, "evaluation.missing_classes: expected false"),
     ],
 )

@@ -326,8 +326,12 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
     assert 1 < number < 8, "or this test says nothing"
     assert run.result["models_of_round"] == number
     assert last.result["models_of_round"] == 8
-    varying = {key: last.result[key] for key in (*TIMES, "samples_per_second")}
-    assert {**run.result, **varying} == {**last.result, "models_of_round": number}, "all else is the same"
+    best = run.history[number - 1]
+    assert run.result["accuracy"] == best["accuracy"]["personal"]["mean"] == run.result["accuracy_best_by_validation"]
+    assert run.result["accuracy_per_client"] == best["accuracy_per_client"]
+    assert (run.result["metrics"], run.result["validation"]) == (best["metrics"], best["validation"])
+    assert run.result["accuracy_last_round"] == last.result["accuracy_last_round"] == last.result["accuracy"]
+    assert run.result["bytes_up"] == last.result["bytes_up"], "all rounds count"
     assert models(tmp_path / "best") == until(number, tmp_path / "until")
     assert models(tmp_path / "best") != models(tmp_path / "last")
     index = json.loads((tmp_path / "best/models/index.json").read_text())
@@ -335,9 +339,8 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
     for client, network in run.models.items():
         loaded = export_state(load_model(tmp_path / "best", client).network)
         assert all(torch.equal(tensor, loaded[name]) for name, tensor in export_state(network).items())
-    scored = [float(accuracy) for accuracy in run.history[number - 1]["accuracy_per_client"]]
-    assert sum(scored) / 3 == pytest.approx(run.result["accuracy_best_by_validation"])
     assert tomllib.loads((tmp_path / "best/recipe.toml").read_text())["run"]["keep"] == "best"
+    assert (run.result["evaluation"]["round"], last.result["evaluation"]["round"]) == ("best", "last")
     assert "keep" not in tomllib.loads((tmp_path / "last/recipe.toml").read_text())["run"]
 
 
@@ -370,6 +373,57 @@ def test_killed_at_any_checkpoint_bit_for_bit(
         break
     assert len(written) > 3
     assert models(tmp_path / "run") == models(straight.path)
+
+
+STOPPED: Mapping[str, Mapping[str, Any]] = {
+    "a method": {},
+    "alone": {"method": {"name": "fedgh", "alone": True}},
+    "a final round": {
+        "method": {"name": "fedrep", "final_head_epochs": 1, "head_epochs": 1},
+        "evaluation": {"stage": "personal"},
+    },
+    "nothing is kept": {"run": {"keep": "nothing"}},
+    "it runs to its end": {"evaluation": {"patience": 7}},
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_early_stopping_goes_back_to_the_best_round(case: str, tmp_path: Path) -> None:
+    asked = laid(recipe_kept("last", evaluation={"patience": 1}).to_dict(), STOPPED[case])
+    run = pf.run(asked, out=tmp_path / "run")
+    regular = [record for record in run.history if not record["final_round"]]
+    values = [record["validation"] for record in regular]
+    number = values.index(max(values)) + 1
+    assert number < len(regular), "or this test says nothing"
+    assert (run.result["stopped_after"] is None) == (case == "it runs to its end")
+    reported = run.history[-1] if case == "a final round" else run.history[number - 1]
+    assert (run.result["best_round"], run.result["models_of_round"]) == (number, reported["round"])
+    assert run.result["accuracy"] == reported["accuracy"]["personal"]["mean"]
+    assert run.result["accuracy_last_round"] == regular[-1]["accuracy"]["personal"]["mean"]
+    if case == "a final round":
+        before = run.history[number - 1]["accuracy"]["personal"]["mean"]
+        assert run.result["accuracy_before_final_round"] == before
+    if case != "nothing is kept":
+        scored = [right(load_model(tmp_path / "run", client), asked, client) for client in range(3)]
+        assert scored == pytest.approx(run.result["accuracy_per_client"])
+    in_memory = pf.run(asked)
+    assert {**in_memory.result, **{key: run.result[key] for key in RUNNING}} == run.result
+    for stopped in {number, len(regular)}:
+        folder = tmp_path / f"stopped-{stopped}"
+        with pytest.raises(RunInterrupted):
+            pf.run(asked, out=folder, loggers=[Interrupt(stopped)])
+        again = pf.run(asked, out=folder, resume=True)
+        assert {**again.result, **{key: run.result[key] for key in RUNNING}} == run.result
+        assert models(folder) == models(tmp_path / "run")
+
+
+RUNNING = (*TIMES, "samples_per_second")  # what no two runs share
+
+
+def right(model: Any, asked: Recipe, client: int) -> float:
+    """The share of the client's test rows that its model is right on."""
+    test = build_federation(asked).clients[client].data.test
+    return float((model.scores(test.x).argmax(1) == test.y).double().mean())
 
 
 def test_a_run_that_goes_on_keeps_the_best_of_all_its_rounds(tmp_path: Path) -> None:
@@ -422,9 +476,9 @@ def recipe_nothing(keep: str = "nothing", rounds: int = 4) -> Recipe:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """The result, without times and the models' round."""
+    """The result, without times."""
     result = unseal((folder / "result.json").read_bytes())
-    return {key: value for key, value in result.items() if key not in (*TIMES, "samples_per_second", "models_of_round")}
+    return {key: value for key, value in result.items() if key not in (*TIMES, "samples_per_second")}
 
 
 @pytest.fixture(scope="module")
@@ -447,7 +501,6 @@ def test_records_are_all_that_is_left_and_the_figures_are_equal(kept: Path, slim
     assert {path.name for path in slim.iterdir()} == RECORDS
     assert {path.name for path in kept.iterdir()} == RECORDS | {"checkpoint", "models"}
     assert figures(slim) == figures(kept)
-    assert "models_of_round" not in json.loads((slim / "result.json").read_text())
     (run,) = load_runs([slim])
     assert len(run.rounds) == 4
 

@@ -30,7 +30,7 @@ from polyfed.experiments.pooled import pool
 from polyfed.methods import Local
 from polyfed.models.zoo import build
 from polyfed.report.benchmark_results import RowRuns, setting_result
-from polyfed.report.run_records import load_runs
+from polyfed.report.run_records import load_runs, rows_of_pooled
 from polyfed.testing.fixtures import all_state, difference
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.small_recipe import SMALL
@@ -257,6 +257,22 @@ def test_a_pooled_run_that_stops_early_is_tuned_after_that() -> None:
     asked = pooled(recipe(training={"rounds": 9, "lr": 1e-9}, evaluation={"patience": 1}))
     history = run(asked).history
     assert [record["final_round"] for record in history] == [False, False, True]
+
+
+def test_rows_of_pooled_data_are_of_the_best_round_where_a_run_stops_early(tmp_path: Path) -> None:
+    """The rate is such that the second round is worse than the first."""
+    asked = pooled(recipe(training={"rounds": 9, "lr": 1.0}, evaluation={"patience": 1}))
+    done = build_federation(asked, out=tmp_path).run()
+    best = done.history[done.result["best_round"] - 1]
+    *_, last, final = done.history
+    assert best["round"] < last["round"]
+    assert best["accuracy"] != last["accuracy"]
+    assert done.result["accuracy"] == final["accuracy"]["personal"]["mean"] == best["accuracy"]["personal"]["mean"]
+    shares = [one["accuracy_by_predictor"]["personal"]["shares"] for one in (best, final)]
+    assert shares[0] == shares[1] == done.result["accuracy_by_predictor"]["personal"]["shares"]
+    rows = {row.label_or_method: row.result for row in rows_of_pooled(load_runs([tmp_path]))}
+    assert rows["pooled-shares"].accuracy == shares[0]["mean"]
+    assert rows["pooled"].accuracy == best["accuracy"]["personal"]["mean"]
 
 
 def numbers() -> list[ClientData]:

@@ -153,7 +153,7 @@ def record(path: str, validation: float | None, accuracy: float, seed: int = 0, 
     result = {
         "method": method, "dataset": "digits", "clients": 2, "rounds": 2, "seed": seed, "accuracy": accuracy,
         "evaluation": {"stage": "personal", "test": "client", "weighting": "clients"}, "bytes_up": 10, "bytes_down": 20,
-        "accuracy_best_by_validation": accuracy, "seconds": 1.0,
+        "accuracy_best_by_validation": accuracy, "validation": validation, "seconds": 1.0,
     }  # fmt: skip
     rounds = [
         RoundFigures(round=1, evaluated=True, validation=0.99),

@@ -20,7 +20,7 @@ LR, EPOCHS = "training.lr", "training.local_epochs"
 def record(accuracy: float, validation: float, seed: int = 0) -> RunRecord:
     result = {
         "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": seed, "accuracy": accuracy,
-        "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
+        "validation": validation, "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
     }  # fmt: skip
     line = RoundFigures(round=1, evaluated=True, validation=validation)
     return RunRecord(Path("run"), RunResult(**result), [line])

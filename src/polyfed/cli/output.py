@@ -112,15 +112,15 @@ def _print_scores(result: Mapping[str, Any]) -> None:
 
 
 def _print_kept_models(result: Mapping[str, Any]) -> None:
-    """Which round's the models are, where it is not the last one's."""
+    """Which round's figures and models are, where it is not the last one."""
     kept = result.get("models_of_round")
     last = (result.get("stopped_after") or result["rounds"]) + result.get("final_round", False)
     if kept is None or kept == last:
         return
     main = main_score_of(result)
-    best = result[f"{main.name}_best_by_validation"]
-    score = "" if best is None else f": {main.title} {main.text(best)}{main.unit}"
-    print_text(f"the models are those of round {kept}, the best by validation{score}")
+    after = result[f"{main.name}_last_round"]
+    score = "" if after is None else f"; after round {last}, the last: {main.title} {main.text(after)}{main.unit}"
+    print_text(f"these are figures, and models, of round {kept}, the best by validation{score}")
 
 
 def _print_costs(result: Mapping[str, Any]) -> None:

@@ -382,8 +382,8 @@ class RunSettings(Settings):
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     keep: Keep = Field(
         "last",
-        description="whose weights the run's models are: those after the last round, or after that with the best "
-        "validation accuracy; nothing: a finished run keeps its records only, no weights",
+        description="which round a run reports, and keeps the models of: the last, or the one with the best validation "
+        "accuracy, as always with evaluation.patience; nothing: a finished run keeps its records only, no weights",
     )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")

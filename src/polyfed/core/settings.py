@@ -312,7 +312,9 @@ class Evaluation(Settings):
         0, description="held_out: also score them after so many local epochs; 0: only as they receive"
     )
     patience: Annotated[int, Field(ge=0)] = Field(
-        0, description="evaluations without a better validation score of the main stage, then stop; 0: never"
+        0,
+        description="evaluations without a better validation score of the main stage, then stop; the best round is "
+        "then what counts; 0: never",
     )
     min_delta: Annotated[Finite, ActsWith("patience")] = Field(
         0.0,

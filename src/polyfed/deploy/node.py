@@ -236,7 +236,9 @@ class NodeTask:
         if done.counts:
             row = client_row(client)
             self._checkpoints.write(
-                task.mark, ClientSnapshot("" if row is None else row.variant, row, client.state, self._data), task.base
+                task.mark,
+                ClientSnapshot("" if row is None else row.variant, row, client.state, self._data),
+                (task.base, task.best),
             )
             kept = self.scores(None)
         facts = to_result(task, done, new, kept).model_copy(update={"anew": self._is_anew})

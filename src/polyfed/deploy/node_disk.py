@@ -1,8 +1,8 @@
 """A node's disk: its client's states, and its secrets.
 
-States are those after the last round that counted and after the one before it. The server decides from which of them
-the client goes on: a node that is ahead (its answer was lost, or the server was put back to a checkpoint) goes back,
-one that lacks the state reports it.
+States are those after the last round that counted, after the one before it, and after the best one. The server decides
+from which of them the client goes on: a node that is ahead (its answer was lost, or the server was put back to a
+checkpoint) goes back, one that lacks the state reports it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,8 +82,10 @@ class NodeCheckpoints:
         path = self._path(wanted)
         return path.read_bytes() if wanted and path.exists() else b""
 
-    def write(self, name: str, kept: ClientSnapshot, base: str) -> None:
-        """Keep a state; of the others only `base`, on which it was made, and the last of an earlier round.
+    def write(self, name: str, kept: ClientSnapshot, needed: Collection[str]) -> None:
+        """Keep a state; of the others only those that are needed, and the last of an earlier round.
+
+        needed: the one that it was made on, and the best round's, whose models may be wanted.
 
         A round of several exchanges may be undone as a whole.
         """
@@ -91,7 +93,7 @@ class NodeCheckpoints:
         facts = {"variant": kept.variant, "own": kept.weights is not None, "data": kept.data}
         atomic_write(self._path(name), serialize(merge_client_state(kept.weights or {}, kept.state), facts))
         earlier = [mark for mark in self.marks() if _round(mark) < _round(name)]
-        self._drop(mark for mark in self.marks() if mark not in (name, base, *earlier[-1:]))
+        self._drop(mark for mark in self.marks() if mark not in (name, *needed, *earlier[-1:]))
 
     def rollback(self, wanted: str) -> None:
         """Drop all states after `wanted`."""

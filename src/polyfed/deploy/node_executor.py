@@ -57,7 +57,10 @@ from polyfed.results.stored_files import ModelEntry
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error
 _NOT_TAKEN = "the upload cannot be taken in"
-_HELD = "held"  # the entry of a client's state at the server: round and exchange after which it last counted
+# entries of a client's state at the server: round and exchange after which it last counted; the same at the end of the
+# best round, where that is wanted
+_HELD = "held"
+_BEST = "best"
 
 
 class NodeExecutor:
@@ -179,9 +182,20 @@ class NodeExecutor:
         facts = {name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores")}
         facts["figures"] = self._figures
         facts["base"] = _held(job.client)
+        facts["best"] = _mark(self._best(job.client), _BEST)
         facts["mark"] = checkpoint_id(job.round, job.exchange_index)
         facts["parts"] = self._parts(job)
         return self._request("train", facts, job.message)
+
+    def _best(self, client: Client) -> State:
+        """Which of the client's states is that of the best round so far, as an entry of its state; {} for none."""
+        best = self.federation.checkpointer.best_round(len(self.federation.history))
+        if best is None or _HELD not in client.state:
+            return {}
+        held = get_tensor(client.state, _HELD)
+        if held[0] <= best:
+            return {_BEST: held}
+        return {_BEST: client.state[_BEST]} if _BEST in client.state else {}
 
     def _parts(self, job: TrainJob) -> list[str]:
         """The parts to be scored after the round's last job, as the personal model will be scored in this round."""
@@ -274,7 +288,7 @@ class NodeExecutor:
             client.id,
             message if refused is None else self._emptied(message),
             client.weights,
-            {_HELD: torch.tensor([job.round, job.exchange_index])},
+            {_HELD: torch.tensor([job.round, job.exchange_index]), **self._best(client)},
             TrainingResult(report.steps, report.samples, report.loss),
             nbytes(message),
             {} if refused is not None else report.sums,
@@ -367,10 +381,12 @@ def _odd_labels(message: Message, classes: int) -> str | None:
 
 def _held(client: Client) -> str:
     """The mark of the node's state when the client last counted."""
-    if _HELD not in client.state:
-        return ""
-    number, place = get_tensor(client.state, _HELD).tolist()
-    return checkpoint_id(number, place)
+    return _mark(client.state, _HELD)
+
+
+def _mark(state: State, name: str) -> str:
+    """That of an entry of a client's state; "" without it."""
+    return checkpoint_id(*get_tensor(state, name).tolist()) if name in state else ""
 
 
 def _form(message: Message) -> tuple[object, ...]:

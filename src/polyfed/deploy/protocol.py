@@ -61,8 +61,9 @@ class TaskRequest(Settings):
 
     experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task, None before
     they are known; a node refuses all but those of its own recipe and rows. auxiliary_model: its network, "" without
-    one. base: mark of the client's state when it last counted, "" at its beginning; mark: of its next state. parts: of
-    its data, to be scored. has_message: whether the body is a message for the client (it may be empty). The others: see
+    one. base: mark of the client's state when it last counted, "" at its beginning; best: of the one to be kept beside
+    it; mark: of its next state. parts: of its data, to be scored. has_message: whether the body is a message for the
+    client (it may be empty). The others: see
     `executors.TrainJob`.
     """
 
@@ -77,6 +78,7 @@ class TaskRequest(Settings):
     scores: bool = False
     figures: list[Metric] = Field(default_factory=list)
     base: _Mark = ""
+    best: _Mark = ""
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
     has_message: bool = False

@@ -191,7 +191,7 @@ def check_recipe(recipe: Recipe) -> None:
     refused: list[tuple[object, str]] = [
         (recipe.devices.enabled, "[devices]: expected none, as nodes are devices of their own, got some"),
         (recipe.pretraining.epochs, "[pretraining]: expected none, as nodes begin with weights as drawn, got epochs"),
-        (keep != "last", f"run.keep: expected 'last', as nodes keep their last two states, no more, got '{keep}'"),
+        (keep == "nothing", "run.keep: expected 'last' or 'best', as nodes keep their own models, got 'nothing'"),
         (epsilon, f"privacy.target_epsilon: {own_recipes}, got {epsilon or 0:g}"),
         (recipe.method.alone or recipe.run.control, "expected a federation's own method, got a control"),
         (

@@ -34,7 +34,7 @@ from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.engine.forgotten import Forgotten, remembered
-from polyfed.engine.run import best_round, early_stop_round
+from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
@@ -445,17 +445,24 @@ class Checkpointer:
         return Forgotten.of(self.method, self.folder)
 
     def best_round(self, upto: int) -> int | None:
-        """The best round so far, where its models are wanted."""
-        return best_round(self.history[:upto]) if self.keep == "best" else None
+        """The best round so far but for a final one, where its models are wanted."""
+        return self._best_of(self.history[:upto])
+
+    def _best_of(self, records: Sequence[Mapping[str, Any]]) -> int | None:
+        regular = [record for record in records if not record["final_round"]]
+        return best_round(regular) if is_best_wanted(self.keep, self.evaluation.patience) else None
 
     def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
         """The last whole checkpoint, or the last one before a round."""
         return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before, self.forgotten)
 
     def show_wanted_round(self) -> int:
-        """Be what the federation was after the round whose models are wanted; gives its number."""
+        """Be what the federation was after the round whose models are wanted; gives its number.
+
+        That of a final round, which has begun from the one that is wanted else.
+        """
         last: int = self.history[-1]["round"]
-        number = self.best_round(last)
+        number = None if self.history[-1]["final_round"] else self.best_round(last)
         if number is None or number == last:
             return last
         snapshot = self._best
@@ -550,7 +557,7 @@ class Checkpointer:
             if strange := {each for record in records for each in record["bytes_by_client"]} - known:
                 raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
             self.summarize(records)
-            best = best_round(records) if self.keep == "best" else None
+            best = self._best_of(records)
             if best not in (None, number) and not _is_whole(folder.checkpoints / _name(best or 0)):
                 raise ConfigError(f"that of the best round before it, {best}, is damaged")
 

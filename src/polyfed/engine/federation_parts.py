@@ -31,7 +31,7 @@ from polyfed.engine.model_export import ModelExport
 from polyfed.engine.plugin import Plugin, Setup, reads_uploads
 from polyfed.engine.round import RoundRunner, draw_cohort
 from polyfed.engine.round_state import Round
-from polyfed.engine.run import summarize_run
+from polyfed.engine.run import is_best_wanted, summarize_run
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
@@ -248,6 +248,7 @@ class FederationParts:
             "stages": self.stages,
             "patience": self.evaluation.patience,
             "min_delta": self.evaluation.min_delta,
+            "round": "best" if is_best_wanted(self.output.keep, self.evaluation.patience) else "last",
         }
         if self.held_out:
             evaluation["held_out"] = sorted(self.held_out)
@@ -427,7 +428,7 @@ class FederationParts:
         wanted = self.checkpointer.show_wanted_round()
         keeps_weights = self.output.keep != "nothing"
         result |= {"made_of": self.made_of()}
-        result |= {"models_of_round": wanted} if keeps_weights else {}
+        result |= {"models_of_round": wanted}
         if self.folder is not None:
             if keeps_weights:
                 self.write_models(self.folder)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
+from polyfed.core.settings import Keep
 from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.errors import ConfigError
@@ -127,6 +128,25 @@ def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield path, value
 
 
+def is_best_wanted(keep: Keep, patience: int) -> bool:
+    """Whether a run reports, and keeps, its best round by validation: where this is asked for, or ends the run."""
+    return keep == "best" or patience > 0
+
+
+def reported_record(records: Sequence[Mapping[str, Any]], wants_best: bool) -> Mapping[str, Any] | None:
+    """Of the evaluated rounds the one whose scores a run reports, and whose models it keeps; None without any.
+
+    It is the last one. Where the best is wanted, a final round begins from the best one, and if there is none, it is
+    that one itself.
+    """
+    scored = [record for record in records if record["evaluated"]]
+    last = scored[-1] if scored else None
+    best = best_round(scored) if wants_best else None
+    if best is None or last is None or last["final_round"]:
+        return last
+    return next(record for record in scored if record["round"] == best)
+
+
 def best_round(records: Sequence[Mapping[str, Any]]) -> int | None:
     """The (first) round with the best validation score, a final one included; None without validation data."""
     candidates = [record for record in records if record["validation"] is not None]
@@ -178,8 +198,8 @@ def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_de
     return None
 
 
-# what a result has of the last evaluated round as it is; the second ones where they were asked for
-_OF_THE_LAST = ("metrics", "confusion", "validation")
+# what a result has of the reported round as it is; the second ones where they were asked for
+_OF_THE_ROUND = ("metrics", "confusion", "validation")
 _IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")
 _SUMS = ("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", "samples", "seconds", "processor_seconds")
 
@@ -201,30 +221,36 @@ def summarize_run(
     stage = facts["evaluation"]["stage"]
     scored = [record for record in records if record["evaluated"]]
     score = main_score_of(records[0] if records else ())
-    last = scored[-1] if scored else not_evaluated(score)
-    main = last[score.name].get(stage, {})
+    wants_best = facts["evaluation"].get("round") == "best"
+    reported = reported_record(records, wants_best) or not_evaluated(score)
+    main = reported[score.name].get(stage, {})
     sums = {key: sum(record[key] for record in records) for key in _SUMS}
     has_final_round = bool(records) and bool(records[-1]["final_round"])
-    before_final = [record for record in scored if not record["final_round"]]
-    before = before_final[-1][score.name].get(stage, {}).get("mean") if has_final_round and before_final else None
+    regular = [record for record in scored if not record["final_round"]]
+    before, last = (
+        record and record[score.name].get(stage, {}).get("mean")
+        for record in (reported_record(regular, wants_best), reported_record(regular, False))
+    )
     result = {
         **facts,
         score.name: main.get("mean"),
         f"{score.name}_std": main.get("std"),
         f"{score.name}_bottom_decile": main.get("bottom_decile"),
-        f"{score.name}_before_final_round": before,
+        f"{score.name}_before_final_round": before if has_final_round else None,
+        f"{score.name}_last_round": last,
         f"{score.name}_best_by_validation": best_by_validation(records, stage),
         f"{score.name}_best_test_round": best_on_test(scored, stage),
-        f"{score.name}_by_stage": last[score.name],
-        f"{score.name}_by_predictor": last.get(f"{score.name}_by_predictor", {}),
-        **{f"{score.name}_{name}": last[f"{score.name}_{name}"] for name in ("per_client", "per_architecture")},
-        **{name: last[name] for name in _OF_THE_LAST},
-        **{name: last[name] for name in _IF_ASKED if name in last},
-        "clients_table": _clients_table(records, clients, score.name, last[f"{score.name}_per_client"]),
+        f"{score.name}_by_stage": reported[score.name],
+        f"{score.name}_by_predictor": reported.get(f"{score.name}_by_predictor", {}),
+        **{f"{score.name}_{name}": reported[f"{score.name}_{name}"] for name in ("per_client", "per_architecture")},
+        **{name: reported[name] for name in _OF_THE_ROUND},
+        **{name: reported[name] for name in _IF_ASKED if name in reported},
+        "clients_table": _clients_table(records, clients, score.name, reported[f"{score.name}_per_client"]),
         **sums,
         **_sums_where_known(records),
         **_epsilon(records),
         **_early_end(records, facts),
+        "best_round": best_round(regular) if wants_best else None,
         "final_round": has_final_round,
         "refused": sum(len(record["refused"]) for record in records),
         "nothing_learnt": _nothing_learnt(records),
@@ -327,7 +353,7 @@ def _clients_table(
     score: str,
     values: Sequence[float | None],
 ) -> list[dict[str, Any]]:
-    """One row per client: who it is, its last score in the main stage, what it sent and was sent in all, and how
+    """One row per client: who it is, its reported score in the main stage, what it sent and was sent in all, and how
     long its simulated device was busy.
     """
     sent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}

@@ -93,7 +93,7 @@ class RunLoop:
             number = len(self._federation.history) + 1
             self._round_or_undo(number)
             if number % every == 0 or self._is_over() or checkpointer.best_round(number) == number:
-                checkpointer.save(number)
+                checkpointer.save(len(self._federation.history))
 
     def _run_final(self) -> None:
         """The method's final round, if it has one."""
@@ -110,6 +110,7 @@ class RunLoop:
         if refusal is not None:
             federation.tell("message", f"no final round, as it {refusal}")
             return
+        federation.checkpointer.show_wanted_round()
         self._round_or_undo(done + 1, final)
         federation.checkpointer.save(len(federation.history))
 

@@ -98,9 +98,9 @@ class Output:
 
     Args:
         path: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
-        keep: whose weights are the run's models: "last", those after the last round; "best", after the one with the
-            best validation score of the main stage (the first, where several are equal); "nothing": a finished run
-            has its records only, no models and no checkpoints.
+        keep: which round the run reports, and whose weights are its models: "last"; "best", the one with the best
+            validation score of the main stage (the first, where several are equal), as always with
+            `Evaluation.patience`; "nothing": a finished run has its records only, no models and no checkpoints.
         label: name of the run in tables. settings: the resolved recipe, if there is one.
     """
 

@@ -162,6 +162,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "rounds": result.rounds,
         "test": result.evaluation.test,
         "mean": result.evaluation.weighting,
+        "round": result.evaluation.round,
         "clients scored": result.evaluation.clients,
         "held out": run.recipe.evaluation.get("held_out"),
         "preset": run.recipe.run.preset,
@@ -221,6 +222,9 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         stops = [str(run.result.stopped_after) for run in runs if run.result.stopped_after]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
+        if any(run.result.best_round for run in runs):
+            chosen = ", ".join(str(run.result.best_round) for run in runs)
+            yield f"{name}: figures of the best round by validation, {chosen}"
         yield from (f"{name}: {line}" for line in dict.fromkeys(run.result.nothing_learnt for run in runs) if line)
         if runs[0].control == "pooled-tuned":
             yield f"{name}: {_about_tuning(runs)}"

@@ -35,7 +35,8 @@ EXPERIMENT = (
 _NOT_BY_PREDICTOR: Mapping[str, Any] = {
     "accuracy_per_client": [],
     **{key: {} for key in ("accuracy_per_architecture", "accuracy_by_classes", "accuracy_by_predictor", "metrics")},
-    **dict.fromkeys(("accuracy_before_final_round", "accuracy_best_by_validation", "accuracy_best_test_round")),
+    **dict.fromkeys(("accuracy_before_final_round", "accuracy_last_round")),
+    **dict.fromkeys(("accuracy_best_by_validation", "accuracy_best_test_round")),
     **dict.fromkeys(("confusion", "seconds", "processor_seconds")),
 }
 
@@ -125,8 +126,7 @@ class RunRecord:
     @property
     def overrides(self) -> tuple[str, ...]:
         """What ``--set`` has changed of the run's recipe, but for what is kept: ``"training.rounds=5"``."""
-        changed = [text for text in self.recipe.run.overrides if text.partition("=")[0].strip() != "run.keep"]
-        return tuple(map(without_places, changed))
+        return tuple(without_places(text) for text in self.recipe.run.overrides if not _changes_no_figure(text))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,6 +150,12 @@ class RunRecord:
     def read_rounds(self) -> Iterator[RoundRecord]:
         """The whole lines of ``rounds.jsonl``, one by one."""
         return _read_rounds(self.path / "rounds.jsonl", [])
+
+
+def _changes_no_figure(override: str) -> bool:
+    """Whether it says only what is kept of a run; the best round that is kept is the reported one, too."""
+    key, _, value = override.partition("=")
+    return key.strip() == "run.keep" and "best" not in value
 
 
 def load_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> list[RunRecord]:

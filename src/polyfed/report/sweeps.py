@@ -201,11 +201,8 @@ def _group(cells: Sequence[SweepCell]) -> Group:
 
 
 def _validation(runs: Sequence[RunRecord]) -> dict[int, float | None]:
-    """Seed -> the validation score of the main stage in the last evaluated round."""
-    return {
-        run.seed: next((finite(record.validation) for record in reversed(run.rounds) if record.evaluated), None)
-        for run in runs
-    }
+    """Seed -> the validation score of the main stage in the reported round."""
+    return {run.seed: finite(run.result.validation) for run in runs}
 
 
 def _row(cell: SweepCell, chosen: bool) -> SweepRow:

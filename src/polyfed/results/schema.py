@@ -272,6 +272,11 @@ class EvaluationFacts(Record):
     min_delta: IfPresent[Number] = Field(
         None, description="smallest gain in validation accuracy that counts as an improvement"
     )
+    round: Annotated[str, one_of("last", "best")] = Field(
+        "last",
+        description="whose scores the result holds: those after the last round, or, with `evaluation.patience` and "
+        'with `run.keep = "best"`, after the round with the best validation score',
+    )
     clients: IfPresent[Text] = Field(
         None, description="only with `[adversaries]`: `honest`, the clients that are evaluated"
     )
@@ -296,11 +301,11 @@ class ClientRow(ScoredRecord):
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
     held_out: IfPresent[Flag] = Field(None, description="only with `held_out`: it is in no round")
     accuracy: Score | None = Field(
-        None, description="accuracy in the main stage, last evaluation; null for clients that were not evaluated then"
+        None, description="accuracy in the main stage, reported round; null for clients that were not evaluated then"
     )
     last_evaluated: IfPresent[Count] = Field(
         None,
-        description="only where the last evaluation is without the client: the last round in which it was evaluated",
+        description="only where the reported round is without the client: the last round in which it was evaluated",
     )
     bytes_up: IfPresent[Count] = Field(None, description="bytes sent in the whole run")
     bytes_down: IfPresent[Count] = Field(None, description="bytes received in the whole run")
@@ -368,11 +373,14 @@ class RunResult(ScoredRecord):
     adversarial_clients: IfPresent[dict[str, Text]] = Field(
         None, description="only with `[adversaries]`: client -> its attack, `label_flip` or `sign_flip`"
     )
-    accuracy: Score | None = Field(description="mean over clients in the main stage, last evaluation")
+    accuracy: Score | None = Field(description="mean over clients in the main stage, reported round")
     accuracy_std: Score | None = Field(None, description="standard deviation over clients")
     accuracy_bottom_decile: Score | None = Field(None, description="mean of the lowest tenth of the clients")
     accuracy_before_final_round: Score | None = Field(
-        None, description="`accuracy` before the final round, if there was one"
+        None, description="`accuracy` of the round that the final one began from, if there was one"
+    )
+    accuracy_last_round: Score | None = Field(
+        None, description="`accuracy` after the last regular round, also where the best one is reported"
     )
     accuracy_best_by_validation: Score | None = Field(
         None, description="test accuracy of the round with the best validation accuracy"
@@ -383,22 +391,22 @@ class RunResult(ScoredRecord):
         "for a comparison with their figures",
     )
     accuracy_by_stage: NullIsEmptyDict[Summary] = Field(
-        {}, description="stage -> accuracy over clients, last evaluation"
+        {}, description="stage -> accuracy over clients, reported round"
     )
     accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
-        {}, description="stage -> predictor -> accuracy, last evaluation"
+        {}, description="stage -> predictor -> accuracy, reported round"
     )
-    accuracy_per_client: NullIsEmptyList[Score | None] = Field([], description="as in the last evaluated round")
-    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="as in the last evaluated round")
-    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the last evaluated round")
-    confusion: list[list[Count]] | None = Field(None, description="as in the last evaluated round")
-    validation: Score | None = Field(None, description="as in the last evaluated round")
+    accuracy_per_client: NullIsEmptyList[Score | None] = Field([], description="as in the reported round")
+    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="as in the reported round")
+    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the reported round")
+    confusion: list[list[Count]] | None = Field(None, description="as in the reported round")
+    validation: Score | None = Field(None, description="as in the reported round")
     accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
-        {}, description="only with `missing_classes`: as in the last evaluated round"
+        {}, description="only with `missing_classes`: as in the reported round"
     )
-    held_out: NullIsEmptyDict[Summary] = Field({}, description="only with `held_out`: as in the last evaluated round")
+    held_out: NullIsEmptyDict[Summary] = Field({}, description="only with `held_out`: as in the reported round")
     held_out_per_client: NullIsEmptyDict[dict[str, Score]] = Field(
-        {}, description="only with `held_out`: as in the last evaluated round"
+        {}, description="only with `held_out`: as in the reported round"
     )
     clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")
     bytes_up: IfPresent[Count] = Field(None, description="sum over the rounds")
@@ -417,6 +425,11 @@ class RunResult(ScoredRecord):
         None, description="the round after which the run ended early; null if it ran to its end"
     )
     stopped_by: Text | None = Field(None, description="why it ended early: `patience` or `budget`")
+    best_round: Count | None = Field(
+        None,
+        description="with `evaluation.round` = `best`: the first regular round with the best validation score, which "
+        "is reported, or which the final round began from",
+    )
     final_round: Flag = Field(False, description="whether there was a final round")
     refused: IfPresent[Count] = Field(None, description="number of rejected uploads")
     nothing_learnt: Text | None = Field(
@@ -441,8 +454,8 @@ class RunResult(ScoredRecord):
     made_of: MadeOf = Field(MadeOf(), description="checksums of the data and of your own code")
     models_of_round: IfPresent[Count] = Field(
         None,
-        description='the round that `models/` are of: the last one, a final one included; with `run.keep = "best"` '
-        'the first one with the best validation accuracy; absent with `run.keep = "nothing"`',
+        description="the reported round, whose scores stand above and whose models are kept: the final one, if there "
+        "was one, else `best_round`, else the last one",
     )
 
     @property

@@ -24,7 +24,7 @@ def finished_run(text: str) -> Path:
 def personal_models(run: Path) -> list[ClientModel]:
     """Every client's personal model, in order of number."""
     index = json.loads((run / "models" / "index.json").read_text())
-    return [load_model(run, int(Path(file).stem.removeprefix("client-"))) for file in index]
+    return [load_model(run, number, stage="personal") for number in index]
 
 
 def representations_of(run: Path, count: int) -> list[Tensor]:

@@ -227,7 +227,7 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
         own.append(loss_attack(heard, transcript, network, asked))
         strange.append(loss_attack(heard, heard.transcript((number + 1) % 3), network, asked))
         fresh.append(loss_attack(heard, dataclasses.replace(transcript, up=transcript.down), network, asked))
-        holder = client_model_loss_attack(load_model(done.record.path, number), asked)
+        holder = client_model_loss_attack(load_model(done.record.path, number, stage="personal"), asked)
         assert torch.allclose(holder.scores, own[-1].scores, atol=1e-5), "what a client keeps is what it sent"
     leaks = auc(pool(own).scores, pool(own).member)
     assert leaks.low > 0.55

@@ -89,7 +89,7 @@ def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     stored = tomllib.loads((folder / "recipe.toml").read_text())
     assert stored["method"]["header_epochs"] == 1
     assert len(rounds(folder)) == 2
-    assert len(list((folder / "models").glob("*.safetensors"))) == 3
+    assert len(list((folder / "models").glob("personal-*.safetensors"))) == 3
 
 
 def test_run_tells_where_the_time_went(polyfed_: Terminal) -> None:

@@ -248,11 +248,11 @@ def test_what_breaks_only_together_costs_only_who_broke_it(tmp_path: Path, monke
 def test_a_shared_model_of_another_network_is_left_out(tmp_path: Path) -> None:
     recipe = recipe_of("local", training={"rounds": 1})
     wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
-    bad = Envelope("finish", {"shared": True}, serialize({"weights": {"x": torch.ones(2)}}))
+    bad = Envelope("finish", {"shared": True}, serialize({"personal weights": {"x": torch.ones(2)}}))
     wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
     files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
-    assert files == ["client-000.safetensors", "client-002.safetensors"]
+    assert files == ["personal-000.safetensors", "personal-002.safetensors"]
     assert "as the model's" in troubles(tmp_path / "out")[0][2]
 
 

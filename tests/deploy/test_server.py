@@ -22,6 +22,7 @@ from polyfed.deploy.node_disk import load_or_create_key
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
 from polyfed.deploy.server import EVENT_LOG, serve
+from polyfed.engine.evaluation import kept_stages
 from polyfed.engine.federation import Run
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, RunError
@@ -64,10 +65,13 @@ def comparable(records: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in (*TIMES, "timings")} for record in records]
 
 
-def models(folder: Path) -> dict[int, dict[str, Tensor]]:
-    """What nodes wrote of their clients' personal models, by number."""
-    files = sorted(folder.glob("node-*/*/models/client-???.safetensors"))
-    return {int(file.name[7:10]): safetensors.torch.load_file(file) for file in files}
+def models(folder: Path, stage: str = "personal") -> dict[int, dict[str, Tensor]]:
+    """What nodes wrote of their clients' models, by number."""
+    found = {}
+    for index in sorted(folder.glob("node-*/*/models/index.json")):
+        for number, entry in json.loads(index.read_text()).items():
+            found[int(number)] = safetensors.torch.load_file(index.parent / entry["stages"][stage]["weights"])
+    return found
 
 
 def same(recipe: Recipe, run: Run, folder: Path) -> None:
@@ -81,12 +85,13 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
     assert {k: run.result[k] for k in ("method", "dataset", "evaluation")} == {
         k: expected.result[k] for k in ("method", "dataset", "evaluation")
     }
-    found = models(folder)
-    assert list(found) == list(expected.models)
-    for number, network in expected.models.items():
-        theirs = export_state(network.network if isinstance(network, PersonalPredictor) else network)
-        assert found[number].keys() == theirs.keys()
-        assert all(torch.equal(found[number][name], tensor) for name, tensor in theirs.items())
+    stage = kept_stages(expected.result["evaluation"]["stages"])[0]
+    for found, here in ((models(folder, stage), expected.models), (models(folder), expected.personal_models)):
+        assert list(found) == list(here)
+        for number, network in here.items():
+            theirs = export_state(network.network if isinstance(network, PersonalPredictor) else network)
+            assert found[number].keys() == theirs.keys()
+            assert all(torch.equal(found[number][name], tensor) for name, tensor in theirs.items())
 
 
 @pytest.mark.parametrize(
@@ -173,13 +178,13 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
         EVENT_LOG,
     }
     assert Recipe.load(out / "recipe.toml").method.name == "fedgh"
-    shared = safetensors.torch.load_file(out / "models" / "client-001.safetensors")
-    assert [path.name for path in (out / "models").glob("*.safetensors")] == ["client-001.safetensors"]
+    shared = safetensors.torch.load_file(out / "models" / "personal-001.safetensors")
+    assert [path.name for path in (out / "models").glob("*.safetensors")] == ["personal-001.safetensors"]
     assert all(torch.equal(tensor, models(tmp_path)[1][name]) for name, tensor in shared.items())
     (theirs,) = (tmp_path / "node-1").glob("*/models/index.json")
     index = json.loads((out / "models" / "index.json").read_text())
     assert index == json.loads(theirs.read_text()), "made of the node's own recipe and data, as the server's is"
-    assert index["client-001.safetensors"]["samples"] > 0
+    assert index["1"]["samples"] > 0
     with pytest.raises(ConfigError, match="client 0's model is with its node"):
         run.models[0]
     lines = event_log(out)
@@ -299,7 +304,7 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     wire = Nearby(recipe, tmp_path, (0, 1), configs)
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     index = json.loads((tmp_path / "node-1" / experiment(tmp_path / "out") / "models" / "index.json").read_text())
-    assert index["client-001.safetensors"]["class_names"] == ["a", "b", "c"]
+    assert index["1"]["class_names"] == ["a", "b", "c"]
     assert [entry["samples"] for entry in run.result["clients_table"]] == [32, 32]
     assert run.history[-1]["accuracy"]["personal"]["n"] == 2
     heads = [header(envelope) for _, envelope in wire.sent if envelope.kind == "train"]
@@ -340,7 +345,7 @@ def test_dp_sgd_draws_from_the_nodes_secret(tmp_path: Path) -> None:
         serve(recipe, wire, out=tmp_path / out, deadline=5)
         known = (tmp_path / "node-0" / "noise.secret").read_bytes()
         assert not any(known in envelope.body or known.hex() in repr(envelope.facts) for _, envelope in wire.sent)
-        return safetensors.torch.load_file(tmp_path / out / "models" / "client-000.safetensors")
+        return safetensors.torch.load_file(tmp_path / out / "models" / "received-000.safetensors")
 
     first, again = shared("first"), shared("again")
     assert all(torch.equal(first[name], again[name]) for name in first)

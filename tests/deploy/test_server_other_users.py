@@ -33,7 +33,7 @@ def test_run_folder_and_state_dirs_are_closed(old: bool) -> None:
         wire = Nearby(recipe, shared, configs={k: {"share-model": True, "secret-noise": True} for k in range(3)})
         serve(recipe, wire, out=out, deadline=5)
         names = {path.name for folder in folders for path in folder.rglob("*")}
-        assert {"nodes.jsonl", "result.json", "client-000.safetensors", "noise.secret", "number.secret"} <= names
+        assert {"nodes.jsonl", "result.json", "personal-000.safetensors", "noise.secret", "number.secret"} <= names
         assert open_to_nobody(*folders, *(path for folder in folders for path in folder.rglob("*"))) == []
         out.chmod(0o755)
         serve(recipe, wire, out=out, deadline=5, resume=True)

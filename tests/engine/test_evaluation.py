@@ -19,6 +19,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, MethodCard, TrainingResult, hyperparameters
+from polyfed.core.modules import export_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Stage, Training
 from polyfed.data.samples import LabeledSamples
@@ -672,11 +673,12 @@ def test_settings_that_do_nothing_are_refused() -> None:
     assert one_is_enough.held_out == {1, 2}
 
 
-def test_their_models_are_not_handed_out(tmp_path: Path) -> None:
+def test_their_models_are_what_they_would_receive(tmp_path: Path) -> None:
     held = run_held(FedAvg(), out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="expected a client that is present"):
-        held.export(LAST)
-    assert not list((tmp_path / "run" / "models").glob(f"client-00{LAST}*"))
+    assert held.clients[LAST].weights is None
+    of_all, ours = (export_state(held.export(number)) for number in (0, LAST))
+    assert all(torch.equal(tensor, of_all[name]) for name, tensor in ours.items())
+    assert not list((tmp_path / "run" / "models").glob(f"*-00{LAST}*"))
     table = load_runs(tmp_path)[0].result.clients_table
     assert table is not None
     assert [row.held_out for row in table] == [None] * LAST + [True]

@@ -25,6 +25,7 @@ from polyfed.engine.run_loop import Pace
 from polyfed.engine.task import Task
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import ConfigError, RunError, RunInterrupted
+from polyfed.experiments.prediction import stored_entry
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FML, FedAvg, FedGH, Local
 from polyfed.testing import ConformanceKit
@@ -248,7 +249,9 @@ def test_who_never_took_part_is_exported_as_it_would_receive(tmp_path: Path) -> 
     for i in idle:
         assert made.clients[i].weights is None
         assert difference(made.export(i).state_dict(), received(made, i)) is None
-        written = safetensors.torch.load_file(tmp_path / "models" / f"client-{i:03d}.safetensors")
+        kept = stored_entry(tmp_path, i)[1]["stages"]
+        written = safetensors.torch.load_file(tmp_path / "models" / kept["personal"]["weights"])
+        assert kept["received"] == kept["personal"]
         assert difference(written, received(made, i)) is None
 
 

@@ -301,7 +301,7 @@ def copied(done: Run, tmp_path: Path) -> Path:
 
 def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
     run = copied(done, tmp_path)
-    weights, index = run / "models" / "client-001.safetensors", run / "models" / "index.json"
+    weights, index = run / "models" / "personal-001.safetensors", run / "models" / "index.json"
     whole, listed = weights.read_bytes(), json.loads(index.read_text())
     text = index.read_text()
     index.write_text(text.replace("digits", "digitz", 1))
@@ -311,10 +311,10 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
     prediction.load_model(run, 1)
     (run / "models" / "index.json.sha256").unlink()  # as of folders that older versions wrote
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ConfigError, match=r"client-001\.safetensors is damaged"):
+    with pytest.raises(ConfigError, match=r"personal-001\.safetensors is damaged"):
         prediction.load_model(run, 1)
     weights.unlink()
-    with pytest.raises(ConfigError, match=r"cannot read .*client-001"):
+    with pytest.raises(ConfigError, match=r"cannot read .*personal-001"):
         prediction.load_model(run, 1)
     weights.write_bytes(whole)
     for key, value, says in (
@@ -340,14 +340,15 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         ("{", "nothing readable"),
         ("[1, 2]", "noth"),
         (
-            text.replace("client-001.safe", "client-1.x/../../client-001.safe"),
-            r"expected files as client-000\.safetensors",
+            text.replace("personal-001.safe", "personal-1.x/../../personal-001.safe"),
+            r"expected files as personal-000\.safetensors",
         ),
+        (text.replace('"1": {', '"1/..": {'), r"expected numbers of clients, got '1/\.\.'"),
     ):
         index.write_text(content)
         with pytest.raises(ConfigError, match=says):
             prediction.load_model(run, 1)
-    index.write_text(json.dumps({name: entry for name, entry in listed.items() if "001" not in name}))
+    index.write_text(json.dumps({name: entry for name, entry in listed.items() if name != "1"}))
     with pytest.raises(ConfigError, match=r"whose model is in .*models \(0, 2\), got 1"):  # it never joined, say
         prediction.load_model(run, 1)
     (run / "result.json").unlink()

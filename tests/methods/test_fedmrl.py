@@ -78,7 +78,7 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
         "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
     }
     done = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run")
-    stored = safetensors.torch.load_file(tmp_path / "run" / "models" / "client-000.safetensors")
+    stored = safetensors.torch.load_file(tmp_path / "run" / "models" / "personal-000.safetensors")
     own = zoo.build("digits-cnn2", (1, 8, 8), 10)
     assert {name for name in stored if not name.startswith("beside.")} == own.export().keys()
     assert {name.split(".")[1] for name in stored if name.startswith("beside.")} == {"auxiliary_model", "projection"}

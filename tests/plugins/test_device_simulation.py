@@ -200,7 +200,10 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
         assert list(record["bytes_by_client"]) == list(record["simulated_by_client"]) == ["0"]
         assert record["accuracy_per_client"][1] == pytest.approx(untrained)
         assert record["accuracy"]["received"]["n"] == 2, "accuracies are over all clients"
-    assert set(run.models) == {0}
+    assert set(run.models) == {0, 1}
+    with torch.no_grad():
+        right = float((run.models[1](data.x).argmax(1) == data.y).double().mean())
+    assert right == pytest.approx(untrained)
     whole = two(devices=settings, rounds=4).run()
     with pytest.raises(RunInterrupted):
         two(devices=settings, rounds=4, out=tmp_path / "cut", loggers=[Interrupt(2)]).run()

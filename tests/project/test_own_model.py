@@ -41,7 +41,7 @@ def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[st
         assert end.value.code == 0, capsys.readouterr().err
     names: dict[str, Any] = {}
     exec(next(block for block in blocks("python") if "pf.load(" in block), names)
-    assert set(names["trained"].network.export()) == set(load_file("runs/mine/models/client-000.safetensors"))
+    assert set(names["trained"].network.export()) == set(load_file("runs/mine/models/personal-000.safetensors"))
     (exports,) = (block.splitlines() for block in blocks("bash") if "polyfed export" in block)
     for _, *words in map(shlex.split, exports):
         if words[2].endswith(".onnx"):

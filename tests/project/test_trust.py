@@ -266,7 +266,10 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         ({"image_size": 2**24}, "expected images of the size of the input"),
         ({"prepare": {"mean": ["a"], "std": [1.0]}}, "'prepare.mean[0]': expected a number"),
         ({"hyperparameters": ["rm"]}, "'hyperparameters': expected an object"),
-        ({"sha256": {"../../secret": "0" * 64}}, "got another: KeyError: 'client-000.safetensors'"),
+        ({"sha256": {"../../secret": "0" * 64}}, "got another: KeyError: 'personal-000.safetensors'"),
+        ({"stages": {"personal": {"weights": "../../secret"}}}, "expected files as personal-000.safetensors"),
+        ({"stages": {"personal": {"weights": "personal-0.safetensors", "state": "/secret"}}}, "got '/secret'"),
+        ({"stages": {"personal": {}}}, "'stages.personal': expected the key 'weights'"),
     ],
 )
 def test_sizes_and_names_are_checked_before_anything_is_built(
@@ -336,7 +339,7 @@ def linked(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 PARTS = (
     *("recipe.toml", "rounds.jsonl", "result.json", "models", "models/index.json", "models/index.json.sha256"),
-    *("models/client-000.safetensors", "checkpoint", "checkpoint/round-000001", "checkpoint/round-000001/index.json"),
+    *("models/personal-000.safetensors", "checkpoint", "checkpoint/round-000001", "checkpoint/round-000001/index.json"),
     *("analysis", "attack", "tensorboard", "wandb", "nodes.jsonl", "compare.json"),  # which lead to nothing
 )
 

@@ -46,6 +46,8 @@ NOT_HERE = {  # a run without code of one's own, on images of common classes, ne
     "ModelEntry.target",
     "RunResult.score",
     "ModelEntry.adapters",
+    "ModelEntry.personalize",
+    "ModelFiles.state",
     "MadeOf.code",
     "RunResult.pretraining",
     "ModelEntry.modules",

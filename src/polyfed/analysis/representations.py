@@ -125,7 +125,7 @@ def _represent(run: RunRecord, inputs: ProbeInputs, device: str, kernels: bool, 
     found = []
     seen = []
     for who in clients:
-        outputs = layer_outputs(load_model(run.path, who.client, device, run.trusted), inputs.x)
+        outputs = layer_outputs(load_model(run.path, who.client, device, run.trusted, "personal"), inputs.x)
         for layer, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
                 raise ConfigError(f"{run.path}: client {who.client}'s outputs at '{layer}' are not finite")
@@ -158,9 +158,7 @@ def clients_of(run: str | Path) -> list[ClientRef]:
     path = Path(run) / "models" / "index.json"
     try:
         index: Mapping[str, Mapping[str, Any]] = parse_json(path.read_bytes())
-        found = [
-            ClientRef(int(Path(file).stem.removeprefix("client-")), str(e["architecture"])) for file, e in index.items()
-        ]
+        found = [ClientRef(int(number), str(entry["architecture"])) for number, entry in index.items()]
     except FileNotFoundError:
         raise ConfigError(f"{run} holds no clients' models (models/index.json), which this figure is made of") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -203,7 +203,7 @@ def _members(
             elif not liras:
                 why = "no LiRA: shadow models were refused"
     try:
-        holder = load_model(run.record.path, client.id, device, run.record.trusted)
+        holder = load_model(run.record.path, client.id, device, run.record.trusted, "personal")
     except ConfigError:  # networks that a run folder cannot rebuild
         return found, why
     return [*found, client_model_loss_attack(holder, rows)], why

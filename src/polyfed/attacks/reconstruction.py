@@ -156,7 +156,7 @@ def collect_target(
     Raises:
         ConfigError: no finished run, no such client, a method that sends neither, images that are not there.
     """
-    model = load_model(folder, client, device, trust)
+    model = load_model(folder, client, device, trust, "personal")
     exposed = exposed_by(model.method)
     network = as_split_model(model.network).requires_grad_(False)
     record = load_runs(folder, trust)[0]

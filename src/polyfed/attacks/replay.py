@@ -194,8 +194,8 @@ def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:
     if not earlier:
         return None
     folder = place / "run"
-    newest = rounds[max(earlier)]
-    shutil.copytree(newest, folder / "checkpoint" / newest.name)
+    for number in earlier:  # the newest, and that of the best round before it, where that counts
+        shutil.copytree(rounds[number], folder / "checkpoint" / rounds[number].name)
     shutil.copyfile(run / "rounds.jsonl", folder / "rounds.jsonl")
     (folder / "recipe.toml").write_text(recipe.dumps(), encoding="utf-8")
     return folder

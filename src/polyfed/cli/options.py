@@ -52,6 +52,14 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import the code that the folder names: only if it is yours, or you have read it."),
 ]
+ModelStage = Annotated[
+    str | None,
+    typer.Option(
+        "--stage",
+        metavar="NAME",
+        help="received, as the server sends it, or personal, as the client keeps it [the one that the run has scored].",
+    ),
+]
 RunFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder [runs/RECIPE-METHOD-seedN].")]
 Resume = Annotated[
     bool,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.options import DEVICES, AsJson, OwnDevice, TargetAccuracy, Trust, parse_names
+from polyfed.cli.options import DEVICES, AsJson, ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text
@@ -131,14 +131,13 @@ def predict(
             show_default=False,
         ),
     ],
-    client: Annotated[
-        str, typer.Option(metavar="CLIENT", help="Whose personal model: a number or a name.", show_default=False)
-    ],
+    client: Annotated[str, typer.Option(metavar="CLIENT", help="Whose model: a number or a name.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
     json: AsJson = False,
     device: OwnDevice = "cpu",
     resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
+    stage: ModelStage = None,
     trust: Trust = False,
 ) -> None:
     """Use a client's model on new data.
@@ -156,7 +155,7 @@ def predict(
     from polyfed.report.atomic_files import write_whole
 
     with all_problems_listed(print_stderr):
-        found = prediction.predict(run, client, data, device=device, resize=resize, trust=trust)
+        found = prediction.predict(run, client, data, stage=stage, device=device, resize=resize, trust=trust)
     to_file = str(out) != "-"
     if found.client_name:
         print_stderr(f"model of {client_text(found.client or 0, found.client_name)}")
@@ -186,9 +185,8 @@ def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="What to write: a .pt2 or .onnx file.", show_default=False)
     ],
-    client: Annotated[
-        str, typer.Option(metavar="CLIENT", help="Whose personal model: a number or a name.", show_default=False)
-    ],
+    client: Annotated[str, typer.Option(metavar="CLIENT", help="Whose model: a number or a name.", show_default=False)],
+    stage: ModelStage = None,
     trust: Trust = False,
 ) -> None:
     """Write a client's model as a program that runs without polyfed.
@@ -202,7 +200,7 @@ def export(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.exported_model import export_model
 
-    print_files([export_model(run, client, file, trust=trust)])
+    print_files([export_model(run, client, file, stage=stage, trust=trust)])
 
 
 def push(
@@ -211,10 +209,11 @@ def push(
         str, typer.Argument(metavar="REPO", help="The repository of the Hub: owner/name.", show_default=False)
     ],
     client: Annotated[
-        str | None, typer.Option(metavar="CLIENT", help="Whose personal model: a number or a name [the only one's].")
+        str | None, typer.Option(metavar="CLIENT", help="Whose model: a number or a name [the only one's].")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Everybody may read the repository.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Send it without asking.")] = False,
+    stage: ModelStage = None,
     trust: Trust = False,
 ) -> None:
     """Send a client's model to the Hugging Face Hub.
@@ -228,7 +227,7 @@ def push(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.hub import prepare_push
 
-    prepared = prepare_push(run, client, repository, public=public, trust=trust)
+    prepared = prepare_push(run, client, repository, stage=stage, public=public, trust=trust)
     print_text(str(prepared))
     if not yes and not _says_yes():
         raise ConfigError("expected a yes at the terminal, or --yes, got none; nothing was sent")

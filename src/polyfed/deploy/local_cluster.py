@@ -110,7 +110,7 @@ def local(
         cluster.run(config, _Output(cluster.processes.log("run")).show if progress else lambda: None)
     cluster.processes.remove_logs()
     done = RunFolder(folder)
-    return Run(done.read_result() or {}, History(done.records(sealed=False)), {}, folder)
+    return Run(done.read_result() or {}, History(done.records(sealed=False)), {}, folder, {})
 
 
 class _Output:

@@ -18,7 +18,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method
-from polyfed.core.modules import as_split_model, export_state
+from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
 from polyfed.deploy.answer_limits import AnswerLimits
@@ -42,12 +42,13 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.executors.client_work import run_job, score_batch, working_copy
+from polyfed.engine.evaluation import ScoredClient, kept_stages
+from polyfed.engine.executors.client_work import has_weights, run_job, score_batch
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.model_export import model_entry
+from polyfed.engine.model_export import at_work, model_entry, parts_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
-from polyfed.engine.scoring import ScoreCache, score_to_json, uses_default_predict
+from polyfed.engine.scoring import ScoreCache, score_to_json
 from polyfed.engine.task import Task
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
@@ -114,6 +115,7 @@ class NodeTask:
         self._place = place
         self._recipe = recipe
         self._method: Method = recipe.chosen_method
+        self._stages = recipe.evaluation.stages(self._method.evaluation_stage)
         shared, number = data_of_node(recipe, place, data)
         self._source, source = shared.source, shared.source
         self._names = list(source.class_names)
@@ -267,32 +269,31 @@ class NodeTask:
         return Envelope("score", {part: score_to_json(score) for part, score in self.scores(message).items()})
 
     def finish(self, message: Message | None, share: bool) -> Envelope:
-        """Write the client's personal model to the disk, and send it if this node shares it.
+        """Write the client's networks to the disk, as they are scored, and send them if this node shares them.
 
-        What the server's own folder needs of a table goes with it: how missing values and categories became numbers.
+        What the server's own folder needs of a table goes with them: how missing values and categories became numbers.
         """
         task = self.task
         client = self.client
         method = self._method
-        keeper = working_copy(client, task.variant, self._model_factory)
-        keeper.round = task.round
-        if message is not None:
-            method.receive(keeper, freeze(message))
-        weights = {
-            name: tensor.detach().cpu() for name, tensor in export_state(method.personal_model(keeper.model)).items()
-        }
-        alone = uses_default_predict(method)
-        state = {} if alone else keeper.method_state
-        folder = RunFolder(self._folder)
+        own = has_weights(client, task.variant, self._model_factory)
+        made = {}
+        for stage in kept_stages(self._stages):
+            view = ScoredClient(client, task.variant, message if stage == "received" or not own else None)
+            made[stage] = parts_of(at_work(view, method, self._model_factory, task.round), method)
         self._folder.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(self._folder)
         with folder.models() as write:
             words = None if self._source.vocabulary is None else folder.write_vocabulary(self._source.vocabulary.words)
             about = self._entry(words)
-            write(client.id, weights, state, about)
+            write(client.id, made, about)
         if not share:
             return Envelope("finish", {"shared": False})
+        sent = {
+            f"{stage} {name}": part for stage, kept in made.items() for name, part in merge_client_state(*kept).items()
+        }
         facts = {"shared": True, **{key: about[key] for key in SHARED if key in about}}
-        return Envelope("finish", facts, serialize(merge_client_state(weights, state)))
+        return Envelope("finish", facts, serialize(sent))
 
     def _entry(self, words: str | None) -> Mapping[str, Any]:
         """The entry of the personal model in the list of models beside it, of this node's own recipe and data.
@@ -301,7 +302,7 @@ class NodeTask:
         """
         source, chosen = self._source, self._model_factory.chosen
         named = self._recipe.method.name
-        return model_entry(
+        entry = model_entry(
             self.client,
             self._method,
             Task.of_source(source, classes=len(self._names), class_names=self._names),
@@ -313,6 +314,7 @@ class NodeTask:
             round=self.task.round,
             words=words,
         )
+        return {**entry, "stage": self._stages[0]}
 
     def scores(self, message: Message | None) -> Scores:
         """Of the task's parts that the client has rows of, as it stands or after receiving a message."""

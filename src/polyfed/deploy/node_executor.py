@@ -42,8 +42,7 @@ from polyfed.deploy.protocol import (
     serialize,
     split_client_state,
 )
-from polyfed.engine.evaluation import figures_of
-from polyfed.engine.executors.client_work import has_weights
+from polyfed.engine.evaluation import figures_of, kept_stages
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import decoded
@@ -131,33 +130,39 @@ class NodeExecutor:
         numbers = [client.id for client in self.federation.clients]
         return {i for i in numbers if self._registry.node_of.get(i) not in online or self._unread.get(i) == now}
 
-    def save_models(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State], dict[str, Any]]]:
-        """Have clients' nodes write their models; of those that are shared weights, states, and what each reads."""
-        federation, server = self.federation, self.federation.server
+    def save_models(
+        self, clients: Sequence[Client]
+    ) -> list[tuple[Client, dict[str, tuple[Group, State]], dict[str, Any]]]:
+        """Have clients' nodes write their models; of those that are shared weights and states, by stage, and what each
+        reads.
+        """
+        federation = self.federation
+        stages = kept_stages(federation.stages)
         envelopes = []
         for client in clients:
-            variant = federation.method.variant(server, client.id)
-            own = has_weights(client, variant, federation.model_factory)
-            message = None if own else federation.method.broadcast(server, client.id)
-            facts = {"round": server.round, "variant": variant, "base": _held(client)}
+            views = federation.evaluator.views(client, stages).values()
+            message = next((view.message for view in views if view.message is not None), None)
+            variant = next(iter(views)).variant
+            facts = {"round": federation.server.round, "variant": variant, "base": _held(client)}
             envelopes.append((self._registry.node_of.get(client.id), self._request("finish", facts, message)))
         shared = []
         for client, answer in zip(clients, self._registry.request(envelopes), strict=True):
             with self._guarded(client):
                 told, message = self._opened(answer)
                 if message:
-                    weights = split_client_state(message)
-                    self._check_model(client, weights)
+                    kept = {stage: split_client_state(_of_stage(message, stage)) for stage in stages}
+                    for one in kept.values():
+                        self._check_model(client, one)
                     about = {key: told[key] for key in SHARED if key in told}
-                    validated(ModelEntry, {"label_column": None, **about})
-                    shared.append((client, weights, about))
+                    validated(ModelEntry, {"label_column": None, "stage": stages[0], "stages": {}, **about})
+                    shared.append((client, kept, about))
         return shared
 
     def _check_model(self, client: Client, model: tuple[Group, State]) -> None:
-        """Check that a personal model is finite, and of the client's network where the server has it."""
+        """Check that a model is finite, and of the client's network where the server has it."""
         weights, state = model
         if name := first_nonfinite({"weights": weights, **state}):
-            raise RunError(f"expected a personal model of finite numbers, got others ('{name}')")
+            raise RunError(f"expected a model of finite numbers, got others ('{name}')")
         if client.architecture in self._unseen:
             return
         method = self.federation.method
@@ -364,6 +369,12 @@ class NodeExecutor:
         node = self._registry.node_of.get(client.id)
         self._event_log.note("trouble", client=client.id, node=node, reason=str(reason))
         self.federation.tell("message", f"round {self._event_log.round}: client {client.id}: {reason}")
+
+
+def _of_stage(message: Message, stage: str) -> Message:
+    """The part of a node's models that is of a stage."""
+    start = f"{stage} "
+    return {name.removeprefix(start): value for name, value in message.items() if name.startswith(start)}
 
 
 def _first_line(error: Exception) -> str:

@@ -154,15 +154,15 @@ class DeployedFederation(Federation):
         if self._registry.poll():
             raise ClientJoined
 
-    def export(self, client_id: int) -> nn.Module:
+    def export(self, client_id: int, stage: str = "") -> nn.Module:
         """Refused: models are with the nodes."""
         raise ConfigError(f"client {client_id}'s model is with its node, in its state-dir")
 
     def write_models(self, folder: RunFolder) -> None:
-        """Have every node write its client's personal model; those that are shared come into the run folder."""
+        """Have every node write its client's models; those that are shared come into the run folder."""
         with folder.models() as write:
-            for client, (weights, state), read in self._nodes.save_models(self.exporter.present()):
-                write(client.id, weights, state, {**self.exporter.about(client, None), **read})
+            for client, kept, read in self._nodes.save_models(self.exporter.present()):
+                write(client.id, kept, {**self.exporter.about(client, None), **read})
 
     @property
     def data_checksum(self) -> None:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -35,8 +35,11 @@ from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 
 @dataclass(eq=False)
-class _ScoredClient:
-    """A client as it is scored, and what its scores depend on. message: what it receives before; None: nothing."""
+class ScoredClient:
+    """A client as it is scored, and what its scores depend on.
+
+    variant: of its network. message: what it receives before; None: nothing.
+    """
 
     client: Client
     variant: str
@@ -46,7 +49,7 @@ class _ScoredClient:
         self._facts = (self.client.version, self.variant)
         self._sent = flatten(self.message or {})
 
-    def is_scored_like(self, other: _ScoredClient) -> bool:
+    def is_scored_like(self, other: ScoredClient) -> bool:
         """Whether nothing is another, the message's tensors being the very same, which nobody writes into."""
         if self is other:
             return True
@@ -87,7 +90,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.figures = figures_of(self.evaluation, self.metrics)
-        self._memory: dict[tuple[int, bool, str], tuple[_ScoredClient, Score]] = {}  # by client, received or not, part
+        self._memory: dict[tuple[int, bool, str], tuple[ScoredClient, Score]] = {}  # by client, received or not, part
         self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
         epochs = self.evaluation.held_out_epochs
         if epochs:
@@ -128,8 +131,8 @@ class Evaluator:
         self._memory = {place: known for place, known in self._memory.items() if place[0] not in silent}
         there = (self.server.clients.keys() | self.excluded.keys()) - silent
         judged = [client for client in self.clients if client.id in there and client.id not in self.unscored]
-        views = {client.id: self._views(client, [stage for stage, _ in wanted]) for client in judged}
-        missing: dict[_ScoredClient, list[str]] = {}
+        views = {client.id: self.views(client, [stage for stage, _ in wanted]) for client in judged}
+        missing: dict[ScoredClient, list[str]] = {}
         for stage, part in wanted:
             for view in (of_stage[stage] for of_stage in views.values()):
                 asked = missing.setdefault(view, [])
@@ -146,24 +149,26 @@ class Evaluator:
             found[stage, part] = {number: score for number, score in known.items() if score is not None}
         return found
 
-    def _views(self, client: Client, stages: Sequence[str]) -> dict[str, _ScoredClient]:
+    def views(self, client: Client, stages: Sequence[str]) -> dict[str, ScoredClient]:
         """What of the client is scored at each stage; what needs the same message is the same."""
+        if client.id in self.held_out:
+            return dict.fromkeys(stages, self._newcomer(client, "train"))
         if client.id in self.excluded:
-            return dict.fromkeys(stages, _ScoredClient(client, self.excluded[client.id], None))
+            return dict.fromkeys(stages, ScoredClient(client, self.excluded[client.id], None))
         variant = self.method.variant(self.server, client.id)
         own = has_weights(client, variant, self.model_factory)
         receives = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
-        as_it_stands = received = _ScoredClient(client, variant, None)
+        as_it_stands = received = ScoredClient(client, variant, None)
         if any(receives.values()):
             message = self.method.broadcast(self.server, client.id)
-            received = _ScoredClient(client, variant, message) if message else as_it_stands
+            received = ScoredClient(client, variant, message) if message else as_it_stands
         return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
 
-    def _recall(self, view: _ScoredClient, part: str) -> Score | None:
+    def _recall(self, view: ScoredClient, part: str) -> Score | None:
         known = self._memory.get((view.client.id, view.message is not None, part))
         return known[1] if known is not None and known[0].is_scored_like(view) else None
 
-    def _job(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
+    def _job(self, view: ScoredClient, parts: Sequence[str]) -> EvalJob:
         shared = [part for part in parts if getattr(view.client.data, part) is self.shared_test]
         return EvalJob(view.client, view.variant, view.message, self.server.round, parts, shared)
 
@@ -171,10 +176,7 @@ class Evaluator:
 
     def _newcomers_record(self) -> dict[str, Any]:
         """The figures of those who are held out."""
-        asked = [
-            self._job(_ScoredClient(client, variant, message or None), ["test"])
-            for client, message, variant in self._sent("train")
-        ]
+        asked = [self._job(self._newcomer(client, "train"), ["test"]) for client in self._newcomers]
         taken = zip(asked, self.executor.score(asked), strict=True)
         scores = {"received": {job.client.id: found["test"] for job, found in taken if "test" in found}}
         if self.evaluation.held_out_epochs:
@@ -199,9 +201,9 @@ class Evaluator:
         place, exchange = training[0]
         jobs = [
             TrainJob(
-                client,
-                freeze(message),
-                variant,
+                view.client,
+                freeze(view.message or {}),
+                view.variant,
                 exchange,
                 number,
                 scores=True,
@@ -209,20 +211,27 @@ class Evaluator:
                 exchange_index=place,
                 uploads=False,
             )
-            for client, message, variant in self._sent(exchange.name)
+            for view in (self._newcomer(client, exchange.name) for client in self._newcomers)
         ]
         outcomes = self.executor.run(jobs, lambda done: None)
         return {outcome.client_id: outcome.score for outcome in outcomes if outcome.score is not None}
 
-    def _sent(self, exchange: str) -> Iterator[tuple[Client, Message, str]]:
-        """Each newcomer with what the server would send it in an exchange, and the variant of its network."""
-        for client in self._newcomers:
-            trial = copy.copy(self.server)
-            trial.state = dict(self.server.state)
-            trial.log = {}
-            trial.exchange = exchange
-            trial.set_available(sorted([*self.server.clients, client.id]))
-            yield client, self.method.broadcast(trial, client.id), self.method.variant(trial, client.id)
+    def _newcomer(self, client: Client, exchange: str) -> ScoredClient:
+        """A client that is held out, with what the server would send it in an exchange."""
+        trial = copy.copy(self.server)
+        trial.state = dict(self.server.state)
+        trial.log = {}
+        trial.exchange = exchange
+        trial.set_available(sorted([*self.server.clients, client.id]))
+        message = self.method.broadcast(trial, client.id)
+        return ScoredClient(client, self.method.variant(trial, client.id), message or None)
+
+
+def kept_stages(stages: Sequence[str]) -> list[str]:
+    """The stages whose networks a run keeps: those that it scores, but for that in the middle of a round, and what
+    clients keep; the main one first, unless it is that one.
+    """
+    return list(dict.fromkeys([*(stage for stage in stages if stage != "after_training"), "personal"]))
 
 
 def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) -> frozenset[int]:

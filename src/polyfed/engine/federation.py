@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from polyfed.engine.checkpoint import check_made_of
 from polyfed.engine.compatibility import averaged
 from polyfed.engine.evaluation import Measure, validate_metrics
 from polyfed.engine.federation_parts import FederationParts
-from polyfed.engine.run import History, PersonalModels, of_federation
+from polyfed.engine.run import ClientModels, History, of_federation
 from polyfed.engine.run import Run as Run
 from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
@@ -159,7 +160,10 @@ class Federation(FederationParts):
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
-        return Run(result, History(self.history), PersonalModels(self.export, list(self.server.clients)), path)
+        numbers = [client.id for client in self.exporter.present()]
+        models = ClientModels(self.export, numbers)
+        personal = ClientModels(functools.partial(self.export, stage="personal"), numbers)
+        return Run(result, History(self.history), models, path, personal)
 
     def _read(self, result: Mapping[str, Any]) -> Run:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
@@ -173,8 +177,8 @@ class Federation(FederationParts):
             self.checkpointer.show_wanted_round()
             return self._finished(result)
         self.history[:] = records
-        models = PersonalModels(self._gone, self.present(last))
-        return Run(result, History(self.history), models, self.folder.path)
+        models = ClientModels(self._gone, self.present(last))
+        return Run(result, History(self.history), models, self.folder.path, models)
 
     def _gone(self, client_id: int) -> nn.Module:
         raise ConfigError(f"the run's last checkpoint is gone; client {client_id}'s weights, if kept, are in models/")

@@ -98,16 +98,6 @@ class FederationParts:
             present=self.present,
             made_of=self.made_of,
         )
-        self.exporter = ModelExport(
-            method=self.method,
-            clients=self.clients,
-            server=self.server,
-            model_factory=self.model_factory,
-            task=self.task,
-            settings=self.settings,
-            facts=self.facts,
-            by_name=self._by_name,
-        )
         self.evaluator = Evaluator(
             method=self.method,
             main_score=self.task.main_score,
@@ -122,6 +112,17 @@ class FederationParts:
             excluded=self.setup.excluded,
             unscored=self.setup.unscored,
             held_out=self.held_out,
+        )
+        self.exporter = ModelExport(
+            method=self.method,
+            clients=self.clients,
+            server=self.server,
+            model_factory=self.model_factory,
+            task=self.task,
+            settings=self.settings,
+            facts=self.facts,
+            by_name=self._by_name,
+            evaluator=self.evaluator,
         )
         self.checkpointer = Checkpointer(
             method=self.method,
@@ -393,16 +394,12 @@ class FederationParts:
             uploads = plugin.before_aggregate(round, uploads)
         self.method.aggregate(self.server, uploads)
 
-    def export(self, client_id: int) -> nn.Module:
-        """A copy of the client's personal model; where it has none of this kind yet, what it would receive now.
-
-        Raises:
-            ConfigError: there is no such client, or it has not joined yet.
-        """
-        return self.exporter.export(client_id)
+    def export(self, client_id: int, stage: str = "") -> nn.Module:
+        """A copy of the client's network as it is scored; see `ModelExport.export`."""
+        return self.exporter.export(client_id, stage)
 
     def write_models(self, folder: RunFolder) -> None:
-        """Write the personal models of everybody present."""
+        """Write the models of everybody present."""
         self.exporter.write(folder)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Clients' personal models: handed out, and written into a run folder with what their users must know."""
+"""Clients' networks, as they are scored: handed out, and written into a run folder with what their users must know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.client import Client, to_float
 from polyfed.core.message import Message, clone, freeze
@@ -17,7 +17,8 @@ from polyfed.core.modules import copy_network, export_state
 from polyfed.core.server import Server
 from polyfed.data.samples import TableColumns, own_means
 from polyfed.data.transforms import Prepare
-from polyfed.engine.executors.client_work import has_weights, working_copy
+from polyfed.engine.evaluation import Evaluator, ScoredClient, kept_stages
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.scoring import uses_default_predict
@@ -27,7 +28,7 @@ from polyfed.errors import ConfigError
 
 @dataclass
 class ModelExport:
-    """Hands out the personal models of a federation.
+    """Hands out the networks of a federation's clients, at each stage as they are scored.
 
     Attributes:
         clients: by number. task: its class names have been filled in. settings: of the run folder's recipe.
@@ -38,61 +39,53 @@ class ModelExport:
     clients: Sequence[Client]
     server: Server
     model_factory: ModelFactory
+    evaluator: Evaluator
     task: Task
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]
     by_name: Mapping[str, object]
 
-    def export(self, client_id: int) -> nn.Module:
-        """A copy of the client's personal model, on the CPU; where it has none yet, what it would receive now.
+    def export(self, client_id: int, stage: str = "") -> nn.Module:
+        """A copy of the client's network at a stage, "received" or "personal", on the CPU; "": at the main one.
 
         It is the client's network; a `PersonalPredictor` where the method predicts by more than the network's output.
 
         Raises:
             ConfigError: there is no such client, or it has not joined yet.
         """
-        if client_id not in self.server.clients:
-            here = ", ".join(map(str, self.server.clients))
-            raise ConfigError(f"expected a client that is present ({here}), got {client_id}")
-        personal = self._personal_client(client_id)
-        network = copy_network(self.method.personal_model(personal.model))
+        numbers = [client.id for client in self.present()]
+        if client_id not in numbers:
+            raise ConfigError(f"expected a client that is present ({', '.join(map(str, numbers))}), got {client_id}")
+        main = kept_stages(self.evaluator.stages)[0]
+        view = self.evaluator.views(self.clients[client_id], [stage or main])[stage or main]
+        worker = at_work(view, self.method, self.model_factory, self.server.round)
+        network = copy_network(self.method.personal_model(worker.model))
         if not uses_default_predict(self.method):
-            network = PersonalPredictor(self.method, network, clone(personal.method_state))
+            network = PersonalPredictor(self.method, network, clone(worker.method_state))
         return network.cpu().eval()
 
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder."""
-        alone = uses_default_predict(self.method)  # else what clients keep may have a say
         vocabulary = self.task.vocabulary
         with folder.models() as write:
             words = None if vocabulary is None else folder.write_vocabulary(vocabulary.words)
             for client in self.present():
-                personal = self._personal_client(client.id)
-                weights = export_state(self.method.personal_model(personal.model))
-                state = {} if alone else personal.method_state
-                write(client.id, weights, state, self.about(client, words))
+                views = self.evaluator.views(client, kept_stages(self.evaluator.stages))
+                made = {
+                    id(view): parts_of(at_work(view, self.method, self.model_factory, self.server.round), self.method)
+                    for view in views.values()
+                }
+                write(client.id, {stage: made[id(view)] for stage, view in views.items()}, self.about(client, words))
 
     def present(self) -> list[Client]:
-        """The clients in the federation now."""
-        return [client for client in self.clients if client.id in self.server.clients]
-
-    def _personal_client(self, client_id: int) -> Client:
-        """A working copy of the client with what it keeps; where that is nothing, after what it would receive now."""
-        client = self.clients[client_id]
-        variant = self.method.variant(self.server, client_id)
-        message: Message | None = None
-        if not has_weights(client, variant, self.model_factory):
-            message = self.method.broadcast(self.server, client_id)
-        worker = working_copy(client, variant, self.model_factory)
-        worker.round = self.server.round
-        if message is not None:
-            self.method.receive(worker, freeze(message))
-        return worker
+        """Who is scored or could be: the clients in the federation now, and those that take no part or are held out."""
+        there = self.server.clients.keys() | self.evaluator.excluded.keys() | {*self.evaluator.held_out}
+        return [client for client in self.clients if client.id in there]
 
     def about(self, client: Client, words: str | None) -> dict[str, Any]:
         """See `model_entry`."""
         chosen = self.model_factory.chosen
-        return model_entry(
+        entry = model_entry(
             client,
             self.method,
             self.task,
@@ -100,10 +93,27 @@ class ModelExport:
             self.facts["method"],
             named=self.settings.get("models") is not None or client.architecture in self.by_name,
             auxiliary=None if chosen is None else chosen.network,
-            variant=self.method.variant(self.server, client.id),
+            variant=self.evaluator.views(client, ["personal"])["personal"].variant,
             round=self.server.round,
             words=words,
         )
+        return {**entry, "stage": self.evaluator.stages[0]}
+
+
+def at_work(view: ScoredClient, method: Method, model_factory: ModelFactory, round: int) -> Client:
+    """A working copy of the client with the network and the state by which it is scored."""
+    worker = working_copy(view.client, view.variant, model_factory)
+    worker.round = round
+    if view.message is not None:
+        method.receive(worker, freeze(view.message))
+    return worker
+
+
+def parts_of(worker: Client, method: Method) -> tuple[Mapping[str, Tensor], Message]:
+    """The weights of a client at work, in main memory, and what beside them has a say in its predictions."""
+    weights = export_state(method.personal_model(worker.model))
+    state = {} if uses_default_predict(method) else worker.method_state
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}, state
 
 
 def model_entry(
@@ -160,6 +170,7 @@ def model_entry(
         "prepare": normalized or plain,
         "method": method_name,
         "hyperparameters": dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
+        **({"personalize": method.card.personalize} if method.card.personalize else {}),
         **({} if method.card.adapters is None else {"adapters": method.card.adapters.model_dump()}),
         "variant": variant,
         "auxiliary_model": auxiliary,

@@ -33,13 +33,15 @@ class Run:
 
     Args:
         result: that of `result.json`. history: the records of `rounds.jsonl`; `history.to_frame()` is a table of them.
-        models: one per client, by number. path: the run folder, if there is one.
+        models: the networks that are scored, one per client, by number. path: the run folder, if there is one.
+        personal_models: what clients keep; the same where that is scored.
     """
 
     result: Mapping[str, Any]
     history: History
     models: Mapping[int, nn.Module]
     path: Path | None
+    personal_models: Mapping[int, nn.Module]
 
     def __repr__(self) -> str:
         result = self.result
@@ -56,8 +58,8 @@ class Run:
         return of_run(self.result, self.history, self.path)
 
 
-class PersonalModels(Mapping[int, nn.Module]):
-    """Personal models by client number, made when asked for."""
+class ClientModels(Mapping[int, nn.Module]):
+    """Networks by client number, made when asked for."""
 
     def __init__(self, export: Callable[[int], nn.Module], present: Sequence[int]) -> None:
         self._export, self._present = export, present

@@ -2,8 +2,8 @@
 
     recipe.toml      the resolved settings                     rounds.jsonl   one object per round
     result.json      written when the run is done              checkpoint/    the last two whole states
-    models/          client-007.safetensors, index.json, which says what each is, and README.md, how each is loaded; of
-                     texts words.txt, the words that have ids
+    models/          received-000.safetensors, personal-007.safetensors; index.json, which says whose they are, and
+                     README.md, how each is loaded; of texts words.txt, the words that have ids
     tensorboard/, mlflow/, wandb/     of the loggers that were asked for
     forgotten.json   of clients that were taken out: their numbers
     .lock            empty; locked by the process that is at work
@@ -49,6 +49,8 @@ from polyfed.results.read import (
 from polyfed.results.schema import RoundRecord, RunResult, check_complete
 from polyfed.results.stored_files import StoredRecipe
 
+Weights = Mapping[str, Tensor]
+WriteModel = Callable[[int, Mapping[str, tuple[Weights, Message]], Mapping[str, Any]], None]
 LOCK = ".lock"
 _claimed: set[Path] = set()  # run folders that this process has locked for its next `RunFolder.open`
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
@@ -57,19 +59,32 @@ _MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "logge
 _MAY_DIFFER |= {"overrides", "modules", "client_names"}  # names are compared by themselves
 _MODELS_README = """# The networks of this run
 
-Each `client-*.safetensors` holds a client's weights under the keys of the network's own class, a tensor that layers
-share once; `index.json` says what else belongs to it: the network, the round, the classes' names, the size of images,
-mean and standard deviation of its inputs. With polyfed, in this folder:
+`index.json` says of each client which files hold its network at each stage; equal ones are one file, named after the
+first client that has it:
+
+- `received-*.safetensors`: what the client has after the server's next message, before it trains. Of methods that
+  average, the averaged network, also for clients that were never drawn.
+- `personal-*.safetensors`: what the client keeps: its network after its last local training, in whichever round that
+  was; before its first, what it would receive.
+
+`stage` is the one whose scores the run reports (`result.json`), of round `round`; its files give these scores, and are
+loaded unless another is asked for. Scores of the stage `after_training` are of networks in the middle of a round, which
+nothing keeps; `personal` is what came of them. Scores by other predictors are of the same networks, used in other ways;
+pooled data's tuned networks are not here.
+
+The files hold weights under the keys of the network's own class, a tensor that layers share once; `index.json` has what
+else belongs to them: the network, the classes' names, the size of images, mean and standard deviation of its inputs.
+With polyfed, in this folder:
 
 ```python
 import polyfed as pf
 
-trained = pf.load("..", 0)  # of client 0; trust=True where networks or method are of your own
+trained = pf.load("..", 0)  # of client 0; stage="personal" for that one; trust=True where code is your own
 network, prepare = trained.network, trained.prepare  # prepare: from inputs as the run stored them to the network's
 ```
 
-`polyfed predict RUN --client 0 DATA` reads files, too. Without polyfed, a network of your own class loads them by
-`load_state_dict(safetensors.torch.load_file("client-000.safetensors"))`, and `polyfed export RUN FILE.pt2 --client 0`
+`polyfed predict RUN --client 0 DATA` reads files, too. Without polyfed, a network of your own class loads a file by
+`load_state_dict(safetensors.torch.load_file("personal-000.safetensors"))`, and `polyfed export RUN FILE.pt2 --client 0`
 writes all of it as a program.
 """
 
@@ -285,7 +300,7 @@ class RunFolder:
     def clear_models(self) -> bool:
         """Remove the clients' models, and what was made of them; whether there were any."""
         self.clear_made()
-        found = any((self.path / "models").glob("client-*"))
+        found = any((self.path / "models").glob("*.safetensors"))
         _remove(self.path / "models")
         return found
 
@@ -384,35 +399,51 @@ class RunFolder:
         return None if result is None or result.get("rounds", planned) < planned else result
 
     @contextlib.contextmanager
-    def models(self) -> Iterator[Callable[[int, Mapping[str, Tensor], Message, Mapping[str, Any]], None]]:
-        """Within the block, a function that writes one client's model: (number, weights, state, what it is).
+    def models(self) -> Iterator[WriteModel]:
+        """Within the block, a function that writes one client's networks: (number, stage -> weights and state, what
+        they are).
 
-        Weights go to ``client-007.safetensors``, a state that is not empty to ``client-007.state.safetensors``; at the
-        end `index.json` says what each is, with checksums, and `index.json.sha256` has its own.
+        Weights go to ``received-007.safetensors``, a state that is not empty to ``received-007.state.safetensors``, and
+        what is equal to one file, that of the first client. At the end `index.json` says whose each is, with checksums,
+        `index.json.sha256` has its own, and files of an earlier index are gone.
         """
         folder = self.path / "models"
         index = {}
+        written: dict[str, str] = {}  # checksum -> file
         with explain_disk_errors(folder):
             folder.mkdir(exist_ok=True)
             atomic_write(folder / "README.md", _MODELS_README.encode())
 
-        def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
-            name = f"client-{number:03d}.safetensors"
-            plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in weights.items()}
-            files = {name: safetensors.torch.save(plain)}
-            if state:
-                files[f"client-{number:03d}.state.safetensors"] = to_bytes(state)
-            with explain_disk_errors(folder):
-                for file, data in files.items():
-                    atomic_write(folder / file, data)
-            sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
-            index[name] = {**about, "keeps": sorted(state), "sha256": sums}
+        def write(number: int, kept: Mapping[str, tuple[Weights, Message]], about: Mapping[str, Any]) -> None:
+            sums: dict[str, str] = {}
+
+            def file_of(name: str, data: bytes) -> str:
+                checksum = hashlib.sha256(data).hexdigest()
+                if checksum not in written:
+                    with explain_disk_errors(folder):
+                        atomic_write(folder / name, data)
+                file = written.setdefault(checksum, name)
+                sums[file] = checksum
+                return file
+
+            stages: dict[str, dict[str, str]] = {}
+            for stage, (weights, state) in kept.items():
+                plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in weights.items()}
+                name = f"{stage}-{number:03d}"
+                stages[stage] = {"weights": file_of(f"{name}.safetensors", safetensors.torch.save(plain))}
+                if state:
+                    stages[stage]["state"] = file_of(f"{name}.state.safetensors", to_bytes(state))
+            keeps = {stage: sorted(state) for stage, (_, state) in kept.items()}
+            index[str(number)] = {**about, "stages": stages, "keeps": keeps, "sha256": sums}
 
         yield write
         listed = (json.dumps(index, indent=2) + "\n").encode()
         with explain_disk_errors(folder):
             atomic_write(folder / "index.json", listed)
             atomic_write(folder / SUM_FILE, f"{hashlib.sha256(listed).hexdigest()}  index.json\n".encode())
+            for file in folder.glob("*-[0-9]*.safetensors"):
+                if file.name not in written.values():
+                    file.unlink()
 
     def write_vocabulary(self, words: Sequence[str]) -> str:
         """Write the words that have ids beside the models, one a line; gives the file's checksum."""

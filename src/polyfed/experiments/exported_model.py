@@ -1,4 +1,4 @@
-"""A client's personal model as one file that runs without polyfed: a program of PyTorch's, or ONNX.
+"""A client's network as one file that runs without polyfed: a program of PyTorch's, or ONNX.
 
 It fills in what is missing in rows of a table, and predicts numbers in their own unit. What its inputs and outputs are
 stands in it as JSON, "polyfed": one of the extra files of a `.pt2`, one of ONNX's metadata.
@@ -30,8 +30,10 @@ __all__ = ["export_model"]
 _PACKAGES = ("onnx", "onnxscript")
 
 
-def export_model(run: str | Path, client: int | str, file: str | Path, *, trust: bool = False) -> Path:
-    """Write a client's personal model as a program: from inputs, "x", to "scores", or to the "prediction" of numbers.
+def export_model(
+    run: str | Path, client: int | str, file: str | Path, *, stage: str | None = None, trust: bool = False
+) -> Path:
+    """Write a client's network as a program: from inputs, "x", to "scores", or to the "prediction" of numbers.
 
     It holds all that the method predicts by, with the preparation of inputs, and takes any number of rows. Inputs are
     as the run stored them; rows of a table as `stored_rows` takes them, with NaN for what is missing.
@@ -39,7 +41,7 @@ def export_model(run: str | Path, client: int | str, file: str | Path, *, trust:
     Args:
         run: a finished run's folder. client: number or name.
         file: ends in `.pt2` for `torch.export.load`, or in `.onnx`.
-        trust: whether code that the folder names may be imported, see `load_model`.
+        stage, trust: see `load_model`.
 
     Raises:
         ConfigError: see `load_model`; another file, a network that cannot be exported, or a package is not installed.
@@ -49,7 +51,7 @@ def export_model(run: str | Path, client: int | str, file: str | Path, *, trust:
         raise ConfigError(f"expected a file that ends in .pt2 or .onnx, got {path}")
     if path.suffix == ".onnx" and not all(map(is_installed, _PACKAGES)):
         raise MissingPackage("ONNX files need packages that are not installed: pip install 'polyfed[onnx]'")
-    model = load_model(run, client, trust=trust)
+    model = load_model(run, client, trust=trust, stage=stage)
     try:
         program = _program(model)
         facts = json_text(_facts(model), 2)

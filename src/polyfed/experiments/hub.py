@@ -1,4 +1,4 @@
-"""Personal models on the Hugging Face Hub: what `polyfed push` sends of a run's, and models read from there.
+"""Clients' networks on the Hugging Face Hub: what `polyfed push` sends of a run's, and models read from there.
 
     config.json               the network, its inputs and how they are prepared: an entry of a run's models/index.json
     model.safetensors         its weights
@@ -23,7 +23,15 @@ from polyfed.data.text import WORDS_FILE
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, MissingPackage, described
 from polyfed.escaping import json_text, markdown_text
-from polyfed.experiments.prediction import BUILDING, ClientModel, load_model, read_checked, restore, stored_entry
+from polyfed.experiments.prediction import (
+    BUILDING,
+    ClientModel,
+    files_of,
+    load_model,
+    read_checked,
+    restore,
+    stored_entry,
+)
 from polyfed.places import without_places
 from polyfed.registry import own_names, texts
 from polyfed.report.run_records import RunRecord, load_runs
@@ -39,12 +47,17 @@ __all__ = ["Push", "load", "prepare_push"]
 _SCHEME = "hf://"
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CONFIG = "config.json"
-_WEIGHTS = "model.safetensors"
-_STATE = "model.state.safetensors"
+_FILES = {"weights": "model.safetensors", "state": "model.state.safetensors"}
 _SHARES = "own shares"  # what closed forms keep of a client's own classes
 _LARGEST = 2**24  # bytes of config.json
 _OWN = ("samples", "name", "modules")  # of an entry what nobody needs elsewhere: rows, the client's name, folders
 _DEALING = ("dirichlet_alpha", "classes_per_client", "group_by", "min_samples", "split")  # of [data]
+
+
+_WHOSE = {
+    "received": "The network that the server sends to one client, as it is before local training.",
+    "personal": "The network that one client keeps after local training.",
+}
 
 
 class _Config(ModelEntry):
@@ -71,7 +84,7 @@ class Push:
     def __str__(self) -> str:
         seen = "private" if self.private else "public"
         sizes = [f"  {name:<24}{human_bytes(len(content)):>10}" for name, content in self.files.items()]
-        told = [f"  {_STATE} holds: {_told(self.keeps)}"] if self.keeps else []
+        told = [f"  {_FILES['state']} holds: {_told(self.keeps)}"] if self.keeps else []
         return "\n".join([f"to the {seen} repository {self.repository}, as one commit: {self.message}", *sizes, *told])
 
     def send(self) -> str:
@@ -98,38 +111,43 @@ class Push:
 
 
 def prepare_push(
-    run: str | Path, client: int | str | None, repository: str, *, public: bool = False, trust: bool = False
+    run: str | Path,
+    client: int | str | None,
+    repository: str,
+    *,
+    stage: str | None = None,
+    public: bool = False,
+    trust: bool = False,
 ) -> Push:
-    """What of a run a push sends: a client's personal model with a model card.
+    """What of a run a push sends: a client's network with a model card.
 
     Args:
         run: a finished run's folder. client: number or name; None: the only one. repository: "owner/name".
-        public: whether everybody may read it. trust: see `load_model`, which has to be able to build the model.
+        public: whether everybody may read it. stage, trust: see `load_model`, which has to be able to build the model.
 
     Raises:
         ConfigError: see `load_model`; no such repository can be, or the model is built from a folder of this machine.
     """
     _check_repository(repository, repository)
-    number, name, entry = stored_entry(Path(run), client)
+    number, entry = stored_entry(Path(run), client)
     for text in texts({key: entry.get(key) for key in BUILDING}):
         if without_places(text) != text:
             raise ConfigError(f"expected a model that can be built elsewhere, got one made of {text!r:.60}")
-    model = load_model(run, number, trust=trust)
+    model = load_model(run, number, trust=trust, stage=stage)
     folder = Path(run) / "models"
-    files = {}
-    sums = {}
-    for new, file in ((_WEIGHTS, name), (_STATE, name.replace(".safetensors", ".state.safetensors"))):
-        if file in entry["sha256"]:
-            sums[new] = entry["sha256"][file]
-            files[new] = read_checked(folder / file, sums[new])
+    _, held = files_of(entry, model.stage)
+    sums = {_FILES[kind]: entry["sha256"][file] for kind, file in held.items()}
+    files = {_FILES[kind]: read_checked(folder / file, sums[_FILES[kind]]) for kind, file in held.items()}
     if entry["texts"] is not None:
         files[WORDS_FILE] = read_checked(folder / WORDS_FILE, entry["texts"]["sha256"])
-    config = {key: value for key, value in entry.items() if key not in _OWN} | {"sha256": sums}
+    config = {key: value for key, value in entry.items() if key not in _OWN} | {"sha256": sums, "stage": model.stage}
+    config |= {"stages": {model.stage: {kind: _FILES[kind] for kind in held}}}
+    config |= {"keeps": {model.stage: entry["keeps"][model.stage]}}
     whose = {"library_name": "polyfed", "polyfed_version": __version__, "client": number}
     written = {"README.md": _card(model, entry, Path(run), repository), _CONFIG: json_text(whose | config, 2) + "\n"}
     files = {file: text.encode() for file, text in written.items()} | files
     message = f"polyfed {__version__}: client {number}, {model.architecture}"
-    return Push(repository, not public, files, message, entry["keeps"])
+    return Push(repository, not public, files, message, entry["keeps"][model.stage])
 
 
 def _told(keeps: Sequence[str]) -> str:
@@ -145,8 +163,9 @@ def load(
     revision: str | None = None,
     device: str = "cpu",
     trust: bool = False,
+    stage: str | None = None,
 ) -> ClientModel:
-    """A client's personal model, from a finished run's folder or from the Hub; no code that came with it is run.
+    """A client's network, from a finished run's folder or from the Hub; no code that came with it is run.
 
     Args:
         source: the folder, or "hf://owner/name", which is downloaded and kept on this machine by huggingface_hub.
@@ -154,6 +173,7 @@ def load(
         device: where the network computes.
         trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported: of a folder
             from where the run found them, of the Hub from what is installed here.
+        stage: of a folder: "received" or "personal"; None: the one whose scores the run reports.
 
     Raises:
         ConfigError: see `polyfed.experiments.prediction.load_model`; what the repository holds is no such model, or it
@@ -162,18 +182,19 @@ def load(
     if not str(source).startswith(_SCHEME):
         if revision is not None:
             raise ConfigError(f"expected a revision with 'hf://owner/name' only, got one of {source}")
-        return load_model(source, client, device, trust)
-    if client is not None:
-        raise ConfigError(f"expected no client with {source}, which holds one model, got {described(client)}")
+        return load_model(source, client, device, trust, stage)
+    for what, given in (("client", client), ("stage", stage)):
+        if given is not None:
+            raise ConfigError(f"expected no {what} with {source}, which holds one model, got {described(given)}")
     repository = str(source).removeprefix(_SCHEME)
     _check_repository(repository, str(source))
     place = parse_device(device)
     hub = _package()
-    wanted = [_CONFIG, _WEIGHTS, _STATE, WORDS_FILE]
+    wanted = [_CONFIG, *_FILES.values(), WORDS_FILE]
     with plain_hub_errors(f"cannot load {source}"):
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=wanted))
     entry = _read_config(folder / _CONFIG, str(source))
-    return restore(source, folder / _CONFIG, entry.pop("client"), _WEIGHTS, entry, place, trust)
+    return restore(source, folder / _CONFIG, entry.pop("client"), entry, place, trust)
 
 
 def _read_config(path: Path, source: str) -> dict[str, Any]:
@@ -224,7 +245,7 @@ def _card(model: ClientModel, entry: Mapping[str, Any], run: Path, repository: s
 
 # {markdown_text(model.architecture)}, trained by {markdown_text(entry["method"])}
 
-One client's personal model of a federated run, made with polyfed {__version__}.
+{_WHOSE[model.stage]} Of a federated run, made with polyfed {__version__}.
 
 | | |
 | --- | --- |
@@ -263,8 +284,8 @@ def _facts(model: ClientModel, entry: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield "inputs", str(model.form)
     yield "outputs", f"{entry['classes']} classes" if model.scale is None else "a number"
     yield "weights of round", str(entry["round"])
-    if entry["keeps"]:
-        yield "beside the weights", _told(entry["keeps"])
+    if entry["keeps"][model.stage]:
+        yield "beside the weights", _told(entry["keeps"][model.stage])
     yield "shared in a round", f"up: {card.up} numbers; down: {card.down}; in letters of polyfed's page of the method"
 
 
@@ -278,13 +299,14 @@ def _facts_of_run(record: RunRecord, model: ClientModel) -> Iterator[tuple[str, 
         yield "partition", ", ".join([str(data["partition"]), *dealing])
     yield "rounds", str(result.rounds)
     yield "seed", str(result.seed)
-    for stage, found in result.accuracy_by_stage.items():
-        if found.mean is not None and found.std is not None:
-            text = f"{score.text(found.mean)} ± {score.text(found.std)}{score.unit}"
-            yield f"test {score.title}, {stage}, mean and std over clients", text
+    stage = model.stage  # other stages are of other networks
+    found = result.accuracy_by_stage.get(stage)
+    if found is not None and found.mean is not None and found.std is not None:
+        text = f"{score.text(found.mean)} ± {score.text(found.std)}{score.unit}"
+        yield f"test {score.title}, {stage}, mean and std over clients", text
     row = next((row for row in result.clients_table or () if row.id == model.client), None)
-    if row is not None and row.accuracy is not None:
-        yield f"test {score.title}, {result.evaluation.stage}, this client", score.text(row.accuracy) + score.unit
+    if row is not None and row.accuracy is not None and result.evaluation.stage == stage:
+        yield f"test {score.title}, {stage}, this client", score.text(row.accuracy) + score.unit
     if row is not None and row.bytes_up is not None and row.bytes_down is not None:
         text = f"up: {human_bytes(row.bytes_up)}; down: {human_bytes(row.bytes_down)}"
         yield "shared in all by this client", text

@@ -1,4 +1,4 @@
-"""A client's personal model out of a finished run's folder, and what it says of new inputs.
+"""A client's network out of a finished run's folder, and what it says of new inputs.
 
 Everything needed lies in the run folder's ``models/``: the weights, and `index.json`, which says what network they are
 of and in what form it takes its inputs. Neither the data set nor the recipe is read.
@@ -40,7 +40,7 @@ from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
-from polyfed.engine.method_wrappers import adapted
+from polyfed.engine.method_wrappers import adapted, personalized
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, csv_text, one_line
@@ -68,11 +68,12 @@ _TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class ClientModel:
-    """A client's personal model, ready to score inputs.
+    """A client's network, ready to score inputs.
 
     client, name: number, and what it is called. architecture: name. network: in eval mode, on `device`. method: whose
     `predict` makes the scores. state: the named tensors that `predict` sees. form: how inputs are stored. prepare:
-    stored inputs to the network's. scale: where numbers are predicted, what they were standardized with.
+    stored inputs to the network's. scale: where numbers are predicted, what they were standardized with. stage:
+    "received", as the server's next message makes it, or "personal", as the client keeps it.
     """
 
     client: int
@@ -85,6 +86,7 @@ class ClientModel:
     device: torch.device
     scale: TargetScale | None = None
     name: str = ""
+    stage: str = "personal"
 
     @functools.cached_property
     def predictor(self) -> PersonalPredictor:
@@ -205,14 +207,15 @@ def predict(
     client: int | str,
     data: str | Path | Tensor | NDArray[Any],
     *,
+    stage: str | None = None,
     device: str = "cpu",
     resize: bool = False,
     trust: bool = False,
 ) -> Predictions:
-    """What a client's personal model says of new inputs.
+    """What a client's network says of new inputs.
 
     Args:
-        run: a finished run's folder. client: number or name.
+        run: a finished run's folder. client: number or name. stage: see `load_model`.
         data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
         resize: bring images of another size to that of the run's, bilinear; without it they are refused.
@@ -221,7 +224,7 @@ def predict(
     Raises:
         ConfigError: see `load_model` and `polyfed.data.inference_inputs.read`.
     """
-    return load_model(run, client, device, trust).predict(data, resize)
+    return load_model(run, client, device, trust, stage).predict(data, resize)
 
 
 def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
@@ -239,8 +242,10 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
 # loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(run: str | Path, client: int | str | None, device: str = "cpu", trust: bool = False) -> ClientModel:
-    """A client's personal model from a finished run's folder; nothing is unpickled.
+def load_model(
+    run: str | Path, client: int | str | None, device: str = "cpu", trust: bool = False, stage: str | None = None
+) -> ClientModel:
+    """A client's network from a finished run's folder; nothing is unpickled.
 
     Args:
         run: the folder, or that of a node, in its `state-dir`.
@@ -249,31 +254,33 @@ def load_model(run: str | Path, client: int | str | None, device: str = "cpu", t
         trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
             the run found them. Who wrote the folder decides what that is: trust your own folders, and those whose code
             you have read.
+        stage: "received", what the server sends it, or "personal", what it keeps; None: the one whose scores the run
+            reports, and that gives these.
 
     Raises:
-        ConfigError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
-            not fit the network, numbers that are not finite, a state that is missing or does not fit the classes, a
-            network that a run folder cannot rebuild.
+        ConfigError: no finished run, no such client or stage, code that is not trusted, a damaged file, a link, weights
+            that do not fit the network, numbers that are not finite, a state that is missing or does not fit the
+            classes, a network that a run folder cannot rebuild.
     """
     place = parse_device(device)
-    number, name, entry = stored_entry(Path(run), client)
-    return restore(run, Path(run) / "models" / "index.json", number, name, entry, place, trust)
+    number, entry = stored_entry(Path(run), client)
+    return restore(run, Path(run) / "models" / "index.json", number, entry, place, trust, stage)
 
 
 def restore(
     source: str | Path,
     listed: Path,
     number: int,
-    name: str,
     entry: Mapping[str, Any],
     place: torch.device,
     trust: bool,
+    stage: str | None = None,
 ) -> ClientModel:
     """The model that an entry of a list of models describes; its files lie beside the list.
 
     Args:
         source: where all of it comes from. listed: the file that holds the entry. number: of the client.
-        name: of the file of weights. place, trust: as for `load_model`, with its errors.
+        place, trust, stage: as for `load_model`, with its errors.
     """
     folder = listed.parent
     check_trusted(source, {key: entry.get(key) for key in BUILDING}, trust)
@@ -281,10 +288,11 @@ def restore(
         validated(ModelEntry, entry)
         _check_sizes(entry)
         title = client_text(number, entry.get("name", ""))
+        stage, files = files_of(entry, stage)
         if not entry["zoo"]:
             raise ConfigError(
                 f"{title}'s network was given as a module, which a run folder does not hold; make it again and "
-                f"load {folder / name} into it as the README.md beside it shows"
+                f"load {folder / files['weights']} into it as the README.md beside it shows"
             )
         if entry.get("vectors") is not None:
             raise ConfigError(
@@ -302,14 +310,14 @@ def restore(
             *_table(entry),
         )
         prepare = _prepare(entry["prepare"], title)
-        method = _method(entry["method"], entry["hyperparameters"], entry.get("modules", []))
+        method = _method(entry)
         sums = entry["sha256"]
-        weights = read_checked(folder / name, sums[name])
-        state_name = name.replace(".safetensors", ".state.safetensors")
-        state = from_bytes(read_checked(folder / state_name, sums[state_name])) if state_name in sums else {}
-        with seeded_global_rng(0), _Room(folder / name, len(weights)):  # initial weights are drawn, and overwritten
+        path = folder / files["weights"]
+        weights = read_checked(path, sums[path.name])
+        state = from_bytes(read_checked(folder / files["state"], sums[files["state"]])) if "state" in files else {}
+        with seeded_global_rng(0), _Room(path, len(weights)):  # initial weights are drawn, and overwritten
             network = method.personal_model(_built(entry, method, form.shape))
-        _fill(network, weights, folder / name)
+        _fill(network, weights, path)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = kind_and_line(error)
         raise ConfigError(f"expected {listed} as this version writes it, got another: {why}") from error
@@ -329,6 +337,7 @@ def restore(
         place,
         scale,
         one_line(entry.get("name", "")),
+        stage,
     )
     _check_usable(model, entry, listed)
     return model
@@ -337,7 +346,7 @@ def restore(
 def _check_usable(model: ClientModel, entry: Mapping[str, Any], listed: Path) -> None:
     """Whether a model can score inputs: its numbers are finite, nothing is missing, and all fits the classes."""
     problem = None
-    names, kept, classes = model.form.class_names, entry.get("keeps", []), entry["classes"]
+    names, kept, classes = model.form.class_names, entry["keeps"][model.stage], entry["classes"]
     if (bad := first_nonfinite({"weights": export_state(model.network), **model.state})) is not None:
         problem = f"finite numbers, got others in '{bad}'"
     elif sorted(model.state) != sorted(kept):
@@ -358,6 +367,24 @@ def _check_usable(model: ClientModel, entry: Mapping[str, Any], listed: Path) ->
             problem = f"scores of an input of zeros, got {kind_and_line(error)}"
     if problem is not None:
         raise ConfigError(f"{client_text(model.client, model.name)}'s model in {listed.parent}: expected {problem}")
+
+
+def files_of(entry: Mapping[str, Any], stage: str | None) -> tuple[str, Mapping[str, str]]:
+    """A stage, by default the one that the run scores, and the names of its files, which lie beside the list.
+
+    Raises:
+        ConfigError: the folder does not have the stage. ValueError: no name of a file of its kind.
+    """
+    kept = entry["stages"]
+    if stage is None:
+        stage = entry["stage"] if entry["stage"] in kept else "personal"
+    if stage not in kept:
+        raise ConfigError(f"stage: expected one that the run keeps ({', '.join(kept)}), got {described(stage)}")
+    files = kept[stage]
+    for file in files.values():
+        if not re.fullmatch(r"[a-z]+(-\d+)?(\.state)?\.safetensors", file, re.ASCII):
+            raise ValueError(f"expected files as personal-000.safetensors, got '{one_line(file):.60}'")
+    return stage, files
 
 
 def _prepare(stored: Any, title: str) -> Callable[[Tensor], Tensor]:
@@ -434,10 +461,14 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     return model_factory.module(own, entry["variant"])
 
 
-def _method(name: str, hyperparameters: Mapping[str, Any], beside: Sequence[str]) -> Method:
+def _method(entry: Mapping[str, Any]) -> Method:
     """The method with the hyperparameters of a JSON file, in which tuples are lists."""
-    kind = method_class(name, beside)
-    return TypeAdapter(kind).validate_json(json.dumps(hyperparameters)) if dataclasses.is_dataclass(kind) else kind()
+    kind = method_class(entry["method"], entry.get("modules", []))
+    method: Method = kind()
+    if dataclasses.is_dataclass(kind):
+        method = TypeAdapter(kind).validate_json(json.dumps(entry["hyperparameters"]))
+    how = entry.get("personalize")
+    return method if how is None else personalized(method, how)
 
 
 def _check_sizes(entry: Mapping[str, Any]) -> None:
@@ -454,8 +485,8 @@ def _check_sizes(entry: Mapping[str, Any]) -> None:
         raise ValueError(f"expected an input of at most {_LARGEST_INPUT} numbers, got {shape}")
 
 
-def stored_entry(run: Path, client: int | str | None) -> tuple[int, str, Mapping[str, Any]]:
-    """A client's number, the name of its weights' file, and what the index says of them.
+def stored_entry(run: Path, client: int | str | None) -> tuple[int, Mapping[str, Any]]:
+    """A client's number, and what the index says of its model.
 
     client: None for the only one whose model the folder holds.
     """
@@ -473,26 +504,25 @@ def stored_entry(run: Path, client: int | str | None) -> tuple[int, str, Mapping
         index = parse_json(_listed(path))
         if not isinstance(index, dict):
             raise ValueError(f"expected models by their files' names, got {described(index)}")
-        known = {_number(file): (file, dict(entry)) for file, entry in index.items()}
+        known = {_number(number): dict(entry) for number, entry in index.items()}
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
-    names = {number: str(entry.get("name", "")) for number, (_, entry) in known.items()}
+    names = {number: str(entry.get("name", "")) for number, entry in known.items()}
     found = [number for number in names if client is None or str(number) == str(client)]
     if isinstance(client, str) and not found:
         found = [number for number, name in names.items() if name and name == one_line(client)]
     if len(found) == 1:
-        return found[0], *known[found[0]]
+        return found[0], known[found[0]]
     known_clients = [client_text(number, name).removeprefix("client ") for number, name in names.items()]
     listed = ", ".join(known_clients[:10]) + (f", ... {known_clients[-1]}" if len(known_clients) > 10 else "")
     raise ConfigError(f"expected a client whose model is in {path.parent} ({listed}), got {described(client)}")
 
 
-def _number(file: str) -> int:
-    """Of the client that a file of weights is named after."""
-    found = re.fullmatch(r"client-(\d+)\.safetensors", file, re.ASCII)
-    if found is None:
-        raise ValueError(f"expected files as client-000.safetensors, got '{one_line(file):.60}'")
-    return int(found[1])
+def _number(text: str) -> int:
+    """Of a client, as the index has it."""
+    if not re.fullmatch(r"\d{1,12}", text, re.ASCII):
+        raise ValueError(f"expected numbers of clients, got '{one_line(text):.60}'")
+    return int(text)
 
 
 class _Room(TorchDispatchMode):

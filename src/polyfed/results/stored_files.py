@@ -147,6 +147,15 @@ class TableForm(Record):
     )
 
 
+class ModelFiles(Record):
+    """Where a client's network at a stage lies."""
+
+    weights: Text = Field(description="the file of weights; clients whose weights are equal share one")
+    state: IfPresent[Text] = Field(
+        None, description="only where predictions depend on what a client keeps beside its weights: the file of that"
+    )
+
+
 class ModelEntry(Record):
     """One client's model, an entry of models/index.json."""
 
@@ -197,15 +206,24 @@ class ModelEntry(Record):
     auxiliary_model: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
     )
+    personalize: IfPresent[Annotated[str, one_of("tuned", "shares")]] = Field(
+        None, description="how what it receives becomes its own, `method.personalize`"
+    )
+    stage: Text = Field(
+        description="the stage whose scores the run reports: `received`, `personal`, or `after_training`, whose "
+        "networks are not kept"
+    )
+    stages: dict[str, ModelFiles] = Field(
+        description="stage -> its files: `personal`, what the client keeps, and, where it is scored, `received`"
+    )
     round: IfPresent[Count] = Field(None, description="the round that the weights are of, as `models_of_round`")
-    keeps: list[Text] = Field(
-        [], description="names of what the method predicts by beside the weights, all of it in the client's second file"
+    keeps: dict[str, list[Text]] = Field(
+        {}, description="stage -> names of what the method predicts by beside the weights, all of it in `state`"
     )
     modules: IfPresent[list[Text]] = Field(
         None, description="only with code of your own beside the recipe: the folders that hold it"
     )
     sha256: IfPresent[dict[str, Text]] = Field(
         None,
-        description="file -> checksum, for each file of the client; `client-007.state.safetensors` is among them if "
-        "the method's predictions depend on what a client keeps beside its weights",
+        description="file -> checksum, for each file of the client",
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from polyfed.core.releases import Release
-from polyfed.core.settings import Privacy, Training
+from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.privacy_ledger import (
     PrivacyLedger,
@@ -165,6 +165,9 @@ def test_an_unforeseen_round_is_taken_back() -> None:
     assert (
         difference(all_state(made), all_state(ran(**NOISY, training=FOUR, max_epsilon=by_hand(2.0, 2) + 1e-6))) is None
     )
+    seldom = ran(Grows(), **NOISY, max_epsilon=by_hand(2.0, 3) + 1e-6, evaluation=Evaluation(every_n_rounds=4))
+    assert [record["evaluated"] for record in seldom.history] == [False, True], "what is kept is what is scored"
+    assert seldom.history[1]["accuracy"] == made.history[1]["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,14 @@ def predict(
     if json:
         score = {"accuracy": found.accuracy} if found.scale is None else {"rmse": found.rmse}
         named = {"name": found.client_name} if found.client_name else {}
-        facts = {"run": str(run), "client": found.client, **named, "inputs": len(found.names), **score}
+        facts = {
+            "run": str(run),
+            "client": found.client,
+            **named,
+            "stage": found.stage,
+            "inputs": len(found.names),
+            **score,
+        }
         print_json({**facts, "unknown": list(found.unknown), "predictions": found.rows(probabilities)})
     elif not to_file:
         print_text(found.to_csv(probabilities).removesuffix("\n"))

@@ -21,6 +21,7 @@ from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
 from polyfed.profiling import processor_seconds, profile
 from polyfed.results.main_score import main_score_of
+from polyfed.results.schema import RoundRecord, in_order
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
 
@@ -127,6 +128,7 @@ class RunLoop:
         except RoundRefused:
             federation.transaction.undo()
             self._last_was_refused = True
+            self._score_last()
             return
         except BaseException:
             if federation.transaction.is_open:
@@ -138,6 +140,16 @@ class RunLoop:
         left = self._pace.seconds_left(number, federation.training.rounds, federation.evaluation.every_n_rounds)
         federation.tell("round", record, left)
         self._remark()
+
+    def _score_last(self) -> None:
+        """Score the last round that counts, which nobody knew to be the last: the result is of what is then kept."""
+        federation = self._federation
+        last = federation.history[-1]
+        if not last["evaluated"]:
+            last = in_order({**last, "evaluated": True, **federation.evaluator.record({})}, RoundRecord)
+            if federation.folder is not None:
+                federation.folder.replace_last(last)
+            federation.history[-1] = last
 
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record with the seconds that it took, on the clock and of processors."""

@@ -127,7 +127,8 @@ class Predictions:
     names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
     class_names: one per class. scale: where numbers are predicted, what they were standardized with; scores are then
     (N, 1), labels floats, and there are no classes. unknown: names of the texts of which the run knew no word, so that
-    nothing but their length speaks in their scores. client, client_name: whose model; "" for a client without a name.
+    nothing but their length speaks in their scores. client, client_name, stage: whose model, and which, as of
+    `ClientModel`; "" for a client without a name.
     """
 
     names: tuple[str, ...]
@@ -138,6 +139,7 @@ class Predictions:
     scale: TargetScale | None = None
     client: int | None = None
     client_name: str = ""
+    stage: str = ""
 
     def __repr__(self) -> str:
         if self.scale is not None:
@@ -236,7 +238,9 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
         low, high = inputs.x.aminmax()
         raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
     names = model.form.class_names
-    return Predictions(inputs.names, scores, inputs.y, names, inputs.unknown, model.scale, model.client, model.name)
+    return Predictions(
+        inputs.names, scores, inputs.y, names, inputs.unknown, model.scale, model.client, model.name, model.stage
+    )
 
 
 # loading ----------------------------------------------------------------------------------------------------------

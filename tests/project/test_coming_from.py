@@ -116,8 +116,8 @@ def test_the_page_as_a_stranger_would_follow_it(page: str, capsys: pytest.Captur
 
 def check_same_networks(built_in: str, translated: str, rounding: float) -> None:
     """Those of a built-in method and of the page's, but for rounding."""
-    files = sorted(Path(built_in, "models").glob("client-???.safetensors"))
-    assert len(files) == 4
+    files = sorted(Path(built_in, "models").glob("*-???.safetensors"))
+    assert len(files) >= 4
     for file in files:
         same = Path(translated, "models", file.name)
         torch.testing.assert_close(load_file(file), load_file(same), rtol=1e-3, atol=rounding)

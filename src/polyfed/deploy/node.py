@@ -58,7 +58,7 @@ from polyfed.models.zoo import build
 from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
 
-_UNSEEN = ("experiment", "settings")  # keys of a request without influence on the answer
+_UNSEEN = ("experiment", "settings", "best")  # keys of a request without influence on the answer
 
 
 class Node:

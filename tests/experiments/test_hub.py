@@ -280,6 +280,8 @@ def not_finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def without_state(config: dict[str, Any], files: dict[str, bytes]) -> None:
     del config["sha256"][STATE]
+    for files_of_stage in config["stages"].values():
+        del files_of_stage["state"]
 
 
 def header(size: int) -> bytes:

@@ -327,7 +327,7 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         ("prepare", 3, "as this version writes it"),
         ("prepare", {"mean": [float("nan")], "std": [1.0]}, "all finite in float32"),
         ("class_names", ["a", "b"], "expected a name for each of 10 classes, got 2"),
-        ("keeps", ["prototypes"], r"state that its method keeps \(prototypes\), got none"),
+        ("keeps", {"personal": ["prototypes"]}, r"state that its method keeps \(prototypes\), got none"),
     ):
         entries = {name: {**entry, key: value} for name, entry in listed.items()}
         index.write_text(json.dumps(entries))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, get_tensor
+from polyfed.core.message import Group, Message, State
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.functional.device_copies import in_float64
 from polyfed.methods.closed_form import ClosedForm
@@ -39,7 +39,6 @@ _WEIGHT = 0.8  # v where nothing speaks for another
 _OTHER_WEIGHTS = (0.0, 0.2, 0.5, 1.0)
 _FEWEST = 2  # validation rows by which a standard error is known
 _LAST = "last"
-_VALIDATED = "scores of validation rows"  # the common model's, kept as long as it is the same
 
 
 @hyperparameters
@@ -83,20 +82,18 @@ class OwnPlusCommon(ClosedForm):
     # client ------------------------------------------------------------------------------------------------
     def forget_at_client(self, state: State, server: State) -> State:
         new = super().forget_at_client(state, server)
-        made_of_it = ("weight", _VALIDATED)  # chosen again with the next solution
-        return state if new is state else {name: value for name, value in new.items() if name not in made_of_it}
+        if new is state:
+            return state
+        return {name: value for name, value in new.items() if name != "weight"}  # chosen again with the next solution
 
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
         if "solution" in message:
-            client.state.pop(_VALIDATED, None)
             self._choose_weight(client)
         return context
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         self._choose_weight(client)
-        if client.exchange == _LAST:
-            client.state.pop(_VALIDATED, None)  # models that are handed out have no need of it
         return super().upload(client, trained)
 
     def _choose_weight(self, client: Client) -> None:
@@ -105,10 +102,9 @@ class OwnPlusCommon(ClosedForm):
         is_fixed = self.weight is not None or self.prior == "federation"
         if is_fixed or "solution" not in client.state or len(rows) < _FEWEST:
             return
-        if _VALIDATED not in client.state:
-            client.state[_VALIDATED] = self._scores_of(client, lambda x: self._common(x, client.state))
         own = self._scores_of(client, lambda x: self._own(client.model, x, client.state))
-        common = _known_or_own(own, get_tensor(client.state, _VALIDATED), client.state)
+        common = self._scores_of(client, lambda x: self._common(x, client.state))
+        common = _known_or_own(own, common, client.state)
         chosen = _best_weight(own, common, rows.y)
         client.state["weight"] = torch.tensor(chosen, dtype=torch.float64)
 

@@ -95,7 +95,7 @@ def test_both_apps_give_the_run_of_one_process(small: int, tmp_path: Path, monke
     folder = RunFolder(tmp_path / "out")
     result = folder.read_result()
     assert result is not None
-    same(recipe, Run(result, History(folder.rounds(2)), {}, {}, folder.path), tmp_path)
+    same(recipe, Run(result, History(folder.rounds(2)), {}, folder.path, {}), tmp_path)
 
 
 @WITH_FLOWER

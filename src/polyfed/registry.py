@@ -334,6 +334,7 @@ MODELS = Registry(
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
         **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
         "vit-xs": f"{_VIT}:vit_xs",
+        "harcnn": f"{_SERIES}:harcnn",
         **{f"harcnn{blocks}-s{s}": f"{_SERIES}:harcnn{blocks}_s{s}" for blocks, s in _HARCNNS},
         "text-transformer": f"{_LSTM}:text_transformer",
         "fasttext": f"{_LSTM}:fasttext",

@@ -38,8 +38,17 @@ def texts() -> Tensor:
     [
         ("fedavg-cnn", (3, 32, 32), (75 + 1) * 32 + (800 + 1) * 64 + (1600 + 1) * 512),  # its dim = 1600
         ("fedavg-cnn", (3, 64, 64), (75 + 1) * 32 + (800 + 1) * 64 + (10816 + 1) * 512),  # and 10816
-        ("harcnn2-s1", (9, 128), (81 + 1) * 32 + (288 + 1) * 64 + (1664 + 1) * 1024 + 1025 * 512),  # dim_hidden = 1664
-        ("harcnn1-s1", (9, 1, 128), (81 + 1) * 32 + (32 * 60 + 1) * 1024 + 1025 * 512),
+        (
+            "harcnn",
+            (9, 128),
+            (81 + 1) * 32 + (288 + 1) * 64 + (1664 + 1) * 1024 + 1025 * 512,
+        ),  # PFLlib's, dim_hidden = 1664
+        *(("harcnn2-" + stride, (9, 128), (9 * 9 + 1) * 32 + (32 * 9 + 1) * 64) for stride in ("s1", "s2", "s3")),
+        *(("harcnn1-" + stride, (9, 1, 128), (9 * 9 + 1) * 32) for stride in ("s1", "s2", "s3")),
+        *(
+            ("harcnn3-" + stride, (9, 1, 300), (9 * 5 + 1) * 32 + (32 * 5 + 1) * 64 + (64 * 5 + 1) * 128)
+            for stride in ("s1", "s2")
+        ),
         ("resnet4", (3, 32, 32), 9408 + 128 + 2 * (9 * 64 * 64 + 128)),
     ],
 )
@@ -49,13 +58,30 @@ def test_sizes_are_those_of_its_code(name: str, shape: tuple[int, ...], numbers:
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("width", [512, 300])
+def test_a_harcnns_features_are_its_convolutions_averaged(stride: int, width: int) -> None:
+    """As HtFLlib runs them, ``-fd`` being the width: nothing stands between the convolutions and the average."""
+    model = build(f"harcnn2-s{stride}", (9, 128), 6, width, feature_pool=True)
+    first, second = (layer for layer in model.modules() if isinstance(layer, nn.Conv1d))
+    x = torch.randn(2, 9, 128)
+    with torch.no_grad():
+        blocks = x
+        for conv in (first, second):
+            blocks = F.max_pool1d(F.relu(F.conv1d(blocks, conv.weight, conv.bias, stride=stride)), 2)
+        expected = F.adaptive_avg_pool1d(blocks.flatten(1), width)
+        assert torch.equal(model.represent(x), expected)
+        assert torch.equal(model(x), model.head(expected))
+    assert model.feature_dim == width
+
+
 def test_resnets_are_one_network_ended_earlier() -> None:
     shapes = [{n: t.shape for n, t in build(f"resnet{d}", (3, 32, 32), 10).state_dict().items()} for d in (4, 6, 8, 10)]
     for smaller, larger in itertools.pairwise(shapes):
         assert {n: s for n, s in smaller.items() if "head" not in n}.items() < larger.items()
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("harcnn")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("harcnn") and name != "harcnn"])
 def test_series_of_the_least_length_leave_one_step(name: str) -> None:
     length = next(n for n in range(1, 400) if _steps(name, n))
     assert build(name, (9, length), 6)(torch.zeros(1, 9, length)).shape == (1, 6)

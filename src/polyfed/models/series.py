@@ -10,9 +10,10 @@ The TCN is that of Bai et al. (arXiv 1803.01271) without dropout and weight norm
 `polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces of the series in place of an image's; the
 length is a multiple of 10. A GRU's training is not vectorized over clients: PyTorch has no such form of it.
 
-The HARCNNs are HtFLlib's (Zhang et al., KDD 2025, arXiv 2506.03954), for numbers: one to three blocks of convolution,
-ReLU and max pooling with 32, 64 and 128 filters, then Linear to 1024 and 512, D = 512. HtFLlib fixes what enters the
-first of these to one length; here it follows from the length. Its files have a series as (channels, 1, L), as images.
+The HARCNNs are those that HtFLlib runs (Zhang et al., KDD 2025, arXiv 2506.03954), for numbers: one to three blocks of
+convolution, ReLU and max pooling with 32, 64 and 128 filters, whose outputs are averaged to D = 512. PFLlib's (JMLR
+2025, arXiv 2312.04992) has Linear to 1024 and 512 in place of the average. Their files have a series as (channels, 1,
+L), as images.
 
 Shapes: N series, L steps, C classes, W width.
 """
@@ -34,6 +35,7 @@ _VECTOR = 16  # numbers of an id's vector
 _PATCH = 10  # steps of a piece that the transformer reads as one
 _WIDTH = 48  # of the transformer
 _HEADS = 3
+_HAR_FEATURES = 512  # D of the HARCNNs
 
 
 class IdVectors(nn.Module):
@@ -157,9 +159,9 @@ def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | Non
 
 
 def _harcnn(
-    name: str, in_shape: tuple[int, ...], classes: int, filters: Sequence[int], kernel: int, stride: int
+    name: str, in_shape: tuple[int, ...], classes: int, filters: Sequence[int], kernel: int, stride: int, linear: bool
 ) -> SequentialSplit:
-    """A block of so many filters each; `stride` of the convolutions."""
+    """A block of so many filters each; `stride` of the convolutions. linear: behind them linear layers, no average."""
     image = len(in_shape) == 3 and in_shape[1] == 1
     least = _steps_before(len(filters), kernel, stride)
     _, channels = _input(name, (in_shape[0], in_shape[2]) if image else in_shape, None, least)
@@ -172,11 +174,13 @@ def _harcnn(
         part.update({f"{layer}{number}": module for layer, module in block.items()})
         channels = width
         length = ((length - kernel) // stride + 1) // 2
-    rest |= _layers(
-        flatten=nn.Flatten(), fc1=nn.Linear(channels * length, 1024), fc1_relu=nn.ReLU(), fc2=nn.Linear(1024, 512),
-        fc2_relu=nn.ReLU(),
-    )  # fmt: skip
-    return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(512, classes), name)
+    rest |= _layers(flatten=nn.Flatten())
+    if linear:
+        rest |= _layers(fc1=nn.Linear(channels * length, 1024), fc1_relu=nn.ReLU())
+        rest |= _layers(fc2=nn.Linear(1024, _HAR_FEATURES), fc2_relu=nn.ReLU())
+    else:  # of the name that `feature_pool` gives its average, which then takes this one's place
+        rest |= _layers(average=nn.AdaptiveAvgPool1d(_HAR_FEATURES))
+    return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_HAR_FEATURES, classes), name)
 
 
 def _steps_before(blocks: int, kernel: int, stride: int) -> int:
@@ -189,12 +193,15 @@ def _steps_before(blocks: int, kernel: int, stride: int) -> int:
 
 def _har_builder(name: str, filters: Sequence[int], kernel: int, stride: int) -> Builder:
     about = f"HtFLlib's HARCNN: {', '.join(map(str, filters))} filters of {kernel} steps, stride {stride}."
-    return registered(name, about, _harcnn, filters, kernel, stride)
+    return registered(name, about, _harcnn, filters, kernel, stride, linear=False)
 
 
 harcnn1_s1, harcnn1_s2, harcnn1_s3 = (_har_builder(f"harcnn1-s{s}", (32,), 9, s) for s in (1, 2, 3))
 harcnn2_s1, harcnn2_s2, harcnn2_s3 = (_har_builder(f"harcnn2-s{s}", (32, 64), 9, s) for s in (1, 2, 3))
 harcnn3_s1, harcnn3_s2 = (_har_builder(f"harcnn3-s{s}", (32, 64, 128), 5, s) for s in (1, 2))
+harcnn = registered(
+    "harcnn", "PFLlib's HARCNN, with linear layers behind two blocks.", _harcnn, (32, 64), 9, 1, linear=True
+)
 
 
 def _input(

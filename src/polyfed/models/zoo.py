@@ -23,6 +23,7 @@ _CIFAR100 = ((3, 32, 32), 100)
 _DIGITS = ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
 _WINDOWS = ((6, 100), 7)
+_HAR = ((9, 128), 6)
 _AG_NEWS = ((200,), 4)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
 _HTFLLIB = "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954"
@@ -42,7 +43,8 @@ _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the 
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("vit-xs", _CIFAR10, "polyfed; width 96, 3 heads"),
-    ("harcnn*", ((9, 128), 6), f"{_HTFLLIB}; for series, here of 9 channels and 128 steps"),
+    ("harcnn", _HAR, "PFLlib, Zhang et al., JMLR 2025, arXiv 2312.04992; for series, here of 9 channels and 128 steps"),
+    ("harcnn*", _HAR, f"{_HTFLLIB}; for series, here of 9 channels and 128 steps"),
     ("fasttext", _AG_NEWS, _HTFLLIB),
     ("text-transformer-h*", _AG_NEWS, _HTFLLIB),
     ("text-transformer", _SENTIMENT140, "polyfed; width 64, 4 heads"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import threading
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -358,24 +361,85 @@ def federation_state(layer: nn.Module, **options: Any) -> pf.Federation:
     return pf.Federation([pf.Client(network, (X_STATE, Y_STATE))], pf.methods.Local(), pf.Training(rounds=1), **options)
 
 
+def half_later(steps: Any, x: Tensor) -> Tensor:
+    """Half as much from the sixth batch on."""
+    return x * (0.5 if steps > 5 else 1.0)
+
+
+class Schedule:
+    """Counts in an object of its own, or in a cell of a function's."""
+
+    def __init__(self, in_cell: bool) -> None:
+        self.steps, cell = 0, [0]
+
+        def count() -> int:
+            cell[0] += 1
+            return cell[0]
+
+        self.count = count if in_cell else self.plainly
+
+    def plainly(self) -> int:
+        self.steps += 1
+        return self.steps
+
+
+def at_last(kept: Sequence[Any], x: Tensor) -> Tensor:
+    """What the oldest of six batches has to do with it."""
+    return x + kept[0] if len(kept) == 6 else x
+
+
 @pytest.mark.parametrize(
-    "layer",
+    ("layer", "name"),
     [
-        lambda: Kept(zeros(), blend, lambda mean, x: x - mean),
-        lambda: Kept(
-            {"mean": zeros()}, lambda kept, x: {"mean": blend(kept["mean"], x)}, lambda kept, x: x - kept["mean"]
+        (lambda: Kept(zeros(), blend, lambda mean, x: x - mean), "kept"),
+        (
+            lambda: Kept(
+                {"mean": zeros()}, lambda kept, x: {"mean": blend(kept["mean"], x)}, lambda kept, x: x - kept["mean"]
+            ),
+            "kept",
         ),
-        lambda: Kept(None, lambda kept, x: x, lambda kept, x: x if kept is None else x + kept.mean()),
-        lambda: Kept(0, lambda steps, x: steps + 1, lambda steps, x: x * min(steps, 5)),
-        lambda: Unsaved(persistent=False),
-        lambda: Draws(own=True),
-        lambda: Counted(),
+        (lambda: Kept(0, lambda steps, x: steps + 1, lambda steps, x: x * min(steps, 5)), "kept"),
+        (lambda: Kept(0, lambda steps, x: steps + 1, half_later), "kept"),
+        (lambda: Kept(0.0, lambda steps, x: steps + 1e-3, lambda steps, x: x * max(0.0, steps - 1)), "kept"),
+        (lambda: Kept(torch.tensor(0), lambda steps, x: steps + 1, half_later), "kept"),
+        (lambda: Kept([], lambda kept, x: [*kept, x.mean(0)][-6:], at_last), "kept"),
+        (lambda: Kept(deque(maxlen=6), lambda kept, x: kept.append(x.mean(0)) or kept, at_last), "kept"),
+        (lambda: Kept(itertools.count(), lambda kept, x: [next(kept), kept][1], lambda kept, x: x), "kept"),
+        (lambda: Kept(np.random.default_rng(0), lambda kept, x: [kept.random(), kept][1], lambda kept, x: x), "kept"),
+        (lambda: Kept([nn.Linear(4, 4)], lambda kept, x: [taught(kept[0], x)], lambda kept, x: x), "kept"),
+        *(
+            (lambda cell=cell: Kept(Schedule(cell), lambda kept, x: [kept.count(), kept][1], lambda kept, x: x), "kept")
+            for cell in (False, True)
+        ),
+        (lambda: Unsaved(persistent=False), "kept"),
+        (lambda: Draws(own=True), "kept"),
+        (lambda: Counted(), "steps"),
     ],
-    ids=["mean", "in a list", "last batch", "ramp", "unsaved buffer", "generator", "of a class"],
+    ids=[
+        *("mean", "in a mapping", "ramp", "later", "float later", "tensor later", "list", "queue", "iterator"),
+        *("NumPy's generator", "hidden network", "object", "cell", "unsaved buffer", "generator", "of a class"),
+    ],
 )
-def test_state_outside_the_state_dict_is_refused(layer: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ConfigError, match=rf"client 0 \('Sequential'\): {REFUSED}.*register_buffer"):
+def test_state_outside_the_state_dict_is_refused(layer: Callable[[], nn.Module], name: str) -> None:
+    said = rf"client 0 \('Sequential'\): its network keeps '0\.{name}' from batch to batch.*register_buffer\('{name}'"
+    with pytest.raises(ConfigError, match=said):
         federation_state(layer())
+
+
+def taught(network: nn.Module, x: Tensor) -> nn.Module:
+    with torch.no_grad():
+        next(network.parameters()).add_(x.mean())
+    return network
+
+
+def test_what_was_kept_of_the_last_batch_alone_is_refused_where_it_counts() -> None:
+    with pytest.raises(ConfigError, match=rf"client 0 \('Sequential'\): {REFUSED}"):
+        federation_state(Kept(None, lambda kept, x: x, lambda kept, x: x if kept is None else x + kept.mean()))
+
+
+def test_a_number_that_nothing_depends_on_is_only_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"'0\.kept' of its network changes.*outside of state_dict\(\)"):
+        federation_state(Kept(0, lambda steps, x: steps + 1, lambda steps, x: x))
 
 
 @pytest.mark.parametrize(
@@ -383,14 +447,15 @@ def test_state_outside_the_state_dict_is_refused(layer: Callable[[], nn.Module])
     [
         lambda: Kept(None, lambda kept, x: x.mean(0), lambda kept, x: x),  # features for somebody else
         lambda: Kept({}, lambda kept, x: {**kept, len(x): torch.ones(len(x), 1)}, lambda kept, x: x),  # by size
-        lambda: Kept(0, lambda steps, x: steps + 1, lambda steps, x: x),  # for the log
+        lambda: Kept(False, lambda kept, x: True, lambda kept, x: x),  # a flag of the first batch
         lambda: Unsaved(persistent=True),
         lambda: Draws(own=False),
         lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()),
     ],
-    ids=["features", "cache", "counter", "buffer", "draws", "PyTorch's own"],
+    ids=["features", "cache", "flag", "buffer", "draws", "PyTorch's own"],
 )
 def test_what_no_later_batch_depends_on_is_not(layer: Callable[[], nn.Module]) -> None:
+    warnings.simplefilter("error")
     assert federation_state(layer()).run().result["rounds"] == 1
 
 
@@ -406,7 +471,7 @@ def test_the_trial_leaves_networks_and_global_generators_alone() -> None:
 def test_a_network_that_is_split_is_tried_with_its_own_forward() -> None:
     layer = Kept(zeros(), blend, lambda mean, x: x - mean)
     model = pf.split(nn.Sequential(layer, nn.Linear(4, 2)), head="1", extractor=None)
-    with pytest.raises(ConfigError, match=REFUSED):
+    with pytest.raises(ConfigError, match=r"keeps '0\.kept' from batch to batch"):
         pf.Federation([pf.Client(model, (X_STATE, Y_STATE))], pf.methods.Local(), pf.Training(rounds=1))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from polyfed.core.client import Client, to_float
 from polyfed.core.method import Method
@@ -18,6 +19,7 @@ from polyfed.engine.compatibility import check_parameters
 from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
+from polyfed.models.wrappers import unwrapped
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS
 
@@ -44,6 +46,7 @@ def build_model_factory(
         wanted = replace(wanted, network=auxiliary)
     alone = getattr(method.join_models, "__func__", None) is Method.join_models  # clients train nothing but their own
     beside = None if alone else method.join_models
+    builders, others = ({n: functools.partial(_built, b) for n, b in some.items()} for some in (builders, others or {}))
     return ModelFactory(
         builders,
         method.build,
@@ -56,6 +59,10 @@ def build_model_factory(
         precision=precision,
         common=method.card.common_start,
     )
+
+
+def _built(builder: Builder) -> nn.Module:
+    return unwrapped(builder())
 
 
 def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:
@@ -121,7 +128,7 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         if client.given is None:
             named[client.architecture] = builders[client.architecture]
             continue
-        module = client.given
+        module = client.given = unwrapped(client.given)
         who = f"client {number} ('{type(module).__name__}')"
         check_parameters(module, who)
         state = module.state_dict()

@@ -402,17 +402,34 @@ def try_network(clients: Sequence[Client], module: nn.Module) -> None:
     Raises:
         ConfigError: the network cannot take some of them; names the client and the side.
     """
-    names = module.state_dict().keys()
+    forms = _forms(module)
     with seeded_global_rng(0):  # whatever the user's code draws
         for client, side, row in _tried_rows(clients):
             _try_prepared(client, module, row, side, client.title_with_network)
-            new = module.state_dict().keys() - names
-            if new:
-                raise ConfigError(
-                    f"{client.title_with_network}: expected a network that has all its tensors before its first "
-                    f"forward, got one whose forward adds '{min(new)}'; make them in its __init__"
-                )
+            _check_forms(module, forms, client)
         _try_training(clients, module)
+
+
+def _forms(module: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in module.state_dict().items()}
+
+
+def _check_forms(module: nn.Module, before: Mapping[str, tuple[tuple[int, ...], torch.dtype]], client: Client) -> None:
+    """Check that a forward has left the network's tensors what they were `before`, but for their values."""
+    after = _forms(module)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) == after.get(name):
+            continue
+        expected = f"{client.title_with_network}: expected a network whose tensors keep their shapes and types, got one"
+        if name not in before:
+            raise ConfigError(f"{expected} whose forward adds '{name}'; make them all in its __init__")
+        if name not in after:
+            raise ConfigError(f"{expected} whose forward removes '{name}'; keep them all")
+        old, new = (f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in (before[name], after[name]))
+        raise ConfigError(
+            f"{expected} whose forward turns the buffer '{name}' from {old} into {new}; give it its full size in "
+            "__init__, and write into it: self.queue[:] = ..."
+        )
 
 
 def try_row(client: Client, module: nn.Module, who: str = "") -> None:
@@ -486,7 +503,9 @@ def _try_training(clients: Sequence[Client], module: nn.Module) -> None:
     who = client.title_with_network
     x = client.prepare(client.data.train.x[:rows])
     what = f"a batch of {human_count(rows, 'input')}"
-    scores = _check_scores(client, copy_network(module, who).train(), x, what, f"{who}, in training mode,")
+    network = copy_network(module, who).train()
+    scores = _check_scores(client, network, x, what, f"{who}, in training mode,")
+    _check_forms(network, _forms(module), client)
     if client.classes and _are_probabilities(scores.detach()):
         warnings.warn(
             f"{clients[0].title_with_network} gives probabilities (they are not negative, and each row sums to one), "

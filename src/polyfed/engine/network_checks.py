@@ -1,11 +1,12 @@
 """What a network may hold: all its state in ``state_dict()``, where clients own and save it, and no tensor half shared.
 
-State elsewhere (plain attributes, counters) is found by a trial: before and after a forward on other rows in training
-mode, with equal tensors and equal draws, a network has to give the same.
+State elsewhere (plain attributes, counters) is found by a trial: after the same batch a network has to hold the same,
+whether other batches came before or not, and to give the same, with equal tensors and equal draws.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 
 import torch
@@ -15,6 +16,7 @@ from polyfed.core.client import Client
 from polyfed.core.modules import load_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.engine.executors.stack_parts import are_near
+from polyfed.engine.held_attributes import held, owner_of, same
 from polyfed.errors import ConfigError
 from polyfed.functional.tied_tensors import first_names
 from polyfed.models.adapt import Adapted
@@ -25,6 +27,7 @@ _ROWS = 2  # of a forward: as few as BatchNorm takes
 _CLOSE = {"cpu": 1e-6}  # of the largest entry: what rounding may change, by type of device
 _ELSEWHERE = 1e-4  # where sums may be taken in any order
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
+_LATER = [10**power for power in range(1, 7)]  # what a counter may come to
 
 
 def check_memory(client: Client, network: nn.Module) -> None:
@@ -62,15 +65,16 @@ def check_parts(client: Client, model: SplitModel) -> None:
 
 
 def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Module]) -> None:
-    """Check that what a network gives depends on earlier batches by its ``state_dict()`` alone.
+    """Check that what a network keeps of earlier batches is in its ``state_dict()``.
 
-    A forward that fails is another trial's business.
+    Numbers that change and that nothing seems to depend on, whatever they are, are only warned of. A forward that fails
+    is another trial's business.
 
     Args:
         template: what the client trains. build: makes the client's own network, every time the same.
 
     Raises:
-        ConfigError: it depends on something else.
+        ConfigError: it keeps something elsewhere, or what it gives depends on earlier batches in another way.
     """
     if all(_is_stateless(layer) for layer in template.modules()):
         return
@@ -82,9 +86,28 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
         start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         expected = _outputs(network, start, x)
         for _ in range(2):
-            _forward(network, start, other, training=True)
+            _outputs(network, start, other)
+        after_all = held(network)
+        fresh = _new(build, device)
+        at_first = held(fresh)
+        _outputs(fresh, start, other)
+        after_one = held(fresh)
     except Exception:  # in the forward of a new network
         return
+    close = _closeness(device)
+    changed = [name for name in after_one if not same(after_one[name], at_first.get(name), close)]
+    for name in (name for name in changed if not same(after_one[name], after_all.get(name), close)):
+        if not _is_idle(network, name, lambda: _gives(network, start, x, expected)):
+            raise ConfigError(
+                f"{client.title_with_network}: its network keeps '{name}' from batch to batch outside of "
+                "state_dict(), where no client would own or save it; make it a buffer that forward writes into: "
+                f"self.register_buffer('{name.rpartition('.')[2]}', torch.zeros(...))"
+            )
+        warnings.warn(
+            f"{client.title_with_network}: '{name}' of its network changes from batch to batch outside of "
+            "state_dict(), so that no client owns or saves it; what the network gives seems not to depend on it",
+            stacklevel=2,
+        )
     if not _gives(network, start, x, expected):
         raise ConfigError(
             f"{client.title_with_network}: what its network gives depends on earlier batches by more than "
@@ -129,6 +152,26 @@ def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected:
         found = _outputs(network, start, x)
     except Exception:  # what an earlier batch left does not fit
         return False
-    close = _CLOSE.get(x.device.type, _ELSEWHERE)
+    close = _closeness(x.device)
     pairs = zip(found, expected, strict=True)
     return all(are_near({n: one[n]}, {n: t}, close, 0.0) for one, other in pairs for n, t in other.items())
+
+
+def _is_idle(network: nn.Module, name: str, gives: Callable[[], bool]) -> bool:
+    """Whether an attribute is a number, and the network `gives` what is expected however large it becomes."""
+    owner, key = owner_of(network, name)
+    value = getattr(owner, key)
+    if type(value) not in (int, float):
+        return False
+    try:
+        for later in _LATER:
+            setattr(owner, key, type(value)(later))
+            if not gives():
+                return False
+    finally:
+        setattr(owner, key, value)
+    return True
+
+
+def _closeness(device: torch.device) -> float:
+    return _CLOSE.get(device.type, _ELSEWHERE)

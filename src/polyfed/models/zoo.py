@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.split import PARTS, HiddenHead, Part, SplitModel, with_projection
+from polyfed.models.wrappers import unwrapped
 from polyfed.registry import MODELS, import_object
 
 _CIFAR10 = ((3, 32, 32), 10)
@@ -197,4 +198,4 @@ def _call(
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module, got a {type(model).__name__}")
-    return model
+    return unwrapped(model)

@@ -153,6 +153,8 @@ class ClientWork:
         """
         client, job = self.client, self.job
         self.after = self.model_factory.state(client.architecture, job.variant)
+        with self.stage("training"):
+            self._check_shapes()
         self.refused = self._fault(nonfinite)
         if self.refused is None and job.scores and len(client.data.test):
             with self.stage("scoring"):
@@ -246,6 +248,16 @@ class ClientWork:
         places = places_of(tensors, self.job.device)
         message = [tensor for tensor, place in zip(tensors, places, strict=True) if place.type == "cpu"]
         return [*message, *tensors_of(self.client.state), *sums, *self._largest, *unchanged]
+
+    def _check_shapes(self) -> None:
+        """Whether the network's tensors have kept their shapes, which a forward may only change late."""
+        for name, tensor in self.after.items():
+            if tensor.shape != self._before[name].shape:
+                old, new = tuple(self._before[name].shape), tuple(tensor.shape)
+                raise RunError(
+                    f"the network's forward has turned the buffer '{name}' from {old} into {new}; give it its full "
+                    "size in __init__"
+                )
 
     def _fault(self, nonfinite: Callable[[], str | None] | None) -> str | None:
         """Why the client's work counts for nothing, if it does."""

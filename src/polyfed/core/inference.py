@@ -11,6 +11,7 @@ from polyfed.core.client import Client, Prepare, PublicData
 from polyfed.core.message import Group
 from polyfed.core.method import Batch
 from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.core.randomness import derive_seed, seeded_global_rng, unless_drawn
 from polyfed.core.server import PublicOutputs, PublicPass, Server
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import RunError
@@ -184,7 +185,7 @@ def _run_here(server: Server, asked: PublicPass) -> Tensor:
 
 
 def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, prepare: Prepare) -> Tensor:
-    """The outputs of a pass, on the model's device.
+    """The outputs of a pass, on the model's device; what the network draws meanwhile goes by round and client.
 
     Args:
         model: holds the weights. prepare: converts the clients' own stored inputs to model inputs.
@@ -194,4 +195,13 @@ def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, pre
     is_scores = asked.outputs == "scores"
     function: Callable[[Tensor], Tensor] = model if is_scores else model.represent  # type: ignore[assignment]
     convert = public.prepare if is_scores else prepare
-    return map_rows(function, model, public.samples, asked.rows, convert)
+    device = next(model.parameters()).device
+
+    def outputs() -> Tensor:
+        return map_rows(function, model, public.samples, asked.rows, convert)
+
+    found = unless_drawn(model, device, outputs)
+    if found is None:
+        with seeded_global_rng(derive_seed(0, "pass", asked.round, asked.client_id)):
+            found = outputs()
+    return found

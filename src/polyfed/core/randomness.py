@@ -9,10 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import nn
+
+_Found = TypeVar("_Found")
+_DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a network draws when it trains nothing
 
 
 def derive_seed(seed: int, purpose: str, *ids: int | str) -> int:
@@ -76,3 +82,30 @@ def drawn_of_others() -> tuple[object, ...]:
     """Where Python's and NumPy's global generators stand: another value wherever something has drawn from one."""
     numpys = np.random.get_state(legacy=False)
     return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["gauss"]
+
+
+def unless_drawn(network: nn.Module, device: torch.device, work: Callable[[], _Found]) -> _Found | None:
+    """What `work` gives, which runs a network; None where that draws from a global generator, now or before.
+
+    Who gets None does it again from a seed. Python's and NumPy's generators are looked at the first time only, as that
+    takes as long as a small network's whole pass.
+    """
+    if network not in _DRAWS:
+        with keep_global_rng():
+            others, torchs = drawn_of_others(), _drawn_of_torch(device)
+            found = work()
+            _DRAWS[network] = drawn_of_others() != others or _drawn_of_torch(device) != torchs
+    elif not _DRAWS[network]:
+        torchs = _drawn_of_torch(device)
+        found = work()
+        _DRAWS[network] = _drawn_of_torch(device) != torchs
+    return None if _DRAWS[network] else found
+
+
+def _drawn_of_torch(device: torch.device) -> list[bytes]:
+    """Where PyTorch's global generators stand that networks on a device draw from."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        number = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[number])
+    return [generator.get_state().numpy().tobytes() for generator in generators]

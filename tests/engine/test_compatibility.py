@@ -128,16 +128,45 @@ def test_a_network_that_cannot_be_copied_is_refused_by_what_cannot() -> None:
         federation(make)
 
 
-@pytest.mark.parametrize(("end", "told"), [(nn.Softmax(1), 2), (nn.LogSoftmax(1), 0), (nn.ReLU(), 0)])
-def test_probabilities_in_the_place_of_logits_are_told_once_for_each_architecture(end: nn.Module, told: int) -> None:
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (nn.Softmax(1), "probabilities (they are not negative, and each row sums to one)"),
+        (nn.Sigmoid(), "numbers between 0 and 1 alone"),
+        (nn.Sequential(nn.Tanh(), nn.ReLU()), "numbers between 0 and 1 alone"),
+        (nn.ReLU(), "no number below 0"),
+        (nn.Softplus(), "no number below 0"),
+        (nn.LogSoftmax(1), ""),
+        (nn.Tanh(), ""),
+        (nn.Identity(), ""),
+    ],
+    ids=str,
+)
+def test_what_is_no_logit_is_told_once_for_each_architecture(end: nn.Module, told: str) -> None:
     networks = [nn.Sequential(nn.Linear(4, 3), end), nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3), end)]
     clients = [pf.Client(networks[k % 2], (X, Y)) for k in range(4)]
+    whose = ["client 0 ('Sequential')", "client 1 ('Sequential-2')"]
+    expected = [f"{who} gives {told}" for who in whose] if told else []
+    assert [said.partition(", which")[0] for said in warned(clients)] == expected
+
+
+def warned(clients: Sequence[Client]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1))
-    said = [str(one.message).partition(" (they")[0] for one in caught]
-    whose = ["client 0 ('Sequential')", "client 1 ('Sequential-2')"]
-    assert said == [f"{who} gives probabilities" for who in whose][:told]
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5, 3.0])
+def test_logits_that_happen_to_be_positive_are_none(bias: float) -> None:
+    last = nn.Linear(4, 3)
+    nn.init.zeros_(last.weight)
+    nn.init.constant_(last.bias, bias)
+    assert not warned([pf.Client(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), last), (X, Y))])
+
+
+def test_numbers_that_are_predicted_may_have_a_limit() -> None:
+    assert not warned([pf.Client(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (X, Y.float()))])
 
 
 X_6, Y_6 = torch.randn(20, 6), torch.arange(20) % 4

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
+from polyfed.engine.held_attributes import settings
 from polyfed.engine.network_checks import check_state
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
@@ -502,6 +504,49 @@ def test_a_network_that_is_split_is_tried_with_its_own_forward() -> None:
     model = pf.split(nn.Sequential(layer, nn.Linear(4, 2)), head="1", extractor=None)
     with pytest.raises(ConfigError, match=r"keeps '0\.kept' from batch to batch"):
         pf.Federation([pf.Client(model, (X_STATE, Y_STATE))], pf.methods.Local(), pf.Training(rounds=1))
+
+
+class Scaled(nn.Module):
+    """A layer that computes by what is in none of its tensors."""
+
+    def __init__(self, by: Any) -> None:
+        super().__init__()
+        self.linear, self.by = nn.Linear(4, 2), by
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.by(self.linear(x)) if callable(self.by) else self.linear(x) * self.by
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1.0, 2.0),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (torch.tanh, torch.sin),
+        (F.elu, F.selu),
+        (lambda x: x, lambda x: x.exp()),
+        (partial(F.elu, alpha=1.0), partial(F.elu, alpha=2.0)),
+        (nn.Threshold(0, 1).forward, nn.ELU().forward),
+    ],
+    ids=["number", "tensor", "PyTorch's", "function", "lambda", "partial", "method"],
+)
+def test_networks_that_differ_in_an_attribute_are_two_architectures(one: Any, other: Any) -> None:
+    torch.manual_seed(0)
+    networks = [Scaled(by) for by in (one, one, other)]
+    clients = [pf.Client(network, (X_STATE, Y_STATE)) for network in networks]
+    with pytest.warns(UserWarning, match=r"client 2 \('Scaled'\).*client 0 \('Scaled'\).*'by'.*'Scaled-2'"):
+        federation = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1, lr=1e-30))
+    run = federation.run()
+    assert [client.architecture for client in federation.clients] == ["Scaled", "Scaled", "Scaled-2"]
+    for number, network in enumerate(networks):
+        assert torch.equal(run.models[number](X_STATE), network(X_STATE))
+
+
+def test_a_number_of_heads_is_no_tensor_and_tells_networks_apart() -> None:
+    networks = [nn.MultiheadAttention(4, heads) for heads in (1, 2)]
+    assert repr(networks[0]) == repr(networks[1])
+    assert settings(networks[0]) != settings(networks[1])
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from polyfed.core.model_factory import Builder, ModelFactory, Precision, with_cl
 from polyfed.core.modules import copy_network
 from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.compatibility import check_parameters
+from polyfed.engine.held_attributes import same, settings
 from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
@@ -121,8 +123,11 @@ def _check_named(client: Client, own: Collection[str]) -> None:
 
 
 def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
-    """Name the architectures of clients that were given a network: alike in class, tensors and ties means alike."""
-    known: dict[object, str] = {}
+    """Name the architectures of clients that were given a network.
+
+    Alike in class, tensors, ties and what layers hold beside these (a number of heads, an activation) means alike.
+    """
+    known: dict[object, list[tuple[str, str, dict[str, object]]]] = {}
     named: dict[str, Builder] = {}
     for number, client in enumerate(clients):
         if client.given is None:
@@ -134,11 +139,27 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         state = module.state_dict()
         shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in state.items())
         kind = (type(module), repr(module), shapes, tuple(find_ties(state).items()))
-        if kind not in known:
+        held = settings(module)
+        alike = known.setdefault(kind, [])
+        others = {name: _first_other(held, theirs) for name, _, theirs in alike}
+        name = next((name for name, other in others.items() if other is None), None)
+        if name is None:
             base = getattr(module, "architecture", "") or type(module).__name__
             taken = set(named) | set(builders)
             names = [base, *(f"{base}-{i}" for i in range(2, len(clients) + 2))]
-            known[kind] = next(name for name in names if name not in taken)
-            named[known[kind]] = functools.partial(copy_network, module, who)
-        client.architecture = known[kind]
+            name = next(one for one in names if one not in taken)
+            named[name] = functools.partial(copy_network, module, who)
+            if alike:
+                warnings.warn(
+                    f"{who}: its network differs from that of {alike[0][1]} in its attribute "
+                    f"'{others[alike[0][0]]}', and counts as another architecture, '{name}'",
+                    stacklevel=2,
+                )
+            alike.append((name, who, held))
+        client.architecture = name
     return named
+
+
+def _first_other(held: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
+    """The first attribute that both networks have, with another value; None without any."""
+    return next((n for n, value in held.items() if n in theirs and not same(value, theirs[n], 0.0)), None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,27 @@ from torch import Tensor, nn
 from polyfed.engine.executors.stack_parts import MODULES_OWN, are_near
 
 _DEEP = 6  # objects within objects that are looked into
-_PLAIN = (int, float, complex, str, bytes, type(None))
+_PLAIN = (int, float, complex, str, bytes, type(None), types.CodeType)
 _STATE = (int, float, Tensor, list, dict, set, deque)  # of a class's attributes, what a forward may write into
-_CODE = (types.MethodType, types.BuiltinFunctionType, types.ModuleType, type, property, staticmethod, classmethod)
+_NAMED = (types.BuiltinFunctionType, types.ModuleType, type)
+_NO_SETTINGS = ("architecture",)  # names, by which nothing is computed
 
 
 def held(network: nn.Module) -> dict[str, object]:
     """A copy of what layers and their classes hold, by dotted name, for `same`; buffers that are not saved count."""
     seen: dict[int, Any] = {}
     return {f"{place}.{name}".lstrip("."): _frozen(value, seen, 0) for place, name, value in _attributes(network)}
+
+
+def settings(network: nn.Module) -> dict[str, object]:
+    """What of `held` tells how layers compute; of polyfed's own layers numbers and texts alone."""
+    found = {}
+    for name, value in held(network).items():
+        place, _, key = name.rpartition(".")
+        is_ours = type(network.get_submodule(place)).__module__.startswith("polyfed.")
+        if value is not None and key not in _NO_SETTINGS and (not is_ours or isinstance(value, int | float | str)):
+            found[name] = value
+    return found
 
 
 def owner_of(network: nn.Module, name: str) -> tuple[Any, str]:
@@ -64,7 +77,9 @@ def _frozen(value: Any, seen: dict[int, Any], depth: int) -> object:
     """A copy of plain values, tensors and lists; None for what cannot be compared, and for what was `seen` before."""
     if isinstance(value, _PLAIN):
         return value
-    if id(value) in seen or depth > _DEEP or isinstance(value, _CODE):
+    if isinstance(value, _NAMED):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+    if id(value) in seen or depth > _DEEP:
         return None
     seen[id(value)] = value  # which stays, so that no other gets its id
     if isinstance(value, Tensor):
@@ -84,16 +99,23 @@ def _parts(value: Any) -> list[Any] | None:
         return [part for pair in value.items() for part in pair]
     if isinstance(value, list | tuple | deque):
         return list(value)
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, np.ndarray):
-        return [torch.from_numpy(value)] if value.dtype.kind in "biuf" else value.tolist()
-    if isinstance(value, random.Random | np.random.RandomState):
-        return [value.getstate() if isinstance(value, random.Random) else value.get_state()]
-    if isinstance(value, np.random.Generator):
-        return [value.bit_generator.state]
-    if isinstance(value, nn.Module):  # which is no layer, as it hides in a list
-        return [value.state_dict()]
-    if isinstance(value, types.FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or ()]
-    return [vars(value)] if hasattr(value, "__dict__") else None
+    for kind, parts in _PARTS:
+        if isinstance(value, kind):
+            return parts(value)
+    return [type(value), vars(value)] if hasattr(value, "__dict__") else None
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
+    ((set, frozenset), lambda value: sorted(map(repr, value))),
+    (np.ndarray, lambda value: [torch.from_numpy(value)] if value.dtype.kind in "biuf" else value.tolist()),
+    (random.Random, lambda value: [value.getstate()]),
+    (np.random.RandomState, lambda value: [value.get_state()]),
+    (np.random.Generator, lambda value: [value.bit_generator.state]),
+    (nn.Module, lambda value: [value.state_dict()]),  # which is no layer, as it hides in a list
+    (types.MethodType, lambda value: [value.__func__]),
+    (functools.partial, lambda value: [value.func, value.args, value.keywords]),
+    (
+        types.FunctionType,
+        lambda value: [value.__code__, value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or ())],
+    ),
+)

@@ -298,6 +298,9 @@ X_12, Y_12 = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), tor
 NORMS = [parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm]  # the last is older
 
 
+OLDER = [nn.utils.weight_norm, nn.utils.spectral_norm]
+
+
 def federation_parametrized(method: Method, norm: object) -> pf.Federation:
     assert callable(norm)
     networks = [nn.Sequential(nn.Linear(4, 6), nn.ReLU(), norm(nn.Linear(6, 2))) for _ in range(2)]
@@ -547,6 +550,14 @@ def test_a_number_of_heads_is_no_tensor_and_tells_networks_apart() -> None:
     networks = [nn.MultiheadAttention(4, heads) for heads in (1, 2)]
     assert repr(networks[0]) == repr(networks[1])
     assert settings(networks[0]) != settings(networks[1])
+
+
+@pytest.mark.parametrize(
+    "make", [*((lambda norm=norm: norm(nn.Linear(4, 2))) for norm in OLDER), partial(nn.LSTM, 4, 2)]
+)
+def test_weights_that_layers_hold_twice_do_not(make: Callable[[], nn.Module]) -> None:
+    networks = [nn.Sequential(make()) for _ in range(2)]
+    assert settings(networks[0]) == settings(networks[1])
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -133,7 +133,7 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         if client.given is None:
             named[client.architecture] = builders[client.architecture]
             continue
-        module = client.given = unwrapped(client.given)
+        module = client.given = unwrapped(client.given, f"client {number}: ")
         who = f"client {number} ('{type(module).__name__}')"
         check_parameters(module, who)
         state = module.state_dict()

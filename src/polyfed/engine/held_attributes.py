@@ -25,7 +25,7 @@ _NO_SETTINGS = ("architecture",)  # names, by which nothing is computed
 
 def held(network: nn.Module) -> dict[str, object]:
     """A copy of what layers and their classes hold, by dotted name, for `same`; buffers that are not saved count."""
-    seen: dict[int, Any] = {}
+    seen: dict[int, Any] = {id(tensor): tensor for tensor in network.state_dict(keep_vars=True).values()}
     return {f"{place}.{name}".lstrip("."): _frozen(value, seen, 0) for place, name, value in _attributes(network)}
 
 
@@ -67,7 +67,8 @@ def _attributes(network: nn.Module) -> Iterator[tuple[str, str, Any]]:
         kinds = [kind for kind in reversed(type(layer).__mro__) if not kind.__module__.startswith("torch.")]
         of_class = {name: v for kind in kinds for name, v in vars(kind).items() if isinstance(v, _STATE)}
         unsaved = {name: layer._buffers[name] for name in layer._non_persistent_buffers_set}
-        own = {name: value for name, value in vars(layer).items() if name not in MODULES_OWN}
+        made = {name for name in vars(layer) if {f"{name}_g", f"{name}_orig"} & layer._parameters.keys()}  # of norms
+        own = {name: value for name, value in vars(layer).items() if name not in MODULES_OWN | made}
         for name, value in {**of_class, **unsaved, **own}.items():
             if not name.startswith("__"):
                 yield place, name, value

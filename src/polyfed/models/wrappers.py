@@ -14,8 +14,11 @@ _AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel) 
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # classes of torch.distributed.fsdp, which few installs need
 
 
-def unwrapped(network: nn.Module) -> nn.Module:
+def unwrapped(network: nn.Module, who: str = "") -> nn.Module:
     """The network within torch.compile, DataParallel and their like; where a layer is in one, a copy without it.
+
+    Args:
+        who: begins messages.
 
     Raises:
         ConfigError: it is sharded over processes, or a program of TorchScript.
@@ -23,7 +26,9 @@ def unwrapped(network: nn.Module) -> nn.Module:
     kinds = {kind.__name__ for layer in network.modules() for kind in type(layer).__mro__}
     if not kinds.isdisjoint((*_SHARDED, "ScriptModule")):
         what = "a program of TorchScript" if "ScriptModule" in kinds else "one that FSDP has sharded"
-        raise ConfigError(f"expected a network in Python, whole in one process, got {what}; give the network itself")
+        raise ConfigError(
+            f"{who}expected a network in Python, whole in one process, got {what}; give the network itself"
+        )
     inner = network
     while (within := _within(inner)) is not None:
         inner = within
@@ -35,7 +40,7 @@ def unwrapped(network: nn.Module) -> nn.Module:
                 inner.set_submodule(name, within)
     if inner is not network:
         warnings.warn(
-            f"'{type(inner).__name__}' is taken out of torch.compile, DataParallel or the like, as polyfed runs "
+            f"{who}'{type(inner).__name__}' is taken out of torch.compile, DataParallel or the like, as polyfed runs "
             "networks in its own way; its tensors have the network's own names",
             stacklevel=2,
         )

@@ -171,6 +171,17 @@ def test_numbers_that_are_predicted_may_have_a_limit() -> None:
     assert not warned([pf.Client(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (X, Y.float()))])
 
 
+@pytest.mark.parametrize("place", ["forward", "1.forward"])
+def test_a_forward_that_stays_with_the_original_is_refused(place: str) -> None:
+    """Its copies would be trained in vain."""
+    network = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    layer, _, _ = place.rpartition(".")
+    own = network.get_submodule(layer).forward
+    network.get_submodule(layer).forward = lambda x: 2 * own(x)
+    with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\): expected .* its own parameters.*in its class"):
+        pf.Federation([pf.Client(network, (X, Y))], pf.methods.Local(), pf.Training(rounds=1))
+
+
 X_6, Y_6 = torch.randn(20, 6), torch.arange(20) % 4
 
 

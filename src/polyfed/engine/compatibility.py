@@ -509,6 +509,16 @@ def _try_training(clients: Sequence[Client], module: nn.Module) -> None:
     network = copy_network(module, who).train()
     scores = _check_scores(client, network, x, what, f"{who}, in training mode,")
     _check_forms(network, _forms(module), client)
+    sources = [source for source in (module, clients[0].given) if source is not None]
+    theirs = [parameter for source in sources for parameter in source.parameters() if parameter.requires_grad]
+    if scores.requires_grad and any(
+        g is not None for g in torch.autograd.grad(scores.sum(), theirs, allow_unused=True)
+    ):
+        raise ConfigError(
+            f"{who}: expected a network whose copy computes with its own parameters, got one whose copy uses the "
+            "original's, as where its forward is a function made of the network (net.forward = ...); define forward in "
+            "its class"
+        )
     if client.classes and (limit := _limit_of(network, x, scores.detach())):
         warnings.warn(
             f"{clients[0].title_with_network} gives {limit[0]}, which losses take for logits, so that it learns "

@@ -92,20 +92,20 @@ def unless_drawn(network: nn.Module, device: torch.device, work: Callable[[], _F
     """
     if network not in _DRAWS:
         with keep_global_rng():
-            others, torchs = drawn_of_others(), _drawn_of_torch(device)
+            before = [drawn_of_others(), _drawn_of_torch(device)]
             found = work()
-            _DRAWS[network] = drawn_of_others() != others or _drawn_of_torch(device) != torchs
+            _DRAWS[network] = [drawn_of_others(), _drawn_of_torch(device)] != before
     elif not _DRAWS[network]:
-        torchs = _drawn_of_torch(device)
+        position = _drawn_of_torch(device)
         found = work()
-        _DRAWS[network] = _drawn_of_torch(device) != torchs
+        _DRAWS[network] = _drawn_of_torch(device) != position
     return None if _DRAWS[network] else found
 
 
 def _drawn_of_torch(device: torch.device) -> list[bytes]:
     """Where PyTorch's global generators stand that networks on a device draw from."""
     generators = [torch.default_generator]
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_initialized():
         number = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[number])
     return [generator.get_state().numpy().tobytes() for generator in generators]

@@ -252,11 +252,11 @@ class ClientWork:
     def _check_shapes(self) -> None:
         """Whether the network's tensors have kept their shapes, which a forward may only change late."""
         for name, tensor in self.after.items():
-            if tensor.shape != self._before[name].shape:
-                old, new = tuple(self._before[name].shape), tuple(tensor.shape)
+            before = self._before[name].shape
+            if tensor.shape != before:
                 raise RunError(
-                    f"the network's forward has turned the buffer '{name}' from {old} into {new}; give it its full "
-                    "size in __init__"
+                    f"the network's forward has turned the buffer '{name}' from {tuple(before)} into "
+                    f"{tuple(tensor.shape)}; give it its full size in __init__"
                 )
 
     def _fault(self, nonfinite: Callable[[], str | None] | None) -> str | None:

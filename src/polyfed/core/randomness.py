@@ -105,7 +105,7 @@ def unless_drawn(network: nn.Module, device: torch.device, work: Callable[[], _F
 def _drawn_of_torch(device: torch.device) -> list[bytes]:
     """Where PyTorch's global generators stand that networks on a device draw from."""
     generators = [torch.default_generator]
-    if device.type == "cuda" and torch.cuda.is_initialized():
+    if device.type == "cuda":
         number = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[number])
+        generators += torch.cuda.default_generators[number : number + 1]
     return [generator.get_state().numpy().tobytes() for generator in generators]

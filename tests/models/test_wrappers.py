@@ -50,7 +50,7 @@ WRAPPED: dict[str, Callable[[], nn.Module]] = {
 def weights_after(network: nn.Module, out: Path, method: pf.Method) -> dict[str, Tensor]:
     clients = [pf.Client(network, (X[k::2], Y[k::2]), (X, Y)) for k in range(2)]
     pf.Federation(clients, method, pf.Training(rounds=1, lr=0.1), out=out).run()
-    return load_file(out / "models" / "client-000.safetensors")
+    return load_file(out / "models" / "personal-000.safetensors")
 
 
 @pytest.mark.parametrize("name", WRAPPED)

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("unrendered")
 
 MODULE = '''
 """All of one's own."""
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -60,6 +61,31 @@ class Forgotten(FedAvg):
     """The decorator is missing."""
 
     strength: float = 0.5
+
+
+@hyperparameters
+class Named(Gentle):
+    card = replace(FedGH.card, name="gentle-two")
+
+
+@hyperparameters
+class Heir(Named):
+    """With the card of its base."""
+
+
+@hyperparameters
+class Twin(Gentle):
+    card = replace(FedGH.card, name="gentle-two")
+
+
+@hyperparameters
+class NoFolder(Gentle):
+    card = replace(FedGH.card, name="../gentle")
+
+
+@hyperparameters
+class NotIts(Gentle):
+    card = replace(FedGH.card, name="fedavg")
 
 
 METHOD = Gentle()
@@ -174,7 +200,7 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
     sys.modules.pop("echo")
     assert json.loads(Path("runs/echo/result.json").read_text())["rounds"] == 8
     assert {path.name for path in Path("runs/compared").iterdir() if path.is_dir()} == {
-        *("local", "echo.EchoFeatures", "echo-loud", "fedgh"),
+        *("local", "echo-features", "echo-loud", "fedgh"),
     }
 
 
@@ -206,6 +232,28 @@ def test_compare_check_and_sweep_take_such_a_name(project: Path, capsys: pytest.
     words = ["--method", "own_all:Gentle", "--set", "method.share=0.5,1", "-q", "--out", "swept"]
     assert polyfed("sweep", path, *words) == 0
     assert {folder.name for folder in Path("swept").iterdir() if folder.is_dir()} == {"local", "share=0.5", "share=1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("Named", "gentle-two"),
+        ("Gentle", "own_all.Gentle"),
+        ("Heir", "own_all.Heir"),
+        ("NoFolder", "own_all.NoFolder"),
+        ("NotIts", "own_all.NotIts"),
+    ],
+)
+def test_a_class_is_called_by_its_card_where_that_has_a_name_of_its_own(project: Path, kind: str, name: str) -> None:
+    chosen = Recipe.load(project / "mine.toml", method=f"own_all:{kind}")
+    assert chosen.name == name
+    assert chosen.choose_alone(f"own_all:{kind}").name == f"{name}-alone"
+
+
+def test_two_classes_of_one_name_are_not_compared(project: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'gentle-two' of own_all:Named and own_all:Twin"):
+        pf.compare(project / "mine.toml", ["own_all:Named", "own_all:Twin"])
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(

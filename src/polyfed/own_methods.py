@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from polyfed.core.method import Method, not_a_hyperparameter
 from polyfed.errors import ConfigError
 from polyfed.registry import METHODS, import_object, is_own, suggest
 
-__all__ = ["label_of", "method_class"]
+__all__ = ["LABEL", "label_of", "method_class"]
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # of a method, a variant or a preset: a folder's name, too
 
 
 def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = ()) -> type[Method]:
@@ -32,13 +35,17 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
     return _checked(name, import_object("method", name, beside))
 
 
-def label_of(name: str) -> str:
-    """What a method is called in tables and folders.
+def label_of(name: str, beside: Sequence[str] = ()) -> str:
+    """What a method is called in tables and folders: by its card, where a class of one's own has a name there.
 
-    >>> label_of("mine:Gentle"), label_of("fedavg")
-    ('mine.Gentle', 'fedavg')
+    Its own name, that is, no registered method's, and one that a folder can have; else "module.Class".
     """
-    return name.replace(":", ".")
+    if not is_own(name):
+        return name
+    kind = method_class(name, beside)
+    known = {*METHODS, *(base.card.name for base in kind.__mro__[1:] if issubclass(base, Method))}
+    own = kind.card.name
+    return own if LABEL.fullmatch(own) and own not in known else name.replace(":", ".")
 
 
 def _checked(name: str, kind: Any) -> type[Method]:

@@ -35,7 +35,6 @@ import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError
 
 from polyfed.config.resolve import (
-    LABEL,
     join,
     module_folders,
     preset_names,
@@ -51,7 +50,7 @@ from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
-from polyfed.own_methods import label_of, method_class
+from polyfed.own_methods import LABEL, label_of, method_class
 from polyfed.places import check_values
 from polyfed.plugins.settings import (
     Adversaries,
@@ -229,8 +228,9 @@ class Recipe(Settings):
         chosen._method = chosen._build(method, "method")
         hyperparameters = dataclasses.asdict(chosen._method)
         chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
-        label = label_of(name)  # a method of one's own has one, too, as its name has a colon
+        label = name
         if name == method.name:
+            label = label_of(name, self._beside)  # a method of one's own has one, too, as its name has a colon
             label += "-adapters" if method.adapters is not None else ""
             label += f"-{method.personalize}" if method.personalize is not None else ""
             label += "-alone" if method.alone else ""

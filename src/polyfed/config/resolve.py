@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import tomli_w
 from polyfed.config.schema import SECTIONS
 from polyfed.data.files import check_file
 from polyfed.errors import ConfigError
+from polyfed.own_methods import LABEL
 from polyfed.registry import METHODS, suggest
 from polyfed.results.read import flat_table, parse_toml
 from polyfed.validation.effect import idle
@@ -23,7 +23,6 @@ from polyfed.validation.error_lines import shown
 from polyfed.validation.hyperparameters import flat_fields
 
 __all__ = [
-    "LABEL",
     "join",
     "module_folders",
     "parse_override",
@@ -35,7 +34,6 @@ __all__ = [
     "without_run",
 ]
 
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a variant's or a preset's name is a folder's name, too
 _WRITTEN = {  # what a run's own recipe keeps, and nobody sets
     "overrides": "expected nothing, as --set itself writes it",
     "preset": "expected --preset NAME, which writes it",

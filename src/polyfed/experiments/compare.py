@@ -118,6 +118,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         chosen = {"local": base.choose("local"), **chosen}
     if controls:
         chosen |= controls_of(base, chosen, data)
+    _check_names(chosen)
     unique_seeds = list(dict.fromkeys(seeds))
     groups = group_folders(base, data) if base.evaluation.held_out == EACH_GROUP else {}
     planned = _plan_runs(list(chosen.values()), unique_seeds, folder, groups)
@@ -142,6 +143,18 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         words += ["--controls"] if controls else []
         save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]), ran=bool(pending))
     return _summarize(folder, planned, failures, target)
+
+
+def _check_names(chosen: Mapping[str, Recipe]) -> None:
+    """Whether each row has a name, and so a folder, of its own; two classes may have cards of one name."""
+    owners: dict[str, str] = {}
+    for asked, recipe in chosen.items():
+        other = owners.setdefault(recipe.name, asked)
+        if other != asked:
+            raise ConfigError(
+                f"expected methods with names of their own, got '{recipe.name}' of {other} and {asked}; change a "
+                "card's name, or name one in [methods]"
+            )
 
 
 def _plan_runs(

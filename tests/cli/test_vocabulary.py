@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,7 @@ PRINTED = {  # what a command does with its answer; a function gives it back
 ALONE = {  # command -> an option that its function does not have -> why
     "check": {"methods": "a line for each method is experiments.estimate.check_methods"},
     "compare": {"logger": "its names go into every run's recipe, in Python by overrides; objects watch one run"},
+    "deploy local": {"logger": "its names go into the server's recipe, in Python by overrides"},
     "predict": {"out": "the answer is written as CSV; a function gives it back"},
 }
 OTHERS = {  # a function's parameter that is no option -> why
@@ -85,6 +88,12 @@ def test_whatever_trains_says_where_and_how(name: str) -> None:
     """Not `deploy local`, whose nodes train alone, nor `audit leakage`, which repeats a run as it was."""
     assert {"device", "workers", "executor"} <= options(name)
     assert {"device", "workers", "executor"} <= parameters(name)
+
+
+def test_the_page_of_loggers_names_the_commands_that_have_them() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "loggers.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"`--logger`, which `polyfed (.+?)` take", " ".join(text.split()))
+    assert set(re.split(r"`(?:, | and )`", named)) == {name for name in PAIRS if "logger" in options(name)}
 
 
 def test_what_recipes_say_too_has_their_word() -> None:

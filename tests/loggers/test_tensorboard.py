@@ -149,3 +149,14 @@ def test_a_mere_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"expected the package curvesboard, which is not installed"):
         check_installed("curvesboard")
+
+
+def test_every_run_of_a_sweep_has_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(small_recipe(method={"header_epochs": 2}, training={"rounds": 1}))
+    words = ["--set", "method.header_lr=0.1,1", "--logger", "tensorboard", "-q", "--out", "swept"]
+    assert cli.status(["sweep", "tiny.toml", *words]) == 0
+    with_curves = {path.parent for path in Path("swept").rglob("tensorboard")}
+    assert with_curves == {path.parent for path in Path("swept").rglob("result.json")}
+    assert len(with_curves) == 3  # Local, and both values
+    assert all("train/loss" in curves(folder) for folder in with_curves)

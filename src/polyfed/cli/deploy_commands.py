@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyfed.cli.options import (
+    Loggers,
     MethodName,
     Overrides,
     PresetNames,
@@ -17,6 +18,7 @@ from polyfed.cli.options import (
     RunFolder,
     Seed,
     Trust,
+    with_loggers,
 )
 from polyfed.cli.output import print_files, print_run, print_text, raise_if_nothing_learnt
 
@@ -190,6 +192,7 @@ def local(
     out: RunFolder = None,
     overwrite: ReplaceRun = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
+    loggers: Loggers = None,
     preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
@@ -204,6 +207,6 @@ def local(
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
     options |= {"overwrite": overwrite, "deadline": deadline}
-    done = local(recipe, overrides=settings or (), progress=not quiet, **options)
+    done = local(recipe, overrides=with_loggers(settings, loggers), progress=not quiet, **options)
     print_run(done.result, done.path)
     raise_if_nothing_learnt(done.result)

@@ -169,6 +169,7 @@ def sweep(
     workers: Workers = None,
     executor: Executor = None,
     device: Device = None,
+    loggers: Loggers = None,
     preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
@@ -197,6 +198,7 @@ def sweep(
         workers=workers,
         executor=executor,
         preset=preset,
+        loggers=loggers,
         race=race,
     )
     print_table(to_text, done)
@@ -221,6 +223,7 @@ def benchmark(
     workers: Workers = None,
     executor: Executor = None,
     device: Device = None,
+    loggers: Loggers = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a suite: tune, compare over seeds, say what the others' data are worth.
@@ -249,6 +252,7 @@ def benchmark(
         workers=workers,
         executor=executor,
         device=device,
+        loggers=loggers,
     )
     print_table(to_text, done)
 

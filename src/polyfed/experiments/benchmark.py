@@ -87,7 +87,7 @@ class Benchmark:
         return "no run was finished" if self.table is None else to_text(self.table)
 
 
-def benchmark(
+def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
     suite: str | Path,
     out: str | Path | None = None,
     *,
@@ -99,6 +99,7 @@ def benchmark(
     workers: int | None = None,
     executor: str | None = None,
     device: str | None = None,
+    loggers: Sequence[str] | None = None,
 ) -> Benchmark:
     """Run a suite, or go on with it: tune, compare, write each setting's figures and a page of all.
 
@@ -111,6 +112,7 @@ def benchmark(
             wherever they were made: what they have is not run again.
         overwrite: run again also what is done, and what the figures have, of these methods in these settings.
         progress: show how it gets on, on standard error. workers, executor, device: as for `polyfed.run`.
+        loggers: names, in place of the recipes' run.loggers.
 
     Raises:
         ConfigError: the request is wrong; nothing has been written.
@@ -127,7 +129,18 @@ def benchmark(
     if chosen_methods == ():
         raise ConfigError("methods: expected at least one, got none")
     request = BenchmarkRequest(
-        Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, executor, device, overwrite
+        Path(suite),
+        protocol,
+        names,
+        chosen_methods,
+        place,
+        figures,
+        progress,
+        workers,
+        executor,
+        device,
+        overwrite,
+        trackers=loggers,
     )
     read_processor_time(figures)  # an error of theirs comes before the first run
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]
@@ -183,7 +196,7 @@ class BenchmarkRequest:
     Attributes:
         folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
         out: the folder of runs. figures: the folder of the settings' files.
-        progress, workers, executor, device, overwrite: see `benchmark`.
+        progress, workers, executor, device, overwrite: see `benchmark`. trackers: its `loggers`.
         failures, unlearnt: what went wrong so far, see `Benchmark`. failed: folder -> why its run failed.
     """
 
@@ -198,6 +211,7 @@ class BenchmarkRequest:
     executor: str | None = None
     device: str | None = None
     overwrite: bool = False
+    trackers: Sequence[str] | None = None
     failures: dict[str, str] = field(default_factory=dict)
     unlearnt: dict[str, str] = field(default_factory=dict)
     failed: dict[Path, str] = field(default_factory=dict)
@@ -241,6 +255,7 @@ class BenchmarkRequest:
         tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
         changes = [*self.changes_of(setting), *tuned]
         run: dict[str, Any] = {"workers": self.workers, "executor": self.executor, "device": self.device}
+        run["loggers"] = self.trackers
         recipe = Recipe.load(path, changes, preset=own.preset, **run)
         shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
         return recipe.with_run(overrides=[*own.overrides, *shown])
@@ -545,6 +560,7 @@ class BenchmarkSetting:
             device=request.device,
             workers=request.workers,
             executor=request.executor,
+            loggers=request.trackers,
             preset=protocol.settings[self.name].preset,
             local=False,
             race=protocol.race,

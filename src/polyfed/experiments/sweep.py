@@ -112,6 +112,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     workers: int | None = None,
     executor: str | None = None,
     preset: str | None = None,
+    loggers: Sequence[str] | None = None,
     local: bool = True,
     race: int | None = None,
     failed: dict[Path, str] | None = None,
@@ -131,7 +132,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
             json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers, executor, preset: as for `polyfed.run`.
+        device, workers, executor, preset: as for `polyfed.run`. loggers: names, in place of the recipe's run.loggers.
         local: False: without Local beside them.
         race: so many combinations, the best by validation with the first seed, are run with the other ones; default:
             all.
@@ -146,7 +147,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     swept = _swept(values, seeds)
     if race is not None and (race < 1 or len(set(seeds)) < 2):
         raise ConfigError(f"race: expected at least 1, beside several seeds, got {race} with seeds {list(seeds)}")
-    options = {"method": method, "device": device, "workers": workers, "executor": executor, "preset": preset}
+    options: dict[str, Any] = {"method": method, "preset": preset, "loggers": loggers}
+    options |= {"device": device, "workers": workers, "executor": executor}
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)
     if race is not None and race >= len(points):

@@ -68,6 +68,9 @@ class Data(Settings):
     category_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="csv: columns of categories to learn from besides; networks embed them"
     )
+    categories: dict[str, Annotated[list[str], Field(min_length=1)]] | None = Field(
+        None, description="csv: further ones with all their categories, in order, which nodes' own data need"
+    )
     missing_values: Literal["error", "client_mean"] = Field(
         "error",
         description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows "
@@ -202,11 +205,17 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _is_table(self) -> Data:
-        given = self.source_options(()).given
+        options = self.source_options(())
+        given = options.given
         for name in OF_TABLES:
             if name in given and not self.dataset.startswith(_OF_TABLES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
-        if self.missing_words and self.missing_values == "error" and not self.category_columns:
+        for column, names in (self.categories or {}).items():
+            if len({*names}) < len(names) or any(
+                name != name.strip() or options.cells.is_missing(name) for name in names
+            ):
+                raise ValueError(f"categories.{column} expects every category once, and none that is missing")
+        if self.missing_words and self.missing_values == "error" and not (self.category_columns or self.categories):
             raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,7 +10,7 @@ from polyfed.data.samples import CellFormat
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError, described
 
-OF_TABLES = ("feature_columns", "category_columns", "missing_values", "decimal", "missing_words")
+OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values", "decimal", "missing_words")
 _OF_ANY = ("image_size", "task", "beside")  # what no data set refuses as such
 
 
@@ -22,7 +22,8 @@ class SourceOptions:
         image_column: the column with images, when it cannot be found.
         label_column: the column with labels, when it cannot be found or is not the usual one.
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
-        category_columns: of a table, columns of categories to learn from.
+        category_columns: of a table, columns of categories to learn from. categories: further ones, with all that they
+            may hold, in order; other words are errors.
         missing_values: of a table, "error", or "client_mean": empty cells, NA, N/A, NaN and ? stand for numbers, too.
         decimal: of a table, what stands before decimals, "." or ",".
         missing_words: of a table, what stands for a missing value, too, in upper or lower case.
@@ -44,6 +45,7 @@ class SourceOptions:
     label_column: str | None = None
     feature_columns: Sequence[str] | None = None
     category_columns: Sequence[str] | None = None
+    categories: Mapping[str, Sequence[str]] | None = None
     missing_values: str = "error"
     decimal: str = "."
     missing_words: Sequence[str] | None = None

@@ -42,6 +42,7 @@ NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they st
 
 USUAL = CellFormat()
 FLAG = "{} is missing"  # what the column is called that says so
+_ANOTHER_CATEGORY = "correct the cell, or name the category in every recipe of the federation"
 _NAMED = 5  # files in a message
 _CORRECT = "correct or drop such rows"
 _LIKE_THE_RUNS = "write such rows as those of the run, or drop them"
@@ -267,15 +268,19 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         sides: "train" and, if there is one, "test".
         where: they are from, for messages.
         options: of it label_column, feature_columns, category_columns (numbered by the training side's values),
-            columns, missing_values (each number may get a feature that says where it is), cells and task.
+            categories (numbered as they stand there), columns, missing_values (each number may get a feature that says
+            where it is), cells and task.
     """
     form = options.cells
     train = sides["train"]
     label = find_label(train, options.label_column)
+    fixed = options.categories or {}
     found = {
         column: sorted(cell for cell in _different(train, column) if not form.is_missing(cell))
         for column in options.category_columns or ()
+        if column not in fixed
     }
+    found |= {column: list(names) for column, names in fixed.items()}
     known = {column: _numbered(values) for column, values in found.items()}
     features = _features(train, label, options, known)
     flags = [column for column in features if column not in known] if options.missing_values != "error" else []
@@ -289,11 +294,12 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
 
     attempts: list[Callable[[], Any]] = [
         lambda: check_columns(sides, label, features, known),
+        lambda: gathered(functools.partial(_check_categories, frame, fixed, form) for frame in sides.values()),
         lambda: _labels(sides, label, where, options),
         inputs,
         lambda: {side: extra_columns(frame, options, side == "train") for side, frame in sides.items()},
     ]
-    _, (numbers, names), x, further = gathered(attempts)
+    _, _, (numbers, names), x, further = gathered(attempts)
     every = (*features, *map(FLAG.format, flags))
     categories = tuple(tuple(found.get(column, ())) for column in every) if known else ()
     columns = TableColumns(categories, flags_at, form)
@@ -327,6 +333,16 @@ def _about_columns(left_out: Sequence[str]) -> tuple[str, ...]:
     more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
     named = ", ".join(f"'{one_line(name)}'" for name in left_out[:_NAMED])
     return (f"columns left out, as they hold no numbers (category_columns takes words): {named}{more}",)
+
+
+def _check_categories(frame: Frame, fixed: Mapping[str, Sequence[str]], form: CellFormat) -> None:
+    """Refuse cells of other categories than those that are fixed."""
+    for column in [name for name in fixed if name in frame]:
+        names = list(fixed[column])
+        cells = frame[column].dropna()
+        wrong = ~(cells.isin(names) | cells.map(form.is_missing).astype(bool))
+        shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        _refuse(cells, wrong, f"one of data.categories ({shown})", lambda _: _ANOTHER_CATEGORY)
 
 
 def _different(frame: Frame, column: str) -> set[str]:

@@ -146,7 +146,7 @@ class NodeTask:
                 build,
                 name,
                 tuple(source.train.x.shape[1:]),
-                len(self._names),
+                len(self._names) or 1,
                 recipe.models.feature_dim,
                 source.words,
                 beside=recipe.beside,

@@ -23,9 +23,11 @@ _OF_ROWS = (  # the keys of [data] by which a node's own rows are read
     "label_column",
     "feature_columns",
     "category_columns",
+    "categories",
     "missing_values",
     "decimal",
     "missing_words",
+    "task",
     "text_column",
     "vocab_size",
     "max_length",
@@ -95,10 +97,6 @@ def data_of_node(recipe: Recipe, place: NodeConfig, cache: DataCache) -> tuple[F
     else:
         data = _own_rows(recipe, place.data, place.client_id, cache)
         number = 0
-    if data.source.is_regression:
-        raise ConfigError(
-            f"deployment: expected classes as labels, got numbers to predict (regression) in '{data.source.name}'"
-        )
     if recipe.data.label_space == "own":
         raise ConfigError("deployment: expected one label space, got data.label_space 'own'")
     return data, number
@@ -120,10 +118,10 @@ def _own_rows(recipe: Recipe, dataset: str, client: int, cache: DataCache) -> Fe
             "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words "
             f"alike, got '{dataset}' without"
         )
-    if data.source.columns.counts:
+    if loose := set(recipe.data.category_columns or ()) - {*(recipe.data.categories or {})}:
         raise ConfigError(
-            "node-config: expected the recipe's data with data.category_columns, as all must number categories alike, "
-            f"got '{dataset}'"
+            f"node-config: expected data.categories in the recipe with all categories of column '{min(loose)}', as all "
+            f"must number them alike, got '{dataset}' without"
         )
     if len(data.clients) != 1:
         raise ConfigError(f"node-config: expected the rows of one client as data, got {len(data.clients)} clients'")

@@ -74,7 +74,8 @@ class _Blank(LabeledSamples):
 def placeholder_samples(count: int, hello: ClientHello) -> LabeledSamples:
     """So many samples of a client's kind, which take no memory as long as only some of them are read."""
     x = torch.zeros((), dtype=getattr(torch, hello.dtype)).expand(count, *hello.shape)
-    return _Blank(x, torch.zeros((), dtype=torch.int64).expand(count))
+    kind = torch.int64 if hello.class_names else torch.float32
+    return _Blank(x, torch.zeros((), dtype=kind).expand(count))
 
 
 def can_build(hello: ClientHello, recipe: Recipe) -> bool:

@@ -31,7 +31,7 @@ from polyfed.core.message import (
 from polyfed.core.settings import Metric, Settings
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
 from polyfed.errors import RunError
-from polyfed.results.main_score import ACCURACY
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
@@ -39,8 +39,8 @@ _WEIGHTS, _OF_STATE = "weights", "state "  # names in a message that is a client
 _LENGTH = 8  # bytes of the header's length
 _REASON = 300  # characters of an error's reason
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
-_OF_ALL = ("class_names", "mean", "std")  # of [data], for all clients' rows
-SHARED = ("table", "label_column")  # of a shared model's entry in the list of models, what the server cannot know
+_OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
+SHARED = ("table", "target", "label_column")  # of a shared model's entry in the list of models, what the server cannot know
 _TENSORS = 2**14  # and groups, that a message may have at most
 _FEW = 5  # names shown of many
 _HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much
@@ -52,18 +52,18 @@ _Numbers = Annotated[list[_Number], Field(max_length=2**16)]
 _Text = Annotated[str, Field(max_length=1000)]
 _Name = Annotated[str, Field(max_length=200)]
 _Names = Annotated[list[_Name], Field(max_length=2**16)]
-_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**11)]  # of whose pairs the server may have counts
+_Classes = Annotated[list[_Name], Field(max_length=2**11)]  # of whose pairs the server may have counts
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
 class TaskRequest(Settings):
     """A request to a node; the fields that count depend on the kind of envelope.
 
-    experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task, None before
-    they are known; a node refuses all but those of its own recipe and rows. auxiliary_model: its network, "" without
-    one. base: mark of the client's state when it last counted, "" at its beginning; best: of the one to be kept beside
-    it; mark: of its next state. parts: of its data, to be scored. has_message: whether the body is a message for the
-    client (it may be empty). The others: see
+    experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task, none where
+    numbers are predicted, None before they are known; a node refuses all but those of its own recipe and rows.
+    auxiliary_model: its network, "" without one. base: mark of the client's state when it last counted, "" at its
+    beginning; best: of the one to be kept beside it; mark: of its next state. parts: of its data, to be scored.
+    has_message: whether the body is a message for the client (it may be empty). The others: see
     `executors.TrainJob`.
     """
 
@@ -226,30 +226,37 @@ def read_score(
     """The score that a node has sent (`engine.scoring.score_to_json`), of a client with so many rows.
 
     Args:
-        classes: of the task. figures: those asked for beside the accuracy. others: the other predictors that there
-            may be.
+        classes: of the task; 0: numbers are predicted. figures: those asked for beside the accuracy; beside the RMSE
+            all are there. others: the other predictors that there may be.
 
     Raises:
         RunError: no such score.
     """
     try:
         score = score_from_json(facts)
-        _check_score(score, rows, {ACCURACY.name, *figures} - {COUNTS}, classes if COUNTS in figures else 0)
+        main = ACCURACY if classes else RMSE
+        beside = {*figures} - {COUNTS} if classes else {*main.metrics}
+        _check_score(score, rows, main, beside, classes if COUNTS in figures else 0)
         if foreign := [name for name in score.others if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
         for other in score.others.values():
-            _check_score(other, rows, {ACCURACY.name}, 0)
+            _check_score(other, rows, main, set() if classes else beside, 0)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected a score of {rows} rows, got something else: {error}") from None
     return replace(score, own=None, missing=None, rows=None)
 
 
-def _check_score(score: Score, rows: int, figures: set[str], classes: int) -> None:
-    """Whether a score has these figures, all shares, and counts of so many classes; 0: no counts."""
-    if score.total != rows or score.figures.keys() != figures:
+def _check_score(score: Score, rows: int, main: MainScore, figures: set[str], classes: int) -> None:
+    """Whether a score has these figures beside the main one, and counts of so many classes; 0: no counts.
+
+    Figures beside an accuracy are shares like it; those beside an RMSE may be any number.
+    """
+    if score.total != rows or score.figures.keys() != {main.name, *figures}:
         raise ValueError(f"{', '.join(score.figures)[:60]} of {score.total} rows")
     for name, value in score.figures.items():
-        if not (math.isnan(value) or 0 <= value <= 1):
+        least = 0.0 if main.is_share or name == main.name else -math.inf
+        most = 1.0 if main.is_share else math.inf
+        if not (math.isnan(value) or least <= value <= most) or math.isinf(value):
             raise ValueError(f"{name} of {value:g}")
     labels = score.pairs[:, :2]
     counts = score.pairs[:, 2]

@@ -88,6 +88,7 @@ class DeployedFederation(Federation):
         first = next(hello for hello in known.values() if kind(hello) == usual)
         count = registry.count
         names = list(registry.class_names or first.class_names)
+        outputs = len(names) or 1  # a number, where there are no classes
         if recipe.data.test == "global" and (odd := [i for i, hello in known.items() if hello.test != first.test]):
             raise ConfigError(
                 f"client {odd[0]}: expected the {first.test} test rows of everybody, got {known[odd[0]].test}"
@@ -98,11 +99,11 @@ class DeployedFederation(Federation):
         ]
         self.unseen = {hello.architecture for hello in expected if not can_build(hello, recipe)}
         candidates = auxiliary_candidates(method)
-        builders: dict[str, Builder] = {name: builder_of(name, first, recipe, len(names)) for name in candidates}
+        builders: dict[str, Builder] = {name: builder_of(name, first, recipe, outputs) for name in candidates}
         for hello in reversed(expected):  # of two of one name, the first counts
-            builders[hello.architecture] = placeholder_builder(hello, recipe, len(names))
+            builders[hello.architecture] = placeholder_builder(hello, recipe, outputs)
         for hello in {(kind(hello), hello.architecture): hello for hello in reversed(known.values())}.values():
-            check_size(hello, first, recipe, len(names))
+            check_size(hello, first, recipe, outputs)
         self._registry = registry
         self._limit = limit
         super().__init__(

@@ -45,6 +45,8 @@ if me == "server":
     with socket.create_server(("127.0.0.1", int(options["--port"]))) as server:
         time.sleep(60)
 elif me == "node":
+    if fault == "node" and "client-id=0" in options["--node-config"]:
+        sys.exit("no rows here")
     time.sleep(60)
 elif words[0] == "supernode":
     sys.exit(0)
@@ -57,6 +59,13 @@ else:
     if fault == "refused":
         print("Traceback (most recent call last):\\npolyfed.errors.ConfigError: expected this, got that\\n\\nbye")
         sys.exit(0)
+    if fault == "other":
+        print("Traceback (most recent call last):\\nKeyError: 'x'\\nFor more, visit us")
+        sys.exit(1)
+    if fault in ("node", "away"):
+        print("1 of 2 clients are there", flush=True)
+        print("node 7 is no client: expected this recipe" if fault == "away" else "", flush=True)
+        time.sleep(60)
     for number in (1, 2):
         record = {"round": number, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "accuracy": {}}
         with open(out / "rounds.jsonl", "a") as file:
@@ -182,6 +191,9 @@ def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyP
     ("fault", "error", "message"),
     [
         ("refused", ConfigError, r"^expected this, got that$"),
+        ("other", RunError, r"^KeyError: 'x' \(all of it in .*run\.log\)$"),
+        ("node", RunError, r"^node-0 has ended, with status 1: no rows here \(all of it in .*node-0\.log\)$"),
+        ("away", RunError, r"^a node was turned away: expected this recipe$"),
         pytest.param(
             *("superlink", RunError, r"superlink has ended, with status 1: no such certificate \(all of it in .*\.log"),
             marks=pytest.mark.slow,
@@ -220,7 +232,7 @@ def test_a_wrong_request_starts_nothing(place: Path, monkeypatch: pytest.MonkeyP
         local(place / "recipe.toml", out=place / "run")
 
 
-def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["deploy", "local", "--recipe", "recipe.toml", "--nodes", "1", "--out"]
     assert cli.status([*words, "run"]) == 0
     shown = capsys.readouterr()
@@ -228,6 +240,15 @@ def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"run folder {place / 'run'}" in shown.out
     assert cli.status([*words, "run2", "-q"]) == 0
     assert capsys.readouterr().err == ""
+    assert cli.status([*words, "run2"]) == 2
+    assert "replace it with --overwrite" in capsys.readouterr().err
+    monkeypatch.setenv("FAULT", "away")
+    assert cli.status([*words, "run 3"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.endswith(
+        "; begin again with: polyfed deploy local --recipe recipe.toml --nodes 1 --out 'run 3' --overwrite\n"
+    )
+    assert shown.splitlines()[0] == "1 of 2 clients are there"
 
 
 # programs -----------------------------------------------------------------------------------------------------------
@@ -315,7 +336,7 @@ def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
 def test_failures_have_the_last_words(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path, {}) as started:
         started.start("bad", python("import sys; print('first'); print('no such thing'); print(); sys.exit(3)"))
-        with pytest.raises(RunError, match=r"bad ended with status 3: no such thing \(all of it in .*bad.log\)"):
+        with pytest.raises(RunError, match=r"bad has ended, with status 3: no such thing \(all of it in .*bad.log\)"):
             started.wait_for_success("bad", 300)
         with pytest.raises(RunError, match="bad has ended, with status 3"):
             started.wait_for_answer("bad", free_ports(1)[0], 300)

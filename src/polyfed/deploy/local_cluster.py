@@ -44,7 +44,11 @@ _START = 300.0  # seconds that a program has to start; a busy machine takes its 
 _PAUSE = 0.2  # seconds between two looks
 _CONNECTION = "local"  # what Flower's configuration calls the server
 _HOST = "127.0.0.1"
-_ERROR = re.compile(r"(?:polyfed\.errors\.)?\b(ConfigError|RunError): (.+)")  # the last line of a traceback
+_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)", re.MULTILINE)  # the last line of a traceback
+_OURS = ("ConfigError", "RunError")
+_TURNED_AWAY = re.compile(r"^node \d+ is no client: (.+)", re.MULTILINE)  # said by the server app
+_TRACEBACK = re.compile(r"raised an exception$|^Traceback ")  # from here on the log is for who looks into it
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _MARK = "POLYFED_STARTED_BY"
 GRACE_SECONDS = 10.0  # that a program has to end when it is asked to
 _Words = list[str | Path]  # of a command line
@@ -93,6 +97,8 @@ def local(
         changes.append(f"run.modules={json.dumps(modules)}")
     options: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
+    if not overwrite and any((folder / name).exists() for name in ("recipe.toml", "rounds.jsonl")):
+        raise ConfigError(f"{folder} already holds a run; replace it with --overwrite (overwrite=True)")
     RunFolder(folder).validate(chosen.to_dict(), False, overwrite, chosen.chosen_method.planned)
     app_template.app_config(**options)
     config = {"out": str(folder), "overwrite": overwrite, "deadline": float(deadline)}
@@ -107,25 +113,58 @@ def local(
     ):
         app_template.create_app(temporary / "app", recipe, **options)
         cluster.start()
-        cluster.run(config, _Output(cluster.processes.log("run")).show if progress else lambda: None)
+        cluster.run(config, _Watch(cluster, folder, progress).look)
     cluster.processes.remove_logs()
     done = RunFolder(folder)
     return Run(done.read_result() or {}, History(done.records(sealed=False)), {}, folder, {})
 
 
-class _Output:
-    """Shows a growing log on standard error."""
+class _Watch:
+    """Shows the server app's log on standard error, and looks after the nodes. folder: of the run."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, cluster: LocalCluster, folder: Path, progress: bool) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._progress = progress
+        self._since = time.time()
         self._shown = 0
+        self._is_over = False
+        self._ended: set[int] = set()
 
-    def show(self) -> None:
-        """Whole lines that are new."""
-        new = self._log.read_bytes()[self._shown :]
+    def look(self) -> None:
+        """Whole lines that are new, up to a traceback, whose last line is the error; and nodes that have ended.
+
+        Raises:
+            RunError: the server app would wait for a node that has ended, or was turned away, without end.
+        """
+        log = self._cluster.processes.log("run")
+        new = log.read_bytes()[self._shown :]
         whole = new[: new.rfind(b"\n") + 1]
         self._shown += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
+        text = _COLORS.sub("", whole.decode(errors="replace"))
+        for line in text.splitlines():
+            self._is_over = self._is_over or _TRACEBACK.search(line) is not None
+            if not self._is_over:
+                self._say(line)
+        kept = self._folder / "recipe.toml"
+        has_begun = kept.exists() and kept.stat().st_mtime > self._since
+        away = _TURNED_AWAY.search(text)
+        if away and not has_begun:
+            raise RunError(f"a node was turned away: {away[1]}")
+        for number in range(self._cluster.nodes):
+            name = f"node-{number}"
+            if number in self._ended or self._cluster.processes.is_running(name):
+                continue
+            self._ended.add(number)
+            try:
+                self._cluster.processes.check_alive(name)
+            except RunError as problem:
+                if not has_begun or len(self._ended) == self._cluster.nodes:
+                    raise
+                self._say(f"{problem}; the run goes on without it")
+
+    def _say(self, line: str) -> None:
+        if self._progress:
             print(visible(line), file=sys.stderr, flush=True)
 
 
@@ -223,7 +262,10 @@ class LocalCluster:
             look()
             time.sleep(_PAUSE)
         look()
-        self.processes.wait_for_success("run", _START)
+        try:
+            self.processes.wait_for_success("run", _START)
+        except RunError as problem:
+            raise _failure(self.processes.log("run"), str(problem)) from None
         if RunFolder(str(config["out"])).read_result() is None:
             raise _failure(self.processes.log("run"), f"the run has failed{self.processes.log_tail('run')}")
 
@@ -234,14 +276,15 @@ class LocalCluster:
 
 
 def _failure(log: Path, otherwise: str) -> PolyfedError:
-    """The error with which the server app ended, from its log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    matches = list(filter(None, map(_ERROR.search, lines)))
-    if not matches:
+    """The error with which the server app ended, from its log: polyfed's own, else the last of any kind."""
+    found = _ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))
+    ours = [one for one in found if one[0] in _OURS]
+    if not found:
         return RunError(otherwise)
-    kind, text = matches[-1].groups()
-    error = ConfigError if kind == "ConfigError" else RunError
-    return error(text.strip())
+    kind, text = (ours or found)[-1]
+    if not ours:
+        return RunError(f"{kind}: {text.strip()} (all of it in {log})")
+    return (ConfigError if kind == "ConfigError" else RunError)(text.strip())
 
 
 def _flower_config(config: Mapping[str, Any]) -> str:
@@ -357,12 +400,18 @@ class ProcessGroup:
         except subprocess.TimeoutExpired:
             raise RunError(f"{name} has not ended within {limit:g} s{self.log_tail(name)}") from None
         if status:
-            raise RunError(f"{name} ended with status {status}{self.log_tail(name)}")
+            raise RunError(self._end_of(name, status))
 
     def check_alive(self, name: str) -> None:
         """Raise a RunError with a program's last words if it has ended."""
         if (status := self._running[name].poll()) is not None:
-            raise RunError(f"{name} has ended, with status {status}{self.log_tail(name)}")
+            raise RunError(self._end_of(name, status))
+
+    def _end_of(self, name: str, status: int) -> str:
+        """How a program ended; the last words of one that was killed say nothing of it."""
+        if status < 0:
+            return f"{name} was ended by {signal.Signals(-status).name} (see {self.log(name)})"
+        return f"{name} has ended, with status {status}{self.log_tail(name)}"
 
     def wait_for_answer(self, name: str, port: int, limit: float) -> None:
         """Wait until a program accepts connections on a port of this machine; RunError: not within `limit` seconds."""
@@ -377,7 +426,7 @@ class ProcessGroup:
 
     def log_tail(self, name: str) -> str:
         """A program's last words, for the end of a message, and where the rest is."""
-        lines = self.log(name).read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = _COLORS.sub("", self.log(name).read_text(encoding="utf-8", errors="replace")).split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f": {last} (all of it in {self.log(name)})" if last else f" (see {self.log(name)})"
 

@@ -242,6 +242,26 @@ def test_a_model_reads_new_rows_as_its_run_read_its_own(tmp_path: Path) -> None:
         inference_inputs.read(table(tmp_path / "new.csv", "height;weight;color\n1.5;-;red\n"), form)
 
 
+def test_fixed_categories_are_numbered_as_they_stand_and_others_are_errors(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "size,color,label\n1,red,0\n2,,1\n3,blue,0\n4,red,1\n")
+    source = load_dataset(f"csv:{path}", categories={"color": ["blue", "green", "red"]})
+    assert source.feature_names == ("size", "color")
+    assert source.columns.counts == (0, 4)
+    assert source.train.x[:, 1].tolist() == [3, 0, 1, 3]
+    with pytest.raises(
+        ConfigError, match=r"one of data.categories \(blue, green\) in line 2 of column 'color' of .*a.csv, got 'red'"
+    ):
+        load_dataset(f"csv:{path}", categories={"color": ["blue", "green"]})
+    with pytest.raises(ConfigError, match=r"expected the category column 'shade' in .*a.csv, got no such"):
+        load_dataset(f"csv:{path}", categories={"shade": ["blue"]})
+    data = {"dataset": f"csv:{path}", "num_clients": 2}
+    for names in (["red", "red"], ["red", ""], ["red", "NA"], [" red"]):
+        with pytest.raises(ConfigError, match=r"categories.color expects every category once"):
+            pf.Recipe.from_dict(
+                {"data": {**data, "categories": {"color": names}}, "method": {"name": "local"}, **RECIPE}
+            )
+
+
 def test_two_networks_on_a_table_and_their_use_on_new_rows(
     flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

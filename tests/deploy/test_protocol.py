@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id
-from polyfed.deploy.protocol import ClientHello, deserialize, first_difference, parse, read_score, serialize
+from polyfed.deploy.protocol import ClientHello, deserialize, first_difference, parse, read_score, read_units, serialize
 from polyfed.engine.scoring import Score, score_to_json
 from polyfed.errors import RunError
+from polyfed.results.main_score import RMSE
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
 
@@ -97,6 +98,28 @@ def test_an_odd_score_is_one_line(change: dict[str, Any]) -> None:
     read_score(sent, 6, 2, ["auc", "confusion"])
     with pytest.raises(RunError, match="expected a score of 6 rows, got something else"):
         read_score({**sent, **change}, 6, 2, ["auc", "confusion"])
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"rmse": -1.0, "r2": 0.5}, {"rmse": 2.0}, {"accuracy": 0.5}, {"rmse": 2.0, "r2": 1.0, "more": 0}, {"rmse": "x"}],
+)
+def test_a_score_of_numbers_to_predict_is_an_rmse(figures: dict[str, Any]) -> None:
+    sent = {"total": 6, "figures": {"rmse": 2000.0, "r2": -3.5}, "others": {}, "classes": 0, "pairs": []}
+    sent["figures"] |= {name: None for name in RMSE.metrics if name != "r2"}
+    assert read_score(sent, 6, 0).value == 2000
+    for odd in (figures, {**sent["figures"], "rmse": math.inf}):
+        with pytest.raises(RunError, match="expected a score of 6 rows, got something else"):
+            read_score({**sent, "figures": odd}, 6, 0)
+
+
+def test_the_units_of_a_model_are_checked() -> None:
+    target = {"mean": 300.0, "std": 40.0}
+    table = {"categories": [[], ["f", "m"]], "flags": [[0, 2]], "fill": [1.5]}
+    assert read_units({"target": target, "table": table, "more": 1}) == {"target": target, "table": table}
+    for odd in ({"target": {"mean": "x", "std": 1}}, {"table": {"categories": 3}}, {"target": 5}):
+        with pytest.raises(RunError, match="expected the units of a model, got something else"):
+            read_units(odd)
 
 
 def test_facts_are_checked() -> None:

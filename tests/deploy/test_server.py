@@ -34,6 +34,7 @@ from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import TIMES
+from tests.helpers import regression
 from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, event_log, own_recipe, recipe_of
 from tests.helpers.refusals import refusal
 
@@ -311,6 +312,55 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     assert {tuple(head.shape) for head in heads} == {(3, 32)}
 
 
+@pytest.mark.parametrize("method", ["fedrep", "fml", "own-plus-common"])
+def test_nodes_predict_numbers_with_the_scores_of_a_run_and_in_their_unit(tmp_path: Path, method: str) -> None:
+    path = regression.write_table(tmp_path / "rows.csv")
+    data = {"dataset": f"csv:{path}", "label_column": "cost", "task": "regression", "num_clients": 3}
+    data |= {"partition": "by_group", "group_by": "site", "split": "6:2:2"}
+    sections = {"data": data, "models": {"architectures": ["mlp-16-32"]}, "training": {"rounds": 2, "lr": 0.02}}
+    recipe = Recipe.from_dict({**sections, "method": {"name": method}, "run": {"executor": "serial"}})
+    wire = Nearby(recipe, tmp_path, configs={1: {"share-model": True}})
+    out = tmp_path / "out"
+    served = serve(recipe, wire, out=out, deadline=5)
+    expected = build_federation(recipe, data=DATA, out=tmp_path / "alone").run()
+    for key in ("rmse", "rmse_per_client", "metrics"):
+        assert served.result[key] == expected.result[key]
+    own = tmp_path / "node-1" / experiment(out)
+    values = [predict(folder, 1, path).values.tolist() for folder in (tmp_path / "alone", own, out)]
+    assert values[0] == values[1] == values[2]
+    assert 80 < sum(values[0]) / len(values[0]) < 120, "in the unit of the table: the client's mean is 100"
+
+
+def test_nodes_of_unlike_categories_share_their_numbers(tmp_path: Path) -> None:
+    """Each node has seen other categories; their networks have a vector for each of the recipe's."""
+    for number, seen in enumerate(("ab", "bc")):
+        rows = [f"{row % 7},{seen[row % 3 // 2]},{'no' if row % 2 else 'yes'}" for row in range(60)]
+        (tmp_path / f"{number}.csv").write_text("\n".join(["age,ward,ill", *rows]) + "\n")
+    data = {
+        "label_column": "ill",
+        "class_names": ["no", "yes"],
+        "num_clients": 2,
+        "categories": {"ward": ["a", "b", "c"]},
+    }
+    data |= {"mean": [3.0, 0.0], "std": [2.0, 1.0], "dataset": f"csv:{tmp_path / '0.csv'}"}
+    recipe = Recipe.from_dict(
+        {
+            "data": data,
+            "models": {"architectures": ["mlp-16-32"]},
+            "method": {"name": "fedavg"},
+            "training": {"rounds": 1},
+        }
+    )
+    own = {k: {"data": f"csv:{tmp_path / f'{k}.csv'}", "share-model": True} for k in (0, 1)}
+    run = serve(recipe, Nearby(recipe, tmp_path, (0, 1), own), out=tmp_path / "out", deadline=5)
+    assert all(value is not None for value in run.result["accuracy_per_client"])
+    assert [hello["claims"]["categories"] for hello in event_log(tmp_path / "out")[1:]] == [[0, 4], [0, 4]]
+    new = tmp_path / "new.csv"
+    new.write_text("age,ward\n3,c\n3,\n")
+    scores = predict(tmp_path / "out", 0, new).scores
+    assert not torch.equal(scores[0], scores[1]), "a category that only others have seen is none that is missing"
+
+
 def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path) -> None:
     """The secret is sent nowhere. Without one, noise comes from the run's seed (the test of all settings above)."""
     config = {"secret-noise": True}
@@ -483,10 +533,12 @@ def test_rows_that_a_deployment_cannot_use_are_one_line(tmp_path: Path) -> None:
         recipe = recipe_of(data=data) if "label_column" not in data else table_of(own, **data)
         return refusal(lambda: data_of_node(recipe, place, DATA))
 
-    assert "got numbers to predict (regression)" in refused({}, label_column="cost", task="regression")
     assert "expected one label space, got data.label_space" in refused({}, label_space="own")
-    assert "data.category_columns, as all must number categories alike" in refused(
+    assert "data.categories in the recipe with all categories of column 'cost'" in refused(
         {"data": own}, label_column="ward", category_columns=["cost"]
+    )
+    assert "one of data.categories (20, 21) in line 4" in refused(
+        {"data": own}, label_column="ward", categories={"age": ["20", "21"]}
     )
     assert "as data.test is 'global', got data of its own" in refused({"data": "digits"}, test="global")
     assert "expected a client-id below 3, got 3" in refused({"client-id": 3})

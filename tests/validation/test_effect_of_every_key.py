@@ -50,6 +50,7 @@ KEYS: dict[str, str | Refused] = {
     "data.label_column": refused("dataset 'digits' has no use for label_column", label_column="label"),
     "data.feature_columns": refused("feature_columns expects a dataset 'csv:PATH'", feature_columns=["a"]),
     "data.category_columns": refused("category_columns expects a dataset 'csv:PATH'", category_columns=["a"]),
+    "data.categories": refused("categories expects a dataset 'csv:PATH'", categories={"a": ["b"]}),
     "data.missing_values": refused("missing_values expects a dataset 'csv:PATH'", missing_values="client_mean"),
     "data.decimal": refused("decimal expects a dataset 'csv:PATH'", decimal=","),
     "data.missing_words": refused("missing_words expects a dataset 'csv:PATH'", missing_words=["?"]),

@@ -295,6 +295,6 @@ def other_classes(expected: Sequence[str], found: Sequence[str]) -> str:
 
     def listed(names: Sequence[str]) -> str:
         more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-        return ", ".join(repr(name[:40]) for name in names[:_FEW]) + more
+        return ", ".join(repr(name[:40]) for name in names[:_FEW]) + more if names else "none, but numbers to predict"
 
     return f"expected the classes {listed(expected)}, got {listed(found)}; data.class_names sets them in all recipes"

@@ -31,8 +31,9 @@ def test_the_example_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[
     (example, shown), *_ = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
-    assert re.sub(r"[01]\.\d+", "", printed) == re.sub(r"[01]\.\d+", "", shown)
-    assert numbers(printed) == pytest.approx(numbers(shown), abs=0.05)
+    percent = r" +\d+\.\d+"
+    assert re.sub(percent, "#", printed) == re.sub(percent, "#", shown)
+    assert numbers(printed) == pytest.approx(numbers(shown), abs=5)
     *_, up, down = numbers(next(line for line in shown.splitlines() if "fedgh" in line))
     picture = (ROOT / "docs" / "assets" / "federation.svg").read_text(encoding="utf-8")
     assert f">{up / 60:,.0f} bytes<" in picture, "6 clients, 10 rounds"

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.data.shelves import on_the_shelf, shelf
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, MissingPackage
 from polyfed.experiments.method_table import format_value
+from polyfed.model_groups import GROUPS
 from polyfed.registry import DATASETS, METHODS, MODELS, suggest
 
 FILE = Path(__file__).with_name("catalog.json")
@@ -81,8 +82,21 @@ def models() -> list[Page]:
     return [model(name) for name in MODELS]
 
 
+def group(name: str) -> list[Page]:
+    """The networks of a group as `models` gives them; problem: of one whose package is not installed, whose counts are
+    None.
+    """
+    found = []
+    for member in GROUPS[name]:
+        try:
+            found.append(row_of(model(member)) | {"problem": None})
+        except MissingPackage as error:
+            found.append({"name": member, "parameters": None, "feature_dim": None, "problem": str(error)})
+    return found
+
+
 def model(name: str) -> Page:
-    """A registered model as `polyfed.models.zoo.page` describes it."""
+    """A model as `polyfed.models.zoo.page` describes it."""
     if name in _stored()["models"]:
         return _page("models", name)
     from polyfed.models import zoo

@@ -89,7 +89,7 @@ def models(
     if name is None:
         _show([catalog.row_of(page) for page in catalog.models()], of_models, json)
     elif name in GROUPS:
-        _show(GROUPS[name], of_group, json)
+        _show(catalog.group(name), of_group, json)
     else:
         _show(catalog.model(name), of_model, json)
 

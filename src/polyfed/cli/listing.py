@@ -27,12 +27,8 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     for (paper, in_shape, classes), group in itertools.groupby(
         rows, lambda r: (r["paper"], r["in_shape"], r["classes"])
     ):
-        table = _table([("model", "left"), ("parameters", "right"), ("features", "right")])
+        table = _sizes([*group])
         table.columns[0].min_width = names
-        table.columns[1].min_width = len("100,000,000")
-        for row in group:
-            sizes = [f"{row[key]:,}" if row[key] is not None else "-" for key in ("parameters", "feature_dim")]
-            table.add_row(row["name"], *sizes)
         lines += textwrap.wrap(f"{paper or 'your own'}; {_input(in_shape, classes)}", width)
         lines += [_rendered(table, width), ""]
     groups = ", ".join(f"{name} ({len(members)})" for name, members in GROUPS.items())
@@ -40,9 +36,23 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     return "\n".join(lines)
 
 
-def of_group(members: Sequence[str], width: int) -> str:
-    """The networks of a group, a line each: client k gets the (k mod A)th."""
-    return "\n".join(members)
+def of_group(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """The networks of a group, as `polyfed.cli.catalog` has them: client k gets the (k mod A)th."""
+    table = _sizes(rows)
+    known = next((row for row in rows if row["parameters"] is not None), None)
+    below = [] if known is None else [_input(known["in_shape"], known["classes"])]
+    below += dict.fromkeys(row["problem"] for row in rows if row["problem"])
+    return "\n".join([_rendered(table, width), "", *(line for text in below for line in textwrap.wrap(text, width))])
+
+
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for each model."""
+    table = _table([("model", "left"), ("parameters", "right"), ("features", "right")])
+    table.columns[1].min_width = len("100,000,000")
+    for row in rows:
+        sizes = [f"{row[key]:,}" if row[key] is not None else "-" for key in ("parameters", "feature_dim")]
+        table.add_row(row["name"], *sizes)
+    return table
 
 
 def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:

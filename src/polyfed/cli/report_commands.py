@@ -39,6 +39,13 @@ def report(
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
     ] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="Print a line for each client, too.")] = False,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only these rows, by the names that tables show [all].")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only these columns of the table, by their headings [all].")
+    ] = None,
     target: TargetAccuracy = None,
     results: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR.")
@@ -46,32 +53,39 @@ def report(
 ) -> None:
     """Table, curves and a page of finished runs.
 
-    Prints the table, and writes it (md, csv, json, tex), the curves (png, svg) and report.html, which holds both and
-    more, to click through in a browser.
+    Prints the table, and writes it (md, csv, json, tex), what each client has (csv), the curves (png, svg) and
+    report.html, which holds all of it and more, to click through in a browser.
 
     \b
+    polyfed report runs/quickstart --clients
+    polyfed report runs/quickstart --methods local,fedgh --columns "accuracy,vs Local,bytes up" --out paper
     polyfed report runs/quickstart --x-axis bytes --target "60 %"
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
-    from polyfed.report.comparison_tables import to_text, write
+    from polyfed.report.comparison_tables import to_text, with_columns, write
     from polyfed.report.figures import curves, write_gains
     from polyfed.report.html_report import write_page
-    from polyfed.report.run_records import load_runs
+    from polyfed.report.run_records import load_runs, only_rows
 
     if results is not None:
         from polyfed.report.results_page import write_results
 
-        if out is not None or x != "round" or metric != "accuracy" or metrics:
+        if out is not None or x != "round" or metric != "accuracy" or metrics or clients or methods or columns:
             raise ConfigError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
     runs = load_runs(folders)
+    if methods is not None:
+        runs = only_rows(runs, parse_names(methods))
     table = compare_runs(runs, stage, target)
+    page = table
+    if columns is not None:
+        table = with_columns(table, parse_names(columns, "--columns", "accuracy,vs Local"))
     place = folders[0] if out is None else out
     files = [*curves(runs, place, x, stage, metric), *write_gains(runs, place, stage)]
-    files += [*write(table, place), write_page(runs, table, place, stage)]
-    print_text(to_text(table, terminal_width(), metrics=metrics))
+    files += [*write(table, place), write_page(runs, page, place, stage)]
+    print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
 
 

@@ -244,12 +244,18 @@ def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterato
 
 
 def format_lines(found: Iterable[Compatibility]) -> Iterator[str]:
-    """The answers of `check_methods` for a terminal, one by one: bytes per client, least to most, or why not."""
+    """The answers of `check_methods` for a terminal, one by one: bytes per client, least to most, or why not.
+
+    What several methods lack is said once, with the first of them.
+    """
     column = max(map(len, METHODS))
     yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {'up, per client':<{_SIZES}}  a round"
+    told: dict[str, str] = {}
     for one in found:
         if one.why is not None:
-            yield f"{one.method:<{column}}  no    {' '.join(one.why.removeprefix(one.method).split())}"
+            why = " ".join(one.why.removeprefix(one.method).split())
+            first = told.setdefault(why, one.method)
+            yield f"{one.method:<{column}}  no    {why if first == one.method else f'as {first}'}"
             continue
         seconds = one.seconds or 0.0
         time = f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)

@@ -130,15 +130,24 @@ def _with_hidden_layers(model: SplitModel, hidden: str) -> SplitModel:
 
 
 def page(name: str) -> dict[str, Any]:
-    """Describe one registered model: name, in_shape, classes, parameters and feature_dim on its home data, paper, about
-    and parts (part -> parameters).
+    """Describe one model: name, in_shape, classes, parameters and feature_dim on its home data, paper, about and parts
+    (part -> parameters).
 
-    Counted on a network built `without_memory`. A model of your own has no home data: its counts are None.
+    Counted on a network built `without_memory`. A network of timm, torchvision or hf is at home on images of 3 x 32 x
+    32, a model of your own nowhere: its counts are None.
+
+    Raises:
+        ConfigError: there is no such model, or its package is not installed.
     """
-    about = " ".join((MODELS[name].__doc__ or "").replace("`", "").split())
+    plain = name.partition("#")[0]
+    is_of_others = third_party.builder_for(plain) is not None
+    about = "" if is_of_others else " ".join((MODELS[plain].__doc__ or "").replace("`", "").split())
     row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
     row |= {"name": name, "paper": "", "about": about, "parts": {}}
-    homes = [(home, paper) for pattern, home, paper in _HOMES if fnmatch.fnmatchcase(name, pattern) and _is_ours(name)]
+    homes = [
+        (home, paper) for pattern, home, paper in _HOMES if fnmatch.fnmatchcase(plain, pattern) and _is_ours(plain)
+    ]
+    homes = [(_CIFAR10, plain.partition(":")[0])] if is_of_others else homes
     if not homes:
         return row
     (in_shape, classes), paper = homes[0]

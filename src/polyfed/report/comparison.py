@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyfed.report import paper_results
+from polyfed.report.client_scores import scores_of_clients, verdicts
 from polyfed.report.comparison_tables import ComparisonGroup, ComparisonRow, Table
 from polyfed.report.findings import Gains, decompose, leave_one_out_tables, remarks
 from polyfed.report.grouping import Group, group_runs
@@ -26,6 +27,7 @@ from polyfed.report.statistics import (
     scores_by_seed,
     to_target,
 )
+from polyfed.report.sweeps import chosen_runs
 from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.neighbors import neighbors
@@ -63,6 +65,7 @@ class _Section:
         self.stages = group.stages(stage)
         self.score = group.score
         self.scores = {name: scores_by_seed(runs, self.stages[name]) for name, runs in group.rows.items()}
+        self.chosen = chosen_runs(run.path for run in group.runs)
         self.notes: list[str] = []
         local = [name for name, runs in group.rows.items() if runs[0].is_local]
         if len(local) > 1:
@@ -78,10 +81,12 @@ class _Section:
         gains = decompose(group.rows, self.stages, self.score)
         rows = tuple(self._row(name, target, gains.get(name)) for name in group.rows)
         leaders = self._leaders()
+        clients = scores_of_clients(group, self.local)
         footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [_about_columns(rows, self.score), *self._about_few_rows(), *group.notes, *self.notes]
         notes += [*_about_epsilon(group, rows), *_about_scores(rows), *self._about_leaders(leaders), *remarks(gains)]
+        notes += verdicts(clients, self.score, bool(group.runs[0].result.client_names))
         if target is not None:
             notes.append(_about_target(target, group))
         notes += _about_published(group, rows)
@@ -109,6 +114,7 @@ class _Section:
             footnotes=numbers,
             leaders=leaders,
             score=self.score,
+            clients=clients,
         )
 
     def _row(self, name: str, target: float | None, gains: Gains | None) -> ComparisonRow:
@@ -144,6 +150,7 @@ class _Section:
             },
             refused=sum(result.refused or 0 for result in results),
             nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
+            chosen=all(run.path in self.chosen for run in runs),
             to_target=None if target is None else to_target(runs, target, stage),
             gains=gains,
             published=() if runs[0].control else paper_results.compare_with_paper(runs, stage),

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyfed.errors import ConfigError, suggest
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import details, notes, paragraph
 from polyfed.markup import table as html_table
 from polyfed.places import shown_place
+from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.findings import Gains, SubTable
 from polyfed.report.paper_results import PaperComparison
@@ -91,6 +93,7 @@ class ComparisonRow:
             largest over the runs.
         refused: uploads refused, summed over the runs.
         nothing_learnt: in how many of the runs clients' work did not count, or diverged.
+        chosen: whether a sweep has chosen the row, by validation.
         to_target: what it took to reach the target asked for; None where none was.
         gains: the gain over Local, taken apart; None where the method did not also run alone.
         published: beside what a paper prints for the row.
@@ -111,6 +114,7 @@ class ComparisonRow:
     groups: Mapping[str, Mapping[str, float]]
     refused: int
     nothing_learnt: int
+    chosen: bool
     to_target: ToTarget | None
     gains: Gains | None
     published: tuple[PaperComparison, ...]
@@ -135,6 +139,8 @@ class ComparisonGroup:
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
         score: what the rows' accuracies are: where numbers are predicted, the RMSE.
+        clients: what each client has of each row.
+        chosen: the headings of the columns to show, in order; () for all.
     """
 
     finding: str
@@ -148,6 +154,8 @@ class ComparisonGroup:
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
     score: MainScore = ACCURACY
+    clients: tuple[client_scores.ClientScores, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     def keys_of(self, group: str) -> list[str]:
         """The names that any row has in a group of figures."""
@@ -179,15 +187,19 @@ class Table:
 # columns ----------------------------------------------------------------------------------------------------------
 def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     """What people see, with the other figures on request. Columns in which nothing is known are left out, and scores
-    that are the same as others.
+    that are the same as others; where some are chosen, these.
+
+    Raises:
+        ConfigError: there is none of a chosen heading.
     """
     rows = section.rows
+    metrics = metrics or bool(section.chosen)
     columns = [_names_of(section)]
     if len({row.stage for row in rows}) > 1:
         columns.append(Column("stage", [row.stage for row in rows], words=True))
     if len({row.seeds for row in rows}) > 1:
         columns.append(Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
-    repeated = repeated_columns(section, metrics)
+    repeated = {} if section.chosen else repeated_columns(section, metrics)
     accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
     numbers = [
         Column("vs Local", format_mean_std([row.difference for row in rows], "+", section.score)),
@@ -199,15 +211,38 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
         Column("simulated\ntime", [duration(row.means["simulated_seconds"]) for row in rows]),
         Column("refused", [str(row.refused or NOT_KNOWN) for row in rows]),
     ]
-    return [*columns, accuracy, *(column for column in numbers if not column.is_empty)]
+    found = [*columns, accuracy, *(column for column in numbers if not column.is_empty)]
+    if not section.chosen:
+        return found
+    known = {column.title.casefold(): column for column in found[1:]}
+    if odd := [heading for heading in section.chosen if heading.casefold() not in known]:
+        titles = [column.title for column in known.values()]
+        raise ConfigError(f"--columns: expected headings of the table, got '{odd[0]}'{suggest(odd[0], titles)}")
+    return [found[0], *(known[heading.casefold()] for heading in section.chosen)]
+
+
+def with_columns(table: Table, headings: Sequence[str]) -> Table:
+    """The table with these columns behind the names, in this order, and no further tables; for a paper, say.
+
+    Args:
+        headings: as tables show them, in upper or lower case, also those of the other figures.
+
+    Raises:
+        ConfigError: a section has no such column.
+    """
+    sections = tuple(replace(section, chosen=tuple(headings)) for section in table.sections)
+    for section in sections:
+        columns_of(section)
+    return replace(table, sections=sections)
 
 
 def _names_of(section: ComparisonGroup) -> Column:
-    """The rows' names, and behind one that its accuracy is that of networks as they began."""
+    """The rows' names, and behind one that a sweep chose it, or that its accuracy is that of networks as they began."""
     names = []
     for row in section.rows:
         some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
-        names.append(f"{row.name} (nothing learnt{some})" if row.nothing_learnt else row.name)
+        name = f"{row.name} (chosen)" if row.chosen else row.name
+        names.append(f"{name} (nothing learnt{some})" if row.nothing_learnt else name)
     return Column("method", names, words=True)
 
 
@@ -279,7 +314,7 @@ def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:
 
 def notes_of(section: ComparisonGroup, metrics: bool = True) -> list[str]:
     """The section's notes, and which columns are not shown."""
-    repeated = repeated_columns(section, metrics)
+    repeated = {} if section.chosen else repeated_columns(section, metrics)
     named = [f"{one} (as {other})".replace("\n", " ") for one, other in repeated.items()]
     left_out = [f"not shown, as another column says the same: {', '.join(named)}"] if named else []
     return [*section.notes, *left_out]
@@ -292,6 +327,8 @@ def sub_tables(section: ComparisonGroup) -> list[SubTable]:
 
 
 def _more_tables(section: ComparisonGroup) -> list[SubTable]:
+    if section.chosen:
+        return []
     more = [*_gain_tables(section), *_interval_tables(section), *_target_tables(section)]
     known = [(title, [column for column in columns if not column.is_empty]) for title, columns in more]
     return [*known, *_paper_tables(section)]
@@ -395,7 +432,7 @@ def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
 
 def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
     """The accuracies by architecture; nothing where all clients have the same."""
-    names = section.keys_of("by_architecture")
+    names = [] if section.chosen else section.keys_of("by_architecture")
     values = {name: [row.groups["by_architecture"].get(name) for row in section.rows] for name in names}
     columns = [Column(name, [scored(value, section.score) for value in found]) for name, found in values.items()]
     return [(section.score.of_it(_BY_ARCHITECTURE), [_names_of(section), *columns])] if len(names) > 1 else []
@@ -452,6 +489,7 @@ def _plain_row(row: ComparisonRow, section: ComparisonGroup) -> dict[str, Any]:
     cells |= _estimate("difference", row.difference) | {"difference_seeds": list(row.difference.seeds)}
     cells |= {"rival": row.rival, **_estimate("rival_difference", row.against_rival)}
     cells |= {**row.means, "refused": row.refused, "nothing_learnt": row.nothing_learnt, **row.groups}
+    cells |= {"chosen": True} if row.chosen else {}
     if row.to_target is not None:
         needed = vars(row.to_target) | _estimate("rounds", row.to_target.rounds)
         needed |= _estimate("bytes_paper", row.to_target.bytes_paper)
@@ -514,20 +552,21 @@ def to_latex(table: Table) -> str:
 
     Of a section's own columns those that a paper shows; all are in the other formats.
     """
-    blocks = [_latex_table(title, columns) for title, columns in table.overview]
+    blocks = [latex_table(title, columns) for title, columns in table.overview]
     for section in table.sections:
         left_out = {column.heading for column in _metrics_of(section)} | {*section.keys_of("by_stage"), "std\nclients"}
-        main = [column for column in columns_of(section) if column.heading not in {*left_out, _TIME}]
+        left_out = set() if section.chosen else {*left_out, _TIME}
+        main = [column for column in columns_of(section) if column.heading not in left_out]
         more = [*_more_tables(section), *_architecture_tables(section)]
-        blocks.append(_latex_table(section.caption, main, [] if more else notes_of(section)))
+        blocks.append(latex_table(section.caption, main, [] if more else notes_of(section)))
         for number, (title, columns) in enumerate(more, start=1):
             below = notes_of(section) if number == len(more) else []
-            blocks.append(_latex_table(f"{title}. {section.caption}", columns, below))
+            blocks.append(latex_table(f"{title}. {section.caption}", columns, below))
     comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
     return f"% needs \\usepackage{{booktabs,adjustbox}}\n{''.join(blocks)}{comments}"
 
 
-def _latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] = ()) -> str:
+def latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] = ()) -> str:
     """A table that shrinks where it is wider than its column of text."""
     cells = [[_latex_cell(column, row) for row in range(len(column.cells))] for column in columns]
     rows = [" & ".join(row) for row in zip(*cells, strict=True)]
@@ -561,17 +600,21 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in visible(" ".join(text.split())))
 
 
-def to_text(table: Table, width: int = 100, metrics: bool = False) -> str:
+def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool = False) -> str:
     """Aligned plain text; long names wrap so that it fits ``width`` columns where the numbers leave room.
 
     Args:
         table: what to show.
         width: columns to aim for.
         metrics: also the figures beside the accuracy, and the accuracies by architecture.
+        clients: also a line for each client.
     """
     blocks = [f"{_text_titled(title, columns, width)}\n" for title, columns in table.overview]
     for section in table.sections:
         more = _more_tables(section) + (_architecture_tables(section) if metrics else [])
+        if clients and section.clients:
+            columns = client_scores.client_columns(section.clients, section.score)
+            more.append((section.score.of_it(client_scores.ABOUT), columns))
         texts = [wrapped(section.caption, width), text_blocks(columns_of(section, metrics), width)]
         texts += [_text_titled(title, columns, width) for title, columns in more]
         texts.append("\n".join(wrapped(note, width) for note in notes_of(section, metrics)))
@@ -586,9 +629,10 @@ def _text_titled(title: str, columns: Sequence[Column], width: int) -> str:
 
 
 def write(table: Table, folder: str | Path) -> list[Path]:
-    """Write ``comparison.md``, ``.csv``, ``.json`` and ``.tex`` into the folder (made if missing), each whole or not
-    at all.
+    """Write ``comparison.md``, ``.csv``, ``.json``, ``.tex`` and ``comparison-clients.csv`` into the folder (made if
+    missing), each whole or not at all.
     """
     path = make_folder(folder)
-    texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table), "tex": to_latex(table)}
-    return [write_whole(path / f"comparison.{form}", text.encode("utf-8")) for form, text in texts.items()]
+    texts = {".md": to_markdown(table), ".csv": to_csv(table), ".json": to_json(table), ".tex": to_latex(table)}
+    texts["-clients.csv"] = client_scores.to_csv([(section.clients, section.score) for section in table.sections])
+    return [write_whole(path / f"comparison{end}", text.encode("utf-8")) for end, text in texts.items()]

@@ -20,6 +20,7 @@ from typing import Any
 from polyfed.escaping import html_text, visible_in
 from polyfed.places import without_places
 from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.client_scores import ClientScores, client_columns
 from polyfed.report.comparison_tables import ComparisonGroup, Table, notes_of, sub_tables
 from polyfed.report.figures import AXES, METRICS, axes_of, metric_factor, metric_title, series
 from polyfed.report.glossary import about_column, about_stage
@@ -121,7 +122,7 @@ def _section(group: Group, section: ComparisonGroup, stage: str | None, room: in
         "meanings": [*filter(None, map(about_stage, scored)), *(f"{name}: {text}" for name, text in about if text)],
         "rows": [{"name": name, "look": group.looks[name]} for name in group.rows],
         "curves": _curves(group, stage),
-        "clients": _clients(group),
+        "clients": _clients(group, section.clients),
         "lost": _lost(group),
         "heat_maps": heat_maps(group, room),
         "commands": _commands(group),
@@ -199,9 +200,14 @@ def _short(value: float, digits: int = 5) -> float | None:
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-def _clients(group: Group) -> dict[str, Any]:
-    """Of each seed, which assigns data anew, a table of its clients, and their last accuracy with every row."""
+def _clients(group: Group, over_seeds: Sequence[ClientScores]) -> dict[str, Any]:
+    """Of each seed, which assigns data anew, a table of its clients, and their last accuracy with every row.
+
+    Of several seeds first what clients have over all of them.
+    """
     seeds = [found for found in (_clients_of(group, seed) for seed in group.seeds) if found is not None]
+    if len(seeds) > 1:
+        seeds = [_over_seeds(over_seeds, group.score), *seeds]
     names: list[str] = next((run.result.class_names for run in group.runs if run.result.class_names is not None), [])
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     where = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
@@ -247,6 +253,20 @@ def _clients_of(group: Group, seed: int) -> dict[str, Any] | None:
         "accuracy": {
             name: [None if value is None else _short(value) for value in values] for name, values in scores.items()
         },
+    }
+
+
+def _over_seeds(clients: Sequence[ClientScores], score: MainScore) -> dict[str, Any]:
+    """Means over seeds and differences to Local, in the form of a seed's table."""
+    columns = client_columns(clients, score)[1:]
+    numbers = Column("client", [str(one.number) for one in clients])
+    names = Column("name", [one.name for one in clients], words=True)
+    means = {row: [one.scores[row].mean for one in clients] for row in clients[0].scores}
+    return {
+        "seed": "all, mean",
+        "columns": [_column(column) for column in (numbers, names, *columns) if any(column.cells)],
+        "labels": [None for _ in clients],
+        "accuracy": {row: [None if one is None else _short(one) for one in found] for row, found in means.items()},
     }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, suggest
 from polyfed.places import check_name, shown_place, without_places
 from polyfed.report.round_figures import RoundFigures
 from polyfed.results.fields import Record, validated
@@ -193,6 +193,20 @@ def load_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> 
     finished = [record for record in records.values() if record.finished]
     unfinished = [replace(record, name=record.method) for record in records.values() if not record.finished]
     return [*_named(finished), *unfinished]
+
+
+def only_rows(runs: Iterable[RunRecord], names: Sequence[str]) -> list[RunRecord]:
+    """The runs of these rows.
+
+    Raises:
+        ConfigError: there is no row of a name.
+    """
+    by_name: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        by_name.setdefault(run.name or run.method, []).append(run)
+    if odd := [name for name in names if name not in by_name]:
+        raise ConfigError(f"--methods: expected rows of the table, got '{odd[0]}'{suggest(odd[0], by_name)}")
+    return [run for name in names for run in by_name[name]]
 
 
 def rows_of_pooled(runs: Iterable[RunRecord]) -> list[RunRecord]:

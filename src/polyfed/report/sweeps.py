@@ -7,8 +7,8 @@ the first in order where several are equal. Test accuracies are shown and never 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.places import check_name, shown_place
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_tables import columns_as_html
+from polyfed.report.comparison_tables import columns_as_html, latex_table
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import Estimate, finite, mean_of
@@ -179,12 +179,7 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
     rows = tuple(_row(cell, at == chosen) for at, cell in enumerate(known))
     scoring = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
     lost = [f"not to be chosen, as a seed is missing: {named(keys, c.settings)}" for c in grid if not c.complete]
-    lost += [
-        f"not to be chosen, {named(keys, cell.settings)}: {run.result.nothing_learnt}"
-        for cell in grid
-        for run in cell.runs
-        if run.result.nothing_learnt
-    ]
+    lost += _unlearnt(keys, grid)
     return SweepTable(
         keys=tuple(keys),
         score_name=score.name,
@@ -192,6 +187,18 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
         notes=(_about_columns(rows, score), *lost, *notes),
         rows=rows,
     )
+
+
+def _unlearnt(keys: Sequence[str], grid: Sequence[SweepCell]) -> Iterator[str]:
+    """With which settings nothing was learnt, and why with the first of them."""
+    found = {
+        named(keys, cell.settings): next(filter(None, (run.result.nothing_learnt for run in cell.runs)), "")
+        for cell in grid
+    }
+    lost = [settings for settings, why in found.items() if why]
+    if lost:
+        more = f"; the same, in other numbers: {'; '.join(lost[1:])}" if lost[1:] else ""
+        yield f"not to be chosen, {lost[0]}: {found[lost[0]]}{more}"
 
 
 def _group(cells: Sequence[SweepCell]) -> Group:
@@ -283,6 +290,15 @@ def read_sweep(folder: str | Path) -> SweepTable:
     return table
 
 
+def chosen_runs(folders: Iterable[Path]) -> set[Path]:
+    """The folders, of those of runs, that a sweep above them has chosen."""
+    found: set[Path] = set()
+    for above in {folder.parent.parent for folder in folders}:
+        chosen = read_sweep(above).chosen if is_sweep(above) else None
+        found |= {above.joinpath(*Path(run.path).parts[-2:]) for run in chosen.runs} if chosen else set()
+    return found
+
+
 def _check_settings(table: SweepTable) -> None:
     """Whether there are rows, and each that asks for a combination has a value for each swept key."""
     if not table.rows:
@@ -297,6 +313,7 @@ def _check_settings(table: SweepTable) -> None:
 
 
 def _columns(table: SweepTable) -> list[Column]:
+    """The columns; the chosen row is bold in all of them, where a format can, and says so in the last."""
     rows = table.rows
     score = table.score
 
@@ -315,7 +332,8 @@ def _columns(table: SweepTable) -> list[Column]:
     ]
     words = {True: "yes", False: ""}
     chosen = ["nothing learnt" if row.nothing_learnt else words[row.chosen] for row in rows]
-    return [
+    bold = frozenset(at for at, row in enumerate(rows) if row.chosen)
+    shown = [
         Column("method", [row.method for row in rows], words=True),
         *(
             Column(name, [format_setting(row.settings[key]) if key in row.settings else "-" for row in rows])
@@ -325,6 +343,7 @@ def _columns(table: SweepTable) -> list[Column]:
         *(column for column in columns if not column.is_empty),
         Column("chosen", chosen, words=True),
     ]
+    return [replace(column, bold=bold) for column in shown]
 
 
 def to_text(table: SweepTable, width: int = 100) -> str:
@@ -348,6 +367,11 @@ def to_html(table: SweepTable) -> str:
     return "".join([chosen, paragraph(table.caption), columns_as_html(_columns(table)), notes(table.notes)])
 
 
+def to_latex(table: SweepTable) -> str:
+    """A ``table`` with ``booktabs`` rules."""
+    return f"% needs \\usepackage{{booktabs,adjustbox}}\n{latex_table(table.caption, _columns(table), table.notes)}"
+
+
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
     rest = [name for name in SweepRow.model_fields if name not in ("settings", "method", "words", "runs")]
@@ -366,7 +390,7 @@ def to_json(table: SweepTable) -> str:
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:
-    """``sweep.md``, ``sweep.csv`` and ``sweep.json`` in the folder (made if missing), each whole or not at all."""
+    """``sweep.md``, ``.csv``, ``.json`` and ``.tex`` in the folder (made if missing), each whole or not at all."""
     path = make_folder(folder)
-    texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table)}
+    texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table), "tex": to_latex(table)}
     return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]

@@ -127,7 +127,8 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     for name in names:
         assert f"\n{name}" in first.out
     assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
-        "comparison.md", "comparison.csv", "comparison.json", "comparison.tex", "compare.json", "report.html",
+        "comparison.md", "comparison.csv", "comparison.json", "comparison.tex", "comparison-clients.csv",
+        "compare.json", "report.html",
         "accuracy-by-round.png", "accuracy-by-round.svg",
     }  # fmt: skip
     made = json.loads(Path("all/compare.json").read_text())

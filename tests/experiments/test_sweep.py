@@ -18,7 +18,7 @@ from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import draw
-from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
+from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_html, to_json, to_latex, to_markdown, to_text
 from polyfed.results.schema import RunResult
 from tests.helpers.refusals import refusal
 from tests.helpers.small_recipe import small_recipe
@@ -142,7 +142,7 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
         assert (row.bytes_up, row.bytes_down) == (run["bytes_up"], run["bytes_down"])
     best = max(table.rows[2:], key=lambda row: row.validation or 0)
     assert done.chosen == best
-    assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.json"}
+    assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.json", "sweep.tex"}
 
 
 # ---- the choice ----
@@ -185,7 +185,12 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
     assert table.chosen_options == "--set method.header_lr=0.1"
     text = to_text(table)
     assert [line.split()[1] for line in text.splitlines() if line.endswith(" yes")] == ["0.1"]
-    assert "| fedgh | 0.1 | 80.00 | 40.00 | 40.00 | -10.00 | 10 B | 20 B | 1.0 s | yes |" in to_markdown(table)
+    shown = ["fedgh", "0.1", "80.00", "40.00", "40.00", "-10.00", "10 B", "20 B", "1.0 s", "yes"]
+    line = " | ".join(f"**{cell}**" for cell in shown)
+    assert f"| {line} |" in to_markdown(table)
+    assert to_latex(table).count("\\textbf{") == len(shown)
+    assert "\\textbf{0.1} & \\textbf{80.00}" in to_latex(table)
+    assert to_html(table).count("font-weight:bold") == len(shown)
     rows = list(csv.DictReader(to_csv(table).splitlines()))
     assert [(row["method.header_lr"], row["chosen"]) for row in rows] == [
         ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),

@@ -169,7 +169,15 @@ def test_clients_seed_by_seed(two_by_two: Path) -> None:
     about = {"clients_table": other, "class_names": ["a", "b", "c"]}
     rewrite(two_by_two / "fedgh-0" / "result.json", lambda result: result.update(about))
     clients = shown(two_by_two)["sections"][0]["clients"]
-    first, second = clients["seeds"]
+    both, first, second = clients["seeds"]
+    assert both["seed"] == "all, mean"
+    assert cells(both) == {
+        "client": ["0", "1"],
+        "local": ["42.00 ± 2.83", "62.00 ± 2.83"],
+        "fedgh": ["55.00 ± 7.07", "75.00 ± 7.07"],
+        "minus Local": ["+13.00 ± 4.24", "+13.00 ± 4.24"],
+    }
+    assert both["accuracy"] == {"local": [0.42, 0.62], "fedgh": [0.55, 0.75]}
     assert cells(first) == {
         "client": ["0", "1"],
         "architecture": ["net0 / wide", "net1 / wide"],  # both, where methods give different ones
@@ -186,7 +194,7 @@ def test_clients_seed_by_seed(two_by_two: Path) -> None:
     assert "stage personal" in clients["about"]
     unlike = [{**row, "labels": {"0": 10}} for row in table]
     rewrite(two_by_two / "fedgh-0" / "result.json", lambda result: result.update(clients_table=unlike))
-    assert shown(two_by_two)["sections"][0]["clients"]["seeds"][0]["labels"] == [None, None], "one deal is not another"
+    assert shown(two_by_two)["sections"][0]["clients"]["seeds"][1]["labels"] == [None, None], "one deal is not another"
 
 
 def test_stages_and_columns_are_explained(make: Any, two_by_two: Path) -> None:

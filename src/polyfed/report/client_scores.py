@@ -18,6 +18,9 @@ from polyfed.results.main_score import MainScore
 ABOUT = "Accuracy in % of each client, mean over seeds, and the difference to Local with its 95 % interval"
 
 
+_NO_SPREAD = 1e-9  # of equal differences, up to rounding
+
+
 @dataclass(frozen=True)
 class ClientScores:
     """A client's score in each row, and its difference to Local's, paired by seed; over the seeds that have it.
@@ -99,7 +102,7 @@ def verdicts(clients: Sequence[ClientScores], score: MainScore, named: bool) -> 
     for row in dict.fromkeys(name for one in clients for name in one.differences):
         known = [one.differences[row] for one in clients if row in one.differences]
         known = [one for one in known if one.is_distinguishable is not None]
-        sure = [one for one in known if one.is_distinguishable and one.std]
+        sure = [one for one in known if one.is_distinguishable and (one.std or 0.0) > _NO_SPREAD]
         better = sum(((one.mean or 0.0) < 0) == score.lower_is_better for one in sure)
         if known:
             undecided = len(known) - len(sure)

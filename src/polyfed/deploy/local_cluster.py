@@ -284,7 +284,8 @@ def _failure(log: Path, otherwise: str) -> PolyfedError:
     kind, text = (ours or found)[-1]
     if not ours:
         return RunError(f"{kind}: {text.strip()} (all of it in {log})")
-    return (ConfigError if kind == "ConfigError" else RunError)(text.strip())
+    error = ConfigError if kind == "ConfigError" else RunError
+    return error(text.strip())
 
 
 def _flower_config(config: Mapping[str, Any]) -> str:

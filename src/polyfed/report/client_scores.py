@@ -56,14 +56,7 @@ def scores_of_clients(group: Group, local: str | None) -> tuple[ClientScores, ..
                 tested.setdefault(row.id, set()).add(row.test_samples)
     found = []
     for number in range(max((len(one) for seeds in by_row.values() for one in seeds.values()), default=0)):
-        known = {
-            name: {
-                seed: value
-                for seed, values in seeds.items()
-                if number < len(values) and (value := values[number]) is not None
-            }
-            for name, seeds in by_row.items()
-        }
+        known = {name: _of_client(seeds, number) for name, seeds in by_row.items()}
         own = {} if local is None else known[local]
         sizes = sorted(tested.get(number, ()))
         found.append(
@@ -76,6 +69,12 @@ def scores_of_clients(group: Group, local: str | None) -> tuple[ClientScores, ..
             )
         )
     return tuple(found)
+
+
+def _of_client(seeds: Mapping[int, Sequence[float | None]], number: int) -> dict[int, float]:
+    """A client's score with each seed that has one."""
+    found = {seed: values[number] for seed, values in seeds.items() if number < len(values)}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def client_columns(clients: Sequence[ClientScores], score: MainScore) -> list[Column]:

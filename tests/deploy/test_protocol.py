@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id
-from polyfed.deploy.protocol import ClientHello, deserialize, first_difference, parse, read_score, read_units, serialize
+from polyfed.deploy.protocol import ClientHello, deserialize, first_difference, parse, read_score, serialize
 from polyfed.engine.scoring import Score, score_to_json
 from polyfed.errors import RunError
 from polyfed.results.main_score import RMSE
@@ -111,15 +111,6 @@ def test_a_score_of_numbers_to_predict_is_an_rmse(figures: dict[str, Any]) -> No
     for odd in (figures, {**sent["figures"], "rmse": math.inf}):
         with pytest.raises(RunError, match="expected a score of 6 rows, got something else"):
             read_score({**sent, "figures": odd}, 6, 0)
-
-
-def test_the_units_of_a_model_are_checked() -> None:
-    target = {"mean": 300.0, "std": 40.0}
-    table = {"categories": [[], ["f", "m"]], "flags": [[0, 2]], "fill": [1.5]}
-    assert read_units({"target": target, "table": table, "more": 1}) == {"target": target, "table": table}
-    for odd in ({"target": {"mean": "x", "std": 1}}, {"table": {"categories": 3}}, {"target": 5}):
-        with pytest.raises(RunError, match="expected the units of a model, got something else"):
-            read_units(odd)
 
 
 def test_facts_are_checked() -> None:

@@ -40,7 +40,11 @@ _LENGTH = 8  # bytes of the header's length
 _REASON = 300  # characters of an error's reason
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
-SHARED = ("table", "target", "label_column")  # of a shared model's entry in the list of models, what the server cannot know
+SHARED = (
+    "table",
+    "target",
+    "label_column",
+)  # of a shared model's entry in the list of models, what the server cannot know
 _TENSORS = 2**14  # and groups, that a message may have at most
 _FEW = 5  # names shown of many
 _HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much

@@ -229,6 +229,15 @@ def test_nobody_gets_the_first_rows_of_a_file(name: str, test: str) -> None:
     assert [ids(client.train) for client in again.clients] == [ids(client.train) for client in few[-1].clients]
 
 
+def test_caps_draw_rows_with_numbers_to_predict() -> None:
+    y = torch.arange(2000.0)
+    source = from_tensors((y[:, None], y))
+    few, more = (deal(source, num_clients=4, partition="iid", max_train_per_client=cap) for cap in (100, 200))
+    for one, other in zip(few.clients, more.clients, strict=True):
+        assert set(ids(one.train)) < set(ids(other.train))
+        assert np.mean(ids(one.train)) == pytest.approx(1000, rel=0.2)
+
+
 def test_clients_take_the_caps_of_a_list_in_turn() -> None:
     source = numbered(500, None)
     one, other, mixed = (

@@ -39,9 +39,9 @@ HOW_TO_READ = """\
 - ± is the sample standard deviation over seeds. Differences to `local` are paired by seed, in percentage points.
 - "std clients", "min client" and "lowest tenth" are taken over clients and averaged over seeds. Bytes are those of a
   whole run.
-- Which rows a cap keeps is drawn. Tables of CIFAR-10, Fashion-MNIST and Sentiment140 from before that, of version 0.1.0,
-  have the first rows of each class instead. Their files are in random order: a linear model cannot tell the earlier rows
-  of a class from the later ones.
+- Which rows a cap keeps is drawn. Stored figures of CIFAR-10, Fashion-MNIST and Sentiment140 are older and of the first
+  rows of each class. Their files are in random order: a linear model cannot tell the earlier rows of a class from the
+  later ones. So they stand, but no row can be added to them.
 - "By ..." is the accuracy of the same models in the same stage with the method's other predictor.
 - "Differs" marks more than three spreads from the paper's number, the root of the sum of both squares. "Scaled down"
   means another size than the paper's."""

@@ -48,7 +48,7 @@ def test_clients_count_as_often_as_they_are_given(weighting, shares):
     torch.testing.assert_close(shared(round.after)["w"], expected)
 
 
-@pytest.mark.parametrize("method", [FML(), FedRep(head_epochs=1), SCAFFOLD(), FedMD(), DepthFL(weighting="samples")])
+@pytest.mark.parametrize("method", [FML(), FedRep(head_epochs=1), SCAFFOLD(), FedMD(), DepthFL()])
 def test_given_weights_reach_the_means_of_other_methods(method):
     members = clients(["deep"] * 2, [8, 16])
     equal, given = (rounds(method, members, held=public(), client_weights=w) for w in ([1.0, 1.0], [1.0, 5.0]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -42,17 +41,15 @@ def scores_of(architectures, sent):
         return np.stack([one(HELD.samples.x).double().numpy() for one in nets])
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_two_rounds_by_hand(weighting):
+def test_two_rounds_by_hand():
     """The mean of all clients' scores, of both architectures, teaches the average of each."""
-    shares = SIZES if weighting == "samples" else (1,) * 4
-    history = played(FedDF(**WHOLE, weighting=weighting), lr=0.02)
+    history = played(FedDF(**WHOLE), lr=0.02)
     for round in history:
         sent = [round.up[i]["model"] for i in range(4)]
         targets = scores_of(MIXED, sent).mean(0)
         for architecture in ("shallow", "broad"):
             members = [i for i, a in enumerate(MIXED) if a == architecture]
-            theirs, counts = [sent[i] for i in members], [shares[i] for i in members]
+            theirs, counts = [sent[i] for i in members], [SIZES[i] for i in members]
             mean = {name: torch.from_numpy(numpy_mean(theirs, counts, name)).float() for name in theirs[0]}
             expected = distilled(model_with(NETS[architecture], mean), targets, 3, 0.02)
             found = round.after[f"model {architecture}"]

@@ -38,17 +38,16 @@ def updates(message: dict, client: int) -> dict[str, np.ndarray]:  # type: ignor
     return found
 
 
-def mean_update(round: Round, name: str, uniform: bool = False) -> np.ndarray:
-    shares = [1.0] * len(round.up) if uniform else [float(COUNTS[i]) for i in round.up]
+def mean_update(round: Round, name: str) -> np.ndarray:
+    shares = [float(COUNTS[i]) for i in round.up]
     parts = [share * updates(up, i)[name] for share, (i, up) in zip(shares, round.up.items(), strict=True)]
     found: np.ndarray = np.sum(parts, axis=0) / sum(shares)
     return found
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_stacking_adds_the_weighted_sum_of_products_to_everybodys_network(uniform: bool) -> None:
+def test_stacking_adds_the_weighted_sum_of_products_to_everybodys_network() -> None:
     """In every round, so that a mutant that restarts adapters without merging them dies."""
-    method = lora_of("stack", weighting="uniform" if uniform else "samples")
+    method = lora_of("stack")
     fed, watch = federation(method, members(), rounds=3)
     fed.run()
     total = {name: np.zeros(shape[::-1]) for name, shape in LAYERS.items()}
@@ -62,7 +61,7 @@ def test_stacking_adds_the_weighted_sum_of_products_to_everybodys_network(unifor
                 assert torch.equal(weights[f"{name}.weight"], start[f"{name}.weight"])
             assert int(round.up[client]["merged"]) == number - 1
         for name in LAYERS:
-            total[name] = total[name] + mean_update(round, name, uniform)
+            total[name] = total[name] + mean_update(round, name)
             np.testing.assert_allclose(round.after["update"][name].numpy(), total[name], atol=1e-6)
     assert all(np.abs(update).max() > 1e-3 for update in total.values())
 

@@ -474,11 +474,6 @@ test_feddf = testing.conformance(
     reductions=[
         Reduction({"server_steps": 0}, methods.FedAvg(aggregation="same-shape"), "received"),
         Reduction({"server_lr": 0.0}, methods.FedAvg(aggregation="same-shape"), "received"),
-        Reduction(
-            {"server_steps": 0, "weighting": "uniform"},
-            methods.FedAvg(aggregation="same-shape", weighting="uniform"),
-            "received",
-        ),
     ],
 )
 
@@ -811,11 +806,6 @@ test_lgfedavg = testing.conformance(
     reference_loss=cross_entropy,
     expected_bytes=lambda *_: (4 * 21, 4 * 21),  # the head, 6 x 3 weights and 3 biases
     counted="updates",
-    reductions=[
-        Reduction({"shared_part": "none"}, methods.Local()),
-        Reduction({"shared_part": "all"}, methods.FedAvg(), "received"),
-        Reduction({"shared_part": "all", "weighting": "uniform"}, methods.FedAvg(weighting="uniform"), "received"),
-    ],
 )
 
 test_fd = testing.conformance(
@@ -893,7 +883,6 @@ test_depthfl = testing.conformance(
     changed_values={"depths": "1 0.3"},
     reductions=[
         Reduction({"depths": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
-        Reduction({"depths": "1", "weighting": "samples"}, methods.FedAvg(), "received", same_architecture=True),
     ],
 )
 
@@ -906,7 +895,6 @@ test_fiarse = testing.conformance(
     changed_values={"shares": "1 0.5"},
     reductions=[
         Reduction({"shares": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
-        Reduction({"shares": "1", "weighting": "samples"}, methods.FedAvg(), "received", same_architecture=True),
     ],
 )
 

@@ -11,7 +11,7 @@ import torch
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
-from polyfed.methods import FedHeNN, FedIN, LGFedAvg
+from polyfed.methods import FedHeNN, FedIN
 from polyfed.registry import METHODS
 from polyfed.testing.fixtures import grouped
 from tests.helpers.refusals import refusal
@@ -36,11 +36,6 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     ),
     (FedIN, {"combine": "none", "local_weight": 2.0}, "local_weight = 2.0 does nothing beside combine = 'none'"),
     (FedHeNN, {"kernel": {"width": 2.0}}, "width = 2.0 does nothing beside similarity = 'linear'; set"),
-    (
-        LGFedAvg,
-        {"shared_part": "none", "weighting": "uniform"},
-        "weighting = 'uniform' does nothing beside shared_part = 'none'",
-    ),
 ]
 
 

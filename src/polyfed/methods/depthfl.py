@@ -5,8 +5,7 @@ classifiers on the way, m in all; the one behind all blocks is the head. Client 
 Client k:  w_k <- w[depth];  E epochs of SGD on
            sum_i CE(o_i, y) + c(t) / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i),  o_j a constant;
            c(t) = `distillation` exp(-5 (1 - min(t, R) / R)^2),  t = 0, 1, ... the round, R = `ramp_up`.
-Server:    every tensor of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
-           stays bit for bit.
+Server:    every tensor of w <- mean over the clients that hold it;  what nobody holds stays bit for bit.
 Predicted is by the mean of the logits of all m classifiers.
 Deviations from the paper: (1) Clients take plain SGD steps, the paper's "DepthFL (FedAvg)". Its main rows add FedDyn's
 dynamic regularization. (2) Classifiers are one linear layer on the means over pixels; the authors' have convolutions
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -69,7 +68,6 @@ class DepthFL(Method):
     depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, from 1 down, assigned to clients in turn
     distillation: Annotated[float, Field(ge=0)] = 1.0  # full weight of the mutual distillation; 0: off
     ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
-    weighting: Literal["uniform", "samples"] = "uniform"  # clients count equally; "samples": by their samples
 
     requirements = Requirements(
         same_architecture=True, classes="its exits teach each other by probabilities of classes"
@@ -107,7 +105,7 @@ class DepthFL(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if uploads:
             models = [get_group(message, "model") for message in uploads.values()]
-            weights = [server.share(i, self.weighting) for i in uploads]
+            weights = [server.share(i, "uniform") for i in uploads]
             server.state["model"] = layer_wise_mean(models, weights, get_group(server.state, "model"))
 
     # client ------------------------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ class FedDF(Method):
         ignores_initial_weights=True,
     )
 
-    weighting: weight_averaging.Weighting = "samples"  # weights of the averages: by training samples, or "uniform"
     server_steps: Annotated[int, Field(ge=0)] = 128  # Adam steps per round; 0: FedAvg within each architecture
     server_batch: Annotated[int, Field(ge=2)] = 128  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.001  # first learning rate; 0: only BatchNorm's statistics change
@@ -78,7 +77,7 @@ class FedDF(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models = weight_averaging.client_weights(uploads)
-        shares = weight_averaging.client_shares(server, uploads, self.weighting)
+        shares = weight_averaging.client_shares(server, uploads, "samples")
         weight_averaging.average(server, _WITHIN, models, shares)
         if len(uploads) < 2 or not self.server_steps or server.public is None:
             return  # one client's scores are those of its own network

@@ -252,7 +252,6 @@ class FedLoRA(Method):
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
     # how the server joins adapters of unequal rank
     aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"] = "stack"
-    weighting: Literal["samples", "uniform"] = "samples"  # clients count by their samples; "uniform": equally
 
     @model_validator(mode="after")
     def _equal_ranks(self) -> FedLoRA:
@@ -306,7 +305,7 @@ class FedLoRA(Method):
         if not uploads:
             return
         uploads = dict(sorted(uploads.items()))
-        shares = [server.share(i, self.weighting) for i in uploads]
+        shares = [server.share(i, "samples") for i in uploads]
         server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
         updates = self._rule.aggregate(self, server, uploads, shares)
         beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]

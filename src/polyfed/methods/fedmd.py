@@ -7,16 +7,15 @@ once:      `public_epochs` of SGD on CE(f_k(x), y) over D_0, then `private_epoch
 client k:  1. sends f_k(x) for x in d, in eval mode
            2. `digest_epochs` of SGD over d on  mean over classes of |f_k(x) - s(x)|
            3. E epochs of CE on its own rows
-server:    s(x) = sum over responding clients of c_k f_k(x)
-           c_k = 1 / their number ("uniform"),  n_k / sum n_j ("samples")
+server:    s(x) = mean over responding clients of f_k(x)
 With a `control`, step 2 is CE(f_k(x), t(x)). "labels": t(x) = y, the labels of the public rows.
 "pseudo-labels": t(x) = argmax of f_k(x) as the round begins, where its softmax exceeds 0.95 (Lee,
 ICML workshop 2013; the bound of FixMatch, Sohn et al., NeurIPS 2020); nothing is sent.
 Deviations from the paper: (1) D_0 has the task's own classes. In the paper it is another data set, whose classes the
 networks also learn. (2) Transfer learning takes a number of epochs; the paper trains to convergence. (3) d is all of
 D_0 unless `public_rows` is set; the paper draws 5000 rows in each round. (4) Clients take part as the recipe says; in
-the paper all always do. (5) Batch size, optimizer and learning rate of all phases are the recipe's. (6) Weights c_k by
-samples, the paper's suggestion for weaker models, are off by default.
+the paper all always do. (5) Batch size, optimizer and learning rate of all phases are the recipe's. (6) All scores
+count equally; the paper suggests smaller weights for weaker models.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from polyfed.core.settings import Training
 from polyfed.functional import averaging
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.losses import task_loss, weighted_mean
-from polyfed.methods.building_blocks import weight_averaging
 
 _SURE = 0.95  # largest probability of a row above which its pseudo-label counts
 
@@ -72,7 +70,6 @@ class FedMD(Method):
     private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows after that, once; 0: none
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
     public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round, the same for all; not set: all
-    weighting: weight_averaging.Weighting = "uniform"  # scores count equally; "samples": by their clients' samples
     # digested in place of the scores: the public rows' "labels", or the client's own confident "pseudo-labels"
     control: Literal["none", "labels", "pseudo-labels"] = "none"
 
@@ -120,7 +117,7 @@ class FedMD(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         scores = {i: get_tensor(message, "scores") for i, message in uploads.items() if "scores" in message}
         if scores:
-            shares = {i: server.share(i, self.weighting) for i in scores}
+            shares = {i: server.share(i, "uniform") for i in scores}
             mean = averaging.weighted_mean([{"s": one} for one in scores.values()], list(shares.values()))
             server.state["consensus"] = mean["s"]
 

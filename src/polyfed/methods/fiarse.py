@@ -66,7 +66,6 @@ class FIARSE(Method):
 
     shares: Shares = "1 0.25 0.0625 0.015625"  # shares of the weights, from 1 down, given to clients in turn
     threshold: Literal["global", "layer"] = "global"  # the largest of all weights are kept; "layer": of each layer
-    weighting: Literal["uniform", "samples"] = "uniform"  # clients count equally; "samples": by their samples
 
     requirements = Requirements(same_architecture=True, shared_outputs="it averages heads")
 
@@ -95,7 +94,7 @@ class FIARSE(Method):
             masks.fill_personal(get_group(m, "model"), out, w)
             for m, out in zip(uploads.values(), left_out, strict=True)
         ]
-        weights = [server.share(i, self.weighting) for i in uploads]
+        weights = [server.share(i, "uniform") for i in uploads]
         server.state["model"] = masks.entry_wise_mean(models, weights, left_out, w)
 
     def _left_out(self, server: Server, share: str) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 client k:  h_k <- h;  E epochs of SGD on CE(h_k(phi_k(x)), y), over all weights
 server:    h <- sum over responding clients of p_k h_k
-           p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+           p_k = n_k / sum n_j
 Heads are matched by tensor names within the head, so `fc` of one network and `classifier` of
 another are the same.
 Deviations from the paper: (1) Only the head is shared by default, as in FedGH's comparison; the paper shares several
@@ -15,7 +15,7 @@ are averaged like weights; its batch counter stays local.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -34,10 +34,8 @@ from polyfed.core.method import (
 from polyfed.core.modules import BODY, HEAD, float_state, head_names, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
-from polyfed.methods.building_blocks import weight_averaging
-from polyfed.validation.effect import ActsWith
 
-_SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY, *HEAD)}
+_SHARED = {"head": HEAD, "upper": (*BODY[1:], *HEAD)}
 
 
 @hyperparameters
@@ -55,23 +53,18 @@ class LGFedAvg(Method):
         delta_entries=("shared",),
     )
 
-    # what is shared; "upper": all but the extractor; "all": FedAvg, "none": Local, both bit for bit
-    shared_part: Literal["none", "head", "upper", "all"] = "head"
-    # clients count by their samples; "uniform": equally
-    weighting: Annotated[weight_averaging.Weighting, ActsWith("shared_part", ("head", "upper", "all"))] = "samples"
+    shared_part: Literal["head", "upper"] = "head"  # what is shared; "upper": all but the extractor
 
     @property
     def requirements(self) -> Requirements:
         parts = _SHARED[self.shared_part]
         instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
-        some = bool(parts)
-        inner = len(parts) > 1
         return Requirements(
-            split_model=some,
-            same_head=some,
-            shared_shapes=inner,
-            shared_parts=parts or None,
-            shared_outputs="it averages heads" if some else "",
+            split_model=True,
+            same_head=True,
+            shared_shapes=self.shared_part == "upper",
+            shared_parts=parts,
+            shared_outputs="it averages heads",
             hint=instead,
         )
 
@@ -83,38 +76,31 @@ class LGFedAvg(Method):
         shared: dict[str, Tensor] = {}
         for a in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):  # the largest has its way
             shared |= {name: models[a][own].cpu() for name, own in self._names(server.model(a, models[a])).items()}
-        if shared:
-            server.state["shared"] = shared
+        server.state["shared"] = shared
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        if "shared" not in server.state:
-            return {}
         names = self._names(server.model(server.clients[client_id].architecture, {}))
         shared = get_group(server.state, "shared")
         return {"shared": {name: shared[name] for name in names}}
 
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = {i: get_group(message, "shared") for i, message in uploads.items() if "shared" in message}
-        if sent:
-            weights = [server.share(i, self.weighting) for i in sent]
-            server.state["shared"] = layer_wise_mean(list(sent.values()), weights, get_group(server.state, "shared"))
+        if uploads:
+            sent = [get_group(message, "shared") for message in uploads.values()]
+            weights = [server.share(i, "samples") for i in uploads]
+            server.state["shared"] = layer_wise_mean(sent, weights, get_group(server.state, "shared"))
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if "shared" in message:
-            names = self._names(client.model)
-            load_state(client.model, {names[name]: t for name, t in get_group(message, "shared").items()})
+        names = self._names(client.model)
+        load_state(client.model, {names[name]: t for name, t in get_group(message, "shared").items()})
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own = client.model.state_dict()
-        shared = {name: own[mine] for name, mine in self._names(client.model).items()}
-        return {"shared": shared} if shared else {}
+        return {"shared": {name: own[mine] for name, mine in self._names(client.model).items()}}
 
     def _names(self, model: nn.Module) -> dict[str, str]:
         """Shared name -> tensor name in the network; a head's tensors are named within the head."""
-        if self.shared_part == "none":
-            return {}
         inner = head_names(model)
         return {f"head.{inner[n]}" if n in inner else n: n for n in float_state(model, parts=_SHARED[self.shared_part])}

@@ -23,18 +23,17 @@ def played(method, architectures=("blocks1", "blocks2", "blocks3"), sizes=(12, 1
     return rounds(method, [Client(a, one) for a, one in zip(architectures, data, strict=True)], NETS, **options)
 
 
-def corrected(g_k, g_0, rule="code"):
+def corrected(g_k, g_0):
     """The update of a deep layer; against NumPy in tests/functional/test_cross_layer.py."""
-    return cross_layer.correct_updates(torch.from_numpy(g_k), torch.from_numpy(g_0), rule).numpy()
+    return cross_layer.correct_updates(torch.from_numpy(g_k), torch.from_numpy(g_0)).numpy()
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("rule", ["code", "paper"])
-def test_rounds_by_hand(rule, weighting, monkeypatch):
+def test_rounds_by_hand(weighting, monkeypatch):
     sizes = [8, 12, 16]
     monkeypatch.setattr(cross_layer, "THETA_MAX", 1.5)
     monkeypatch.setattr(cross_layer, "UPDATE_MAX", 0.02)
-    method = InCoAvg(theta_rule=rule, weighting=weighting)
+    method = InCoAvg(weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):
         before, after = shared(round.before), shared(round.after)
@@ -44,7 +43,7 @@ def test_rounds_by_hand(rule, weighting, monkeypatch):
         g = {name: mean[name] - before[name].double().numpy() for name in before}
         expected = dict(mean)
         for deep in (CONV.format(1), CONV.format(2)):
-            step = corrected(g[deep], g[CONV.format(0)], rule)
+            step = corrected(g[deep], g[CONV.format(0)])
             expected[deep] = before[deep].double().numpy() + step
             signs |= set(np.sign((g[deep] * g[CONV.format(0)]).sum((2, 3))).ravel())
             assert np.abs(step).max() <= 0.02 + 1e-9

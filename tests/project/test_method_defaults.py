@@ -66,7 +66,6 @@ def test_the_papers_model_is_scored(kind: type[Any], stage: Stage) -> None:
             (FedDPA, {"threshold": 1, "lambda1": 0, "lambda2": 0}),
             (FedSelect, {"personal_rate": 0, "max_personal_fraction": 0}),
             (InclusiveFL, {"beta": 0}),
-            (InCoAvg, {"theta_rule": "none"}),
             (FjORD, {"num_widths": 1, "distill": False}),
         ],
         quick=OFF[:1],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,6 @@ def blocks(names: Iterable[str]) -> Blocks:
     return {stage: dict(sorted(members.items())) for stage, members in found.items()}
 
 
-ThetaRule = Literal["code", "paper"]
 _EPSILON = 1e-7  # these three of the authors' code
 THETA_MAX = 5.0
 UPDATE_MAX = 0.1  # largest entry of a corrected update
@@ -84,21 +83,18 @@ def shallow_references(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def correct_updates(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tensor:
+def correct_updates(g_k: Tensor, g_0: Tensor) -> Tensor:
     """The update g_k of a deep convolution, turned by that of a shallow one.
 
-    With alpha = <g_0, g_0> and beta = <g_0, g_k>, for every kernel by itself:
-
-    - "paper": g_k + theta g_0, theta = max(0, -beta / alpha), is the nearest to g_k that does not point against g_0.
-    - "code": (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2, theta = min(|beta| / (alpha + 1e-7), 5),
-      whatever beta's sign.
+    For every kernel by itself, (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2 with
+    theta = min(|<g_0, g_k>| / (<g_0, g_0> + 1e-7), 5).
 
     Where g_k or g_0 is zero, g_k stays as it is; entries of the result are at most 0.1 in size.
 
     Args:
-        g_k: (O, I, K, K). g_0: the same shape. rule: which of the two.
+        g_k: (O, I, K, K). g_0: the same shape.
 
-    Source: InCo Aggregation, section 3; "code" is what its published figures were made with.
+    Source: the authors' code of InCo Aggregation, with which its published figures were made.
     """
     deep = g_k.double().flatten(2)
     shallow = g_0.double().flatten(2)
@@ -106,11 +102,8 @@ def correct_updates(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tenso
     beta = (shallow * deep).sum(-1, keepdim=True)
     deep_norm = deep.norm(dim=-1, keepdim=True)
     shallow_norm = shallow.norm(dim=-1, keepdim=True)
-    if rule == "paper":
-        turned = deep + (-beta / alpha).clamp(min=0) * shallow
-    else:
-        theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=THETA_MAX)
-        turned = (deep / deep_norm + theta * shallow / shallow_norm) * (deep_norm + shallow_norm) / 2
+    theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=THETA_MAX)
+    turned = (deep / deep_norm + theta * shallow / shallow_norm) * (deep_norm + shallow_norm) / 2
     turned = torch.where((deep_norm > 0) & (shallow_norm > 0), turned, deep)
     return turned.clamp(-UPDATE_MAX, UPDATE_MAX).reshape(g_k.shape).to(g_k.dtype)
 

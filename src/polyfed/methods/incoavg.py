@@ -5,23 +5,20 @@ first block's last convolution of the same shape, in ResNets conv2.
 client k:  w_k <- w;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
 server:    g   =  mean of w_k - w over the clients that have the tensor
            alpha = <g_0, g_0>,  beta = <g_0, g_k>,  kernel by kernel
-  "code":  theta = min(|beta| / (alpha + 1e-7), 5)
+           theta = min(|beta| / (alpha + 1e-7), 5)
            g_k' = clamp( (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  -0.1, 0.1 )
-  "paper": theta = max(0, -beta / alpha)
-           g_k' = clamp( g_k + theta g_0,  -0.1, 0.1 )
            w  <- w + g'
-Deviations from the paper: (1) `"code"`, the authors' code, is the default, as it produced the published figures. (2)
-Clients send weights, not differences, since the server knows what it sent. Tensors that are not corrected are thus
-plain means, and a running variance never becomes negative. (3) A layer that no client sent, or a kernel that did not
-change, is neither corrected nor used as reference. (4) Only convolutions larger than 1 x 1 are corrected. In
-transformers the paper corrects norm layers; here these are averaged.
+Deviations from the paper: (1) The correction is that of the authors' code, which produced the published figures. The
+paper's theorem has g_k + max(0, -beta / alpha) g_0. (2) Clients send weights, not differences, since the server knows
+what it sent. Tensors that are not corrected are thus plain means, and a running variance never becomes negative. (3) A
+layer that no client sent, or a kernel that did not change, is neither corrected nor used as reference. (4) Only
+convolutions larger than 1 x 1 are corrected. In transformers the paper corrects norm layers; here these are averaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from torch import Tensor
 
@@ -39,8 +36,6 @@ class InCoAvg(FedAvg):
 
     card = replace(FedAvg.card, name="incoavg", paper="Chan et al., ICLR 2024")
 
-    # correction of g_k: the authors' code, the paper's theorem, or "none" (FedAvg)
-    theta_rule: Literal["code", "paper", "none"] = "code"
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
 
     @follows_device
@@ -56,6 +51,6 @@ class InCoAvg(FedAvg):
         for name, reference in shallow_references(w).items():
             g_k = mean[name] - w[name]
             g_0 = mean[reference] - w[reference]
-            if self.theta_rule != "none" and g_k.any() and g_0.any():
-                moved[name] = w[name] + correct_updates(g_k, g_0, self.theta_rule)
+            if g_k.any() and g_0.any():
+                moved[name] = w[name] + correct_updates(g_k, g_0)
         return moved

@@ -105,7 +105,7 @@ def test_scores_are_those_of_the_model_in_memory_bit_for_bit(done: Run) -> None:
     "sections",
     [
         {"method": {"name": "fedavg", "aggregation": "same-shape"}},
-        {"method": {"name": "fedin", "aggregation": "same-shape", "local_weight": 0.5}},
+        {"method": {"name": "fedin", "aggregation": "same-shape", "mu": 0.5}},
         {"models": {"feature_dim": 20}, "training": {"rounds": 1}},
         {"training": {"client_fraction": 0.34, "rounds": 1}},
         {"data": {"image_size": 12}, "training": {"rounds": 1}},

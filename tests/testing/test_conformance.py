@@ -601,7 +601,7 @@ test_fedhenn_homogeneous = testing.conformance(
     no_effect=NO_RBF,
 )
 
-OF_PAIRS = ("combine", "local_weight", "noise_where", "num_pairs", "feature_clip")
+OF_PAIRS = ("combine", "noise_where", "num_pairs", "feature_clip")
 OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
 
 test_fedin = testing.conformance(

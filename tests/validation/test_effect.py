@@ -11,7 +11,7 @@ import torch
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
-from polyfed.methods import FedHeNN, FedIN
+from polyfed.methods import FedHeNN, FedIN, FedOpt
 from polyfed.registry import METHODS
 from polyfed.testing.fixtures import grouped
 from tests.helpers.refusals import refusal
@@ -34,7 +34,7 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         {"num_pairs": 3, "exchange_features": False},
         "num_pairs = 3 does nothing beside exchange_features = false; set exchange_features to true",
     ),
-    (FedIN, {"combine": "none", "local_weight": 2.0}, "local_weight = 2.0 does nothing beside combine = 'none'"),
+    (FedOpt, {"server_optimizer": "none", "tau": 0.1}, "tau = 0.1 does nothing beside server_optimizer = 'none'"),
     (FedHeNN, {"kernel": {"width": 2.0}}, "width = 2.0 does nothing beside similarity = 'linear'; set"),
 ]
 
@@ -96,7 +96,8 @@ architectures = ["digits-cnn1"]
 
 [method]
 name = "fedin"
-local_weight = 2.0
+noise_std = 0.8
+noise_where = "message"
 
 [methods.fedin]
 projection = "fixed"
@@ -127,10 +128,8 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, preset="alike")):
         assert (laid.data.partition, laid.data.dirichlet_alpha) == ("iid", 0.5)
     assert Recipe.load(path, ["data.partition=quantity"]).data.dirichlet_alpha == 0.1  # acts there, too
-    assert Recipe.load(path, ["method.combine=none"]).chosen_method == FedIN(
-        combine="none", projection="fixed", projection_grid=2
-    )
-    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(local_weight=2.0)
+    assert Recipe.load(path, ["method.noise_std=0"]).chosen_method == FedIN(projection="fixed", projection_grid=2)
+    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(noise_std=0.8, noise_where="message")
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
     assert path.read_text() == TEXT.partition("[presets.wrong")[0]
 

@@ -2,7 +2,7 @@
 
 With a = <G_local, G_local> and b = <G_local, G_IN> (Frobenius products), every rule is G_IN + c G_local:
 
-    "simple"    c = lambda / 2                 eq. 13, the paper's setting with lambda = 1
+    "simple"    c = 1 / 2                      eq. 13, lambda = 1 as in the paper's experiments
     "project"   c = 1 + max(0, -b/a)           G_local + Z, Z the projection of eq. 12
     "none"      c = 1                          G_local + G_IN, the ablation "w/o Opt"
 
@@ -19,21 +19,20 @@ from torch import Tensor
 from polyfed.functional.centering import widened
 
 
-def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str, lam: float) -> dict[str, Tensor]:
+def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str) -> dict[str, Tensor]:
     """The gradient that moves the intermediate tensors, with an a and a b of its own for each of them.
 
     Args:
         g_local: G_local by name.
         g_in: G_IN by name; same names and shapes.
         mode: a row of the table at the top of this file.
-        lam: lambda of "simple".
 
     Returns:
         New tensors, in the order of ``g_local`` and the dtypes of ``g_in``.
     """
     combined = {}
     for name, local in g_local.items():
-        c = _coefficient(local, g_in[name], mode, lam)
+        c = _coefficient(local, g_in[name], mode)
         wide_in = widened(g_in[name])
         wide_local = widened(local)
         mixed = torch.add(wide_in, wide_local, alpha=c) if isinstance(c, float) else wide_in + c * wide_local
@@ -52,10 +51,10 @@ def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
     return torch.where(defined, ab / torch.where(defined, aa * bb, torch.ones_like(aa)).sqrt(), torch.zeros_like(ab))
 
 
-def _coefficient(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor | float:
+def _coefficient(g_local: Tensor, g_in: Tensor, mode: str) -> Tensor | float:
     """c; of "project" G_local is first divided by its largest entry, so that a stays in range."""
     if mode == "simple":
-        return lam / 2
+        return 0.5
     if mode == "none":
         return 1.0
     unit, largest = _scaled(_flat(g_local))

@@ -87,7 +87,6 @@ class FedIN(Method):
     mu: Annotated[float, Field(ge=0)] = 0.1  # weight of the proximal term (paper: mu/2 = 0.05); 0: off
     # how the gradients of intermediate layers are combined: eq. 13; "project": eq. 12; "none": their sum
     combine: Annotated[Literal["simple", "project", "none"], WITH_PAIRS] = "simple"
-    local_weight: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # lambda of "simple"; 0: G_IN alone
     exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
     noise_std: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
     noise_where: feature_pairs.Where = "both"  # "message": on pairs sent; "forward": in the training pass; or both
@@ -205,7 +204,7 @@ class FedIN(Method):
             loss_in = self.loss_in(model, context)
         grads = torch.autograd.grad(loss_in, (*w_in.values(), *matrices.values()))
         g_in = dict(zip(w_in, grads, strict=False))  # what follows are gradients of the matrices
-        z = combine(g_local, g_in, self.combine, self.local_weight)  # eq. 12 or 13, tensor by tensor
+        z = combine(g_local, g_in, self.combine)  # eq. 12 or 13, tensor by tensor
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
         raw = dict(zip(matrices, grads[len(w_in) :], strict=True))
         return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums}, raw)

@@ -49,7 +49,6 @@ from polyfed.validation.effect import ActsWith
 Where = Annotated[
     Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
 ]
-Pull = Annotated[float, Field(ge=0), ActsWith("combine", ("simple",))]  # of the local gradient, beside that of pairs
 Releases = tuple[Release, ...]
 Projection = Literal["none", "fixed", "trained"]
 Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed", "trained"))]  # of the common shape

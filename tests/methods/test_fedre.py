@@ -11,7 +11,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy
 from polyfed.errors import ConfigError
 from polyfed.functional.class_prototypes import soft_header_sgd_step
-from polyfed.methods import FedRE
+from polyfed.methods import FedRE, fedre
 from tests.helpers.few_classes import class_means, members
 from tests.helpers.toys import CLASSES, Round, federation, moved, rounds
 
@@ -37,7 +37,7 @@ def stepped(round: Round, number: int, method: FedRE) -> dict[str, torch.Tensor]
     z, q = (torch.stack([round.up[i][name] for i in sorted(round.up)]) for name in ("representation", "encoding"))
     draws = generator(0, "server header", number)
     for _ in range(method.header_epochs):
-        for rows in torch.randperm(len(z), generator=draws).split(method.header_batch):
+        for rows in torch.randperm(len(z), generator=draws).split(fedre.HEADER_BATCH):
             theta, bias = soft_header_sgd_step(theta, bias, z[rows], q[rows], method.header_lr)
     return {"weight": theta, "bias": bias}
 
@@ -55,8 +55,9 @@ def test_uploads_are_mixtures_drawn_anew_in_every_round() -> None:
 
 
 @pytest.mark.parametrize(("batch", "epochs"), [(32, 1), (2, 1), (3, 20)])
-def test_the_headers_steps(batch: int, epochs: int) -> None:
-    method = FedRE(header_lr=0.2, header_batch=batch, header_epochs=epochs)
+def test_the_headers_steps(batch: int, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedre, "HEADER_BATCH", batch)
+    method = FedRE(header_lr=0.2, header_epochs=epochs)
     for number, round in enumerate(rounds(method, members(), rounds=3), 1):
         assert moved(stepped(round, number, method), round.after["header"]) < 1e-5
         assert moved(round.before["header"], round.after["header"]) > 1e-3

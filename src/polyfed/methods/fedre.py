@@ -5,7 +5,7 @@ client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over
            a_s = u_s / sum u,  u_s uniform in (0, 1]
            r_k = sum_s a_s Rbar_k^s;  q_k = sum_s a_s onehot(s)
 server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c)
-           in shuffled batches of clients
+           in shuffled batches of 32 clients
 This is a reading: from the abstract and the authors' code; the paper's equations were not at
 hand.
 Deviations from the paper (arXiv:2511.22265): (1) Class means are mixed, as in the authors' code; the abstract mixes
@@ -33,6 +33,8 @@ from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means, entangle, soft_header_sgd_step
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
+HEADER_BATCH = 32  # mixtures per step; their losses are summed
+
 
 @hyperparameters
 class FedRE(TrainedHeader):
@@ -52,7 +54,6 @@ class FedRE(TrainedHeader):
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: it stays as drawn
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received mixtures per round
-    header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per step, shuffled; their losses are summed
 
     evaluation_stage = "received"
 
@@ -78,7 +79,7 @@ class FedRE(TrainedHeader):
         encodings_MC = torch.nn.functional.pad(encodings_MC, (0, beyond))
         draws = server.generator("header")
         for _ in range(self.header_epochs):
-            for some in torch.randperm(len(sent), generator=draws).split(self.header_batch):
+            for some in torch.randperm(len(sent), generator=draws).split(HEADER_BATCH):
                 theta, bias = soft_header_sgd_step(theta, bias, mixtures_MD[some], encodings_MC[some], self.header_lr)
         server.state["header"] = {"weight": theta, "bias": bias}
 

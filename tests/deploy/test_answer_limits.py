@@ -15,7 +15,7 @@ from polyfed.deploy.answer_limits import count_answer
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize, shared_config
 from polyfed.deploy.server import serve
 from polyfed.errors import RunError
-from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
+from tests.helpers.nearby import FIRST_NODE, Nearby, event_log, recipe_of
 
 _RUNS: dict[str, tuple[Path, list[tuple[int, Envelope]]]] = {}  # arguments of `asked` -> disks, envelopes
 NOISY = {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}}
@@ -150,6 +150,18 @@ def test_scores_are_counted_over_rounds_runs_and_restarts(tmp_path: Path) -> Non
     done = wire.ask(FIRST_NODE, told(moved(train, 1e-3), parts=["test", "validation"]))
     assert isinstance(done, Envelope), "the work is wanted, without scores"
     assert done.facts["kept"] == {}
+
+
+@pytest.mark.parametrize("noise", [{}, NOISY], ids=["plain", "noisy"])
+def test_a_run_that_is_lengthened_again_and_again_is_scored_each_time(tmp_path: Path, noise: dict[str, Any]) -> None:
+    """Each length has a last round and a final one: its keeper has asked for them by another recipe."""
+    more = {"models": {"architectures": ["digits-cnn1"]}, "evaluation": {"every_n_rounds": 5}, **noise}
+    for rounds in (1, 2, 3):
+        recipe = recipe_of("fedrep", hyperparameters={"final_head_epochs": 1}, training={"rounds": rounds}, **more)
+        run = serve(recipe, Nearby(recipe, tmp_path / "nodes"), out=tmp_path / "run", resume=rounds > 1)
+        assert run.history[-1]["final_round"]
+        assert None not in run.result["accuracy_per_client"]
+    assert [each for each in event_log(tmp_path / "run") if each["event"] == "trouble"] == []
 
 
 def test_scores_have_no_classes_where_the_recipe_has_no_counts(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
+import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from torch import Tensor
@@ -32,6 +33,7 @@ _FOLDER = "answered"
 _NOISY = "noise.jsonl"
 _REQUESTS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind
 _STANDINGS = 2  # in which a client is scored: as it stands, and after receiving
+_LENGTHS = "rounds of the recipe"  # no request: which this node's keeper has set, one after the other
 
 
 class AnswerLimits:
@@ -90,15 +92,17 @@ class AnswerLimits:
         Raises:
             RunError: it would be one too many, or cannot be noted.
         """
+        lengths = {int(rounds) for rounds in self._count(_LENGTHS, str(self._recipe.training.rounds), sys.maxsize)}
         if kind == "score":
-            self._count("scores", request, self._most_scores)
+            self._count("scores", request, self._most_scores(lengths))
         elif kind == "finish":
             self._count(f"the model after round {task.round}", request, self._requests)
         else:
-            self._count(f"training in {_when(task)}", request, self._requests)
+            times = len(lengths) if task.is_final else 1
+            self._count(f"training in {_when(task)}", request, self._requests * times)
             if task.parts or task.scores:
                 try:
-                    self._count("scores", request, self._most_scores)
+                    self._count("scores", request, self._most_scores(lengths))
                 except TooManyAnswers:  # the work is wanted all the same
                     return task.model_copy(update={"parts": [], "scores": False})
         return task
@@ -116,14 +120,17 @@ class AnswerLimits:
         what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
         self._count(what, digest, self._runs)
 
-    @property
-    def _most_scores(self) -> int:
-        """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one."""
-        evaluation = self._recipe.evaluation
+    def _most_scores(self, lengths: Collection[int]) -> int:
+        """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one.
+
+        lengths: numbers of rounds that it has had; each had a last round and a final one.
+        """
+        evaluation, n = self._recipe.evaluation, self._recipe.evaluation.every_n_rounds
         per_round = _STANDINGS
         if "after_training" in evaluation.stages(self._method.evaluation_stage):
             per_round += len(self._method.exchanges(1))
-        return self._runs * per_round * (math.ceil(self._recipe.training.rounds / evaluation.every_n_rounds) + 1)
+        evaluated = {*range(n, max(lengths) + 1, n), *lengths}
+        return self._runs * per_round * (len(evaluated) + len(lengths))
 
 
 def _when(task: TaskRequest) -> str:
@@ -142,12 +149,15 @@ class TooManyAnswers(RunError):
     """A request that would be one too many of its kind."""
 
 
-def count_answer(path: Path, kind: str, request: str, most: int) -> None:
+def count_answer(path: Path, kind: str, request: str, most: int) -> set[str]:
     """Note a request before it is answered, in a file with a line for each; processes that share it count together.
 
     Args:
         path: of the file, made with the first line. Its folder is locked while a request is counted.
         kind: requests of one kind are counted together. request: identifies it. most: different ones of the kind.
+
+    Returns:
+        Those of the kind.
 
     Raises:
         TooManyAnswers: it would be one too many; it must not be answered.
@@ -159,7 +169,7 @@ def count_answer(path: Path, kind: str, request: str, most: int) -> None:
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line without end has no answer
             known = {asked for asked_kind, asked in map(_entry, lines) if asked_kind == kind}
             if request in known:
-                return
+                return known
             if len(known) >= most:
                 raise TooManyAnswers(
                     f"expected at most {most} different requests for {kind} (answers, in this node's configuration), "
@@ -170,6 +180,7 @@ def count_answer(path: Path, kind: str, request: str, most: int) -> None:
                 file.write(json.dumps([kind, request]).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+            return {*known, request}
     except OSError as error:
         raise RunError(f"expected to note what is answered in {path}, got {error.strerror}") from None
 

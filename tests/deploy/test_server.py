@@ -122,6 +122,21 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
 
 
 @pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedgh", {}), ("fedrep", {**ONE, "hyperparameters": {"head_epochs": 1, "final_head_epochs": 1}})],
+)
+def test_the_best_round_is_kept_as_in_one_process(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
+    """Also of a run that goes on after a final round, which began from the best one, not from the last."""
+    for rounds in (4, 5):
+        training = {"rounds": rounds, "lr": 0.3 if method == "fedgh" else 0.4}
+        recipe = recipe_of(method, **options, data={"split": "6:2:2"}, training=training, run={"keep": "best"})
+        run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5, resume=rounds > 4)
+        assert run.result["best_round"] == build_federation(recipe, data=DATA).run().result["best_round"]
+        assert run.result["best_round"] != 4
+        same(recipe, run, tmp_path)
+
+
+@pytest.mark.parametrize(
     ("method", "hyperparameters"),
     [
         pytest.param("fedrep", {"head_epochs": 1, "final_head_epochs": 1}, marks=pytest.mark.slow),

@@ -231,7 +231,8 @@ class NodeTask:
         release: is told what is about to leave; raises where it must not.
         """
         task, client = self.task, self.client
-        self._checkpoints.rollback(task.base)
+        if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
+            self._checkpoints.rollback(task.base)
         done, new = self.run_job(message)
         release(done.message)
         kept: Scores = {}

@@ -131,8 +131,8 @@ class DeployedFederation(Federation):
                 label_column=recipe.data.label_column,
             ),
             executor=Execution("serial", device=recipe.run.device, precision=recipe.run.precision),
-            # nodes keep their last two states, no more
-            out=Output(out, checkpoint_every=1, label=recipe.run.label, settings=recipe.to_dict()),
+            # a checkpoint after each round: nodes keep their last two states, and that of the best round
+            out=Output(out, 1, recipe.run.keep, recipe.run.label, recipe.to_dict()),
             seed=recipe.run.seed,
             builders=builders,
             loggers=[SimpleNamespace(start=lambda info: registry.event_log.open()), *loggers],  # with the run folder

@@ -20,6 +20,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.forgetting import forget
+from polyfed.experiments.prediction import load_model
 from tests.helpers.nearby import DATA, Nearby, recipe_of
 from tests.helpers.refusals import refusal
 
@@ -192,6 +193,24 @@ def test_who_forgets_is_killed_at_any_step_and_asked_again(tmp_path: Path, monke
         if done:
             break
     assert step > 10
+
+
+@pytest.mark.parametrize("kept", [{"run": {"keep": "best"}}, {"evaluation": {"patience": 2}}], ids=["best", "patience"])
+@pytest.mark.parametrize("method", ["closed-form", "own-plus-common"])
+def test_the_best_round_is_one_without_the_client(method: str, kept: Mapping[str, Any], tmp_path: Path) -> None:
+    """Scores of before are of models that have gone: they are not reported beside models without the client."""
+    for rounds, resume in ((3, False), (6, True)):
+        sections = {"data": {"split": "6:2:2"}, "models": {"architectures": ["digits-cnn1"]}, **kept}
+        sections["run"] = {**ONE_BY_ONE, **kept.get("run", {})}
+        recipe = recipe_of(method, hyperparameters=KEPT, training={"rounds": rounds}, **sections)
+        federation = build_federation(recipe, out=tmp_path, data=DATA)
+        result = federation.run(resume=resume).result
+        for client, reported in zip(federation.clients, result["accuracy_per_client"], strict=True):
+            scores = load_model(tmp_path, client.id).scores(client.data.test.x)
+            assert float((scores.argmax(dim=1) == client.data.test.y).double().mean()) == reported
+        assert (result["best_round"] > 3) is resume
+        if not resume:
+            forget(tmp_path, 1)
 
 
 def test_a_run_by_a_method_that_cannot_forget_is_refused_where_somebody_is(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
             )
-        if before < now and (why := why_not_longer(asked, self.read_result(), planned)):
+        if before < now and (why := why_not_longer(asked, self.read_result(), planned, self.forgotten())):
             raise ConfigError(
                 f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --overwrite"
             )
@@ -352,6 +352,16 @@ class RunFolder:
         if len(lines) > upto:
             self._write_lines(lines[:upto])
         return kept
+
+    def clear_validation(self) -> None:
+        """Take the validation scores out of all records, so that no round of before is the best one any more."""
+        cleared = []
+        for line in self._lines():
+            try:
+                cleared.append(seal({**unseal(line.rstrip(b"\n")), "validation": None}) + b"\n")
+            except ValueError:  # of a process that was killed, or damaged: nobody goes on from it
+                cleared.append(line)
+        self._write_lines(cleared)
 
     def replace_last(self, record: Mapping[str, Any]) -> None:
         """Put another record in the place of the last one."""
@@ -552,10 +562,13 @@ def rounds_of(settings: Mapping[str, Any]) -> int:
     return rounds if isinstance(rounds, int) else 0
 
 
-def why_not_longer(asked: Mapping[str, Any], result: Mapping[str, Any] | None, planned: str) -> str | None:
+def why_not_longer(
+    asked: Mapping[str, Any], result: Mapping[str, Any] | None, planned: str, forgotten: Sequence[int] = ()
+) -> str | None:
     """Why the rounds that are done are lost or would have been others, or none would follow; None: they go on.
 
     asked: settings with more rounds. result: of the run so far. planned: see `Method.planned`.
+    forgotten: clients; without them the best round is another, and patience begins anew.
     """
     if result is not None and asked.get("run", {}).get("keep") == "nothing":
         return "it kept no weights (keep = 'nothing')"
@@ -566,6 +579,9 @@ def why_not_longer(asked: Mapping[str, Any], result: Mapping[str, Any] | None, p
     if planned:
         return f"{planned} depends on the number of rounds"
     if result is not None and result.get("stopped_after") is not None:
-        why = {"budget": "privacy.max_epsilon"}.get(result.get("stopped_by", ""), "evaluation.patience")
+        is_budget = result.get("stopped_by") == "budget"
+        if forgotten and not is_budget:
+            return None
+        why = "privacy.max_epsilon" if is_budget else "evaluation.patience"
         return f"it stopped early, after round {result['stopped_after']} ({why}), and would stop there again"
     return None

@@ -18,7 +18,8 @@ def forget(run: str | Path, client: int, trust: bool = False) -> bool:
 
     First the client is listed in the folder, which every checkpoint is read and written with; then it is taken out of
     those that are there. Killed meanwhile, or asked again, it does the rest. Models, and what was made of them, are
-    removed, as others' have the client's rows in them. Records stay as they are.
+    removed, as others' have the client's rows in them. Records stay but for their validation scores: the best round is
+    chosen anew, among those that follow.
 
     Args:
         run: the folder; of a deployment at the server. client: its number.
@@ -43,5 +44,6 @@ def forget(run: str | Path, client: int, trust: bool = False) -> bool:
                 raise ConfigError(f"expected a client whose rows count ({there}), got {client}")
             listed = [*listed, client]
             folder.write_forgotten(listed)
+        folder.clear_validation()
         checkpoint.purge(folder.checkpoints, Forgotten(method, listed))
         return folder.clear_models()

@@ -278,6 +278,11 @@ def not_finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: t * float("nan") if t.is_floating_point() else t for name, t in tensors.items()}
 
 
+def huge(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Finite, of both signs: sums of products of them are inf - inf."""
+    return {name: 3e38 * (1 - 2 * (torch.arange(t.numel()) % 2)).view_as(t) for name, t in tensors.items()}
+
+
 def without_state(config: dict[str, Any], files: dict[str, bytes]) -> None:
     del config["sha256"][STATE]
     for files_of_stage in config["stages"].values():
@@ -307,6 +312,15 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], None], str
     "pickle": (weights(pickle.dumps({"weight": 1})), "expected weights as safetensors"),
     "header": (weights(header(2**40)), "expected weights as safetensors"),
     "others": (weights(safetensors.torch.save({"w": torch.zeros(2)})), "does not fit the network as it is built now"),
+    "weights of whole numbers": (
+        weights(lambda all: {k: t.long() for k, t in all.items()}),
+        "is torch.int64, not torch.f",
+    ),
+    "complex weights": (
+        weights(lambda all: {k: t.cfloat() for k, t in all.items()}),
+        "is torch.complex64, not torch.f",
+    ),
+    "scores of NaN": (weights(huge), "expected scores of an input of zeros and ones, got some that are no numbers"),
     "weights of NaN": (weights(not_finite), "expected finite numbers, got others in 'weights/"),
     "state of NaN": (weights(not_finite, STATE), "expected finite numbers, got others in 'prototypes'"),
     "state of other classes": (
@@ -316,6 +330,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], None], str
         "expected scores of an input of zeros, got RuntimeError",
     ),
     "no state": (without_state, r"state that its method keeps \(labels, prototypes\), got none"),
+    "keeps": (changed(keeps={}), "as this version writes it"),
     "mean": (changed(prepare={"mean": [float("nan")], "std": [1.0]}), "std per mean, all finite .* got mean .nan"),
     "std": (changed(prepare={"mean": [0.0], "std": [1e-320]}), "std per mean, all finite .* and std .1e-320"),
     "names": (changed(class_names=["a"]), "expected a name for each of 3 classes, got 1"),

@@ -324,7 +324,7 @@ def restore(
         )
         prepare = _prepare(entry["prepare"], title)
         method = _method(entry)
-        sums = entry["sha256"]
+        sums, kept = entry["sha256"], entry["keeps"][stage]
         path = folder / files["weights"]
         weights = read_checked(path, sums[path.name])
         state = from_bytes(read_checked(folder / files["state"], sums[files["state"]])) if "state" in files else {}
@@ -352,19 +352,20 @@ def restore(
         one_line(entry.get("name", "")),
         stage,
     )
-    _check_usable(model, entry, listed)
+    _check_usable(model, kept, entry["classes"], listed)
     return model
 
 
-def _check_usable(model: ClientModel, entry: Mapping[str, Any], listed: Path) -> None:
+def _check_usable(model: ClientModel, kept: Sequence[str], classes: int, listed: Path) -> None:
     """Whether a model can score inputs: its numbers are finite, nothing is missing, and all fits the classes."""
     problem = None
-    names, kept, classes = model.form.class_names, entry["keeps"][model.stage], entry["classes"]
+    names = model.form.class_names
     if (bad := first_nonfinite({"weights": export_state(model.network), **model.state})) is not None:
         problem = f"finite numbers, got others in '{bad}'"
     elif sorted(model.state) != sorted(kept):
         problem = (
-            f"the state that its method keeps ({', '.join(kept) or 'none'}), got {', '.join(model.state) or 'none'}"
+            f"the state that its method keeps ({', '.join(kept) or 'none'}), got "
+            f"{', '.join(sorted(model.state)) or 'none'}"
         )
     elif len(names) not in (0, classes):
         problem = f"a name for each of {classes} classes, got {len(names)}"
@@ -372,10 +373,15 @@ def _check_usable(model: ClientModel, entry: Mapping[str, Any], listed: Path) ->
         problem = "finite numbers in place of missing ones, got others"
     else:
         try:
+            zeros = torch.zeros(1, *model.form.shape, dtype=model.form.dtype)
             with seeded_global_rng(0):
-                shape = tuple(model.scores(torch.zeros(1, *model.form.shape, dtype=model.form.dtype)).shape)
-            if len(shape) != 2 or shape[1] < (classes or 1):
-                problem = f"scores of {classes or 1} classes, got some of the shape {shape}"
+                scores = model.scores(zeros)
+                if bool(scores.isnan().any()):  # as of networks that divide by the spread of an input
+                    scores = model.scores((torch.arange(zeros.numel()) % 2).view_as(zeros).to(zeros))
+            if scores.dim() != 2 or scores.shape[1] < (classes or 1):
+                problem = f"scores of {classes or 1} classes, got some of the shape {tuple(scores.shape)}"
+            elif bool(scores.isnan().any()):
+                problem = "scores of an input of zeros and ones, got some that are no numbers"
         except Exception as error:  # what a network does may be anything
             problem = f"scores of an input of zeros, got {kind_and_line(error)}"
     if problem is not None:
@@ -591,5 +597,10 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
                 stored = tuple(weights[name].shape)
                 raise ConfigError(
                     f"{path} does not fit the network as it is built now: '{name}' is {stored}, not {built}"
+                )
+            if tensor.is_floating_point() != weights[name].is_floating_point():
+                raise ConfigError(
+                    f"{path} does not fit the network as it is built now: '{name}' is {weights[name].dtype}, not "
+                    f"{tensor.dtype}"
                 )
             tensor.copy_(weights[name])

@@ -29,7 +29,6 @@ PAIRS: dict[str, Callable[..., Any]] = {
     "check": pf.check,
     "predict": predict,
     "plot": pf.plot,
-    "audit attack": attacks.attack,
     "audit leakage": attacks.leakage,
     "audit epsilon": privacy_costs,
     "deploy init": create_app,

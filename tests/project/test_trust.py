@@ -152,7 +152,6 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
     "export": (lambda run: [run, "new.pt2", "--client", "0"], True),
     "push": (lambda run: [run, "ana/digits", "--client", "0", "--yes"], True),
-    "audit attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
     "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels,cka"], True),
     "report": (lambda run: [run], False),
@@ -208,7 +207,6 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "load_model": lambda run: prediction.load_model(run, 0),
     "of_run": lambda run: Recipe.of_run(run),
     "plot": lambda run: analysis.plot(run, ["cka"]),
-    "attack": lambda run: attacks.attack(run, images=1),
     "leakage": lambda run: attacks.leakage(run, shadows=0),
 }
 HARMLESS: dict[str, Callable[[Path], object]] = {

@@ -1,12 +1,9 @@
-"""What the uploads of a finished run give away.
+"""What the uploads of a finished run give away to an honest-but-curious server.
 
-``polyfed audit attack`` is `reconstruction`: a client's images made again from what it sent last. ``polyfed audit
-leakage`` is `audit`: all that an honest-but-curious server gets, method by method. `replay` runs a run's last rounds
-again and keeps every message, `inference` guesses members and classes, `inversion` makes inputs from features or
-gradients.
+``polyfed audit leakage`` is `audit`. `replay` runs a run's last rounds again and keeps every message, `inference`
+guesses members and classes, `reconstruction` makes images again.
 """
 
-from polyfed.attacks.api import attack, leakage
-from polyfed.attacks.reconstruction import AttackResult
+from polyfed.attacks.audit import leakage
 
-__all__ = ["AttackResult", "attack", "leakage"]
+__all__ = ["leakage"]

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from polyfed.attacks.inference import (
-    FPRS,
     HOLDER,
     SERVER,
     MembershipSamples,
     MembershipScores,
-    ShadowData,
     client_model_loss_attack,
     infer_labels,
     lira,
     loss_attack,
     membership_samples,
     pool,
-    shadow_pool,
 )
-from polyfed.attacks.inversion import invert_gradients
-from polyfed.attacks.reconstruction import (
-    LR,
-    AttackTarget,
-    collect_target,
-    decimals,
-    describe_transforms,
-    exposed_by,
-    quality,
-    run_attack,
-)
+from polyfed.attacks.reconstruction import Reconstruction, draw_images, reconstruct
 from polyfed.attacks.replay import (
     ExposedModel,
     Replay,
@@ -47,341 +33,201 @@ from polyfed.attacks.replay import (
     plaintext_facts,
     replay,
 )
-from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group
-from polyfed.core.randomness import generator, numpy_generator
-from polyfed.data.partition import draw_balanced
-from polyfed.data.samples import LabeledSamples
-from polyfed.data.transforms import Prepare
+from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
 from polyfed.experiments.prediction import load_model
-from polyfed.functional.modes import has_batchnorm
-from polyfed.registry import suggest
+from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import looks_of
-from polyfed.report.plot_style import canvas, legend, line_style, style_axes
-from polyfed.report.run_records import RunRecord
+from polyfed.report.plot_style import canvas, legend, line_style, save, style_axes
+from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.text_tables import Column, columns_of, markdown_table, render_text, wrapped
+from polyfed.results.read import ATTACK, check_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FILES = (
+    "leakage.json", "leakage.md", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg",
+)  # fmt: skip
 _FEWEST = 4  # shadow models: two with and two without each row
-_TV_FEATURES = 1.0  # weight of total variation for features; for changes of weights
-_TV_CHANGES = 0.01
-_FROM_PAIRS = "distance to the pairs sent"
-_PANELS = (
-    (SERVER, "loss", "server, loss"),
-    (SERVER, "LiRA online", "server, LiRA online"),
-    (HOLDER, "loss", "holder, loss"),
-)
-_ABOUT = (
-    "Members: rows that a client trained on. Others: test rows that nobody trained on. AUC, and the share of members "
-    "found where 1 % and 0.1 % of the others are called members, over the rows of all clients, with 95 % intervals."
-)
+_PANELS = ((SERVER, "loss", "server, loss"), (SERVER, "LiRA", "server, LiRA"), (HOLDER, "loss", "holder, loss"))
+_ABOUT = "Members: rows that a client trained on. Others: test rows that nobody trained on."
 _HOLDER_IS = "holder: an attacker with the clients' own networks as the run left them, in any way; not the server."
 
 
-@dataclass(frozen=True)
-class AuditOptions:
-    """How the server proceeds.
+@dataclass(frozen=True, eq=False)
+class Leak:
+    """What one run gave away. content: its entry in ``leakage.json``. images: of its first client, where there are."""
 
-    shadows: S, shadow models of each kind and client; 0: no LiRA. shadow_data: whose rows the offline ones train on.
-    clients: the first so many; None: all. images: how many are made again, of the first client; 0: none. steps: of
-    Adam for each. seed: of all draws.
-    """
-
-    shadows: int = 16
-    shadow_data: ShadowData = "others"
-    clients: int | None = None
-    images: int = 4
-    steps: int = 300
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        known = get_args(ShadowData)
-        if self.shadow_data not in known:
-            raise ConfigError(
-                f"--shadow-data: expected {' or '.join(known)}, got '{self.shadow_data}'"
-                f"{suggest(self.shadow_data, known)}"
-            )
-        if self.shadows % 2 or not (self.shadows == 0 or self.shadows >= _FEWEST):
-            raise ConfigError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {self.shadows}")
-        for name, least in (("clients", 1), ("images", 0), ("steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"--{name}: expected at least {least}, got {value}")
+    record: RunRecord
+    content: dict[str, Any]
+    images: Reconstruction | None
 
 
-def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Look into one run: its entry in ``leakage.json``.
+def leakage(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    shadows: int = 16,
+    images: int = 4,
+    steps: int = 300,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    trust: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[list[dict[str, Any]], list[Path]]:
+    """What an honest-but-curious server got in finished runs, side by side.
 
     Args:
-        record: a finished run of a recipe. say: receives lines on the progress.
+        runs: run folders, or folders above them.
+        shadows: shadow models for every client, for LiRA; 0: no LiRA.
+        images: how many of the first client's features or class means are attacked; 0: no reconstruction.
+        steps: of Adam, for each of them.
+        out: folder; None: ``attack`` in the run's folder, or in the one above all of them.
+        overwrite: replace what an earlier report wrote there. say: receives lines on the progress.
+        trust: whether code that the folders name ("package.module:name") may be imported.
+
+    Returns:
+        Each run's entry in ``leakage.json``, and the files written.
+
+    Raises:
+        ConfigError: the request is wrong, or a run does not come out as recorded; nothing has been written.
+    """
+    if shadows % 2 or not (shadows == 0 or shadows >= _FEWEST):
+        raise ConfigError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {shadows}")
+    for name, value, least in (("images", images, 0), ("steps", steps, 1)):
+        if value < least:
+            raise ConfigError(f"--{name}: expected at least {least}, got {value}")
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    records = _named_apart([record for record in load_runs(paths, trust) if record.finished])
+    if not records:
+        raise ConfigError(f"expected folders of finished runs, got {', '.join(map(str, paths))}")
+    above = Path(os.path.commonpath([record.path.absolute() for record in records]))
+    check_links(above)
+    folder = above / ATTACK if out is None else Path(out)
+    _check_place(folder, overwrite)
+    leaks = [audit_run(record, shadows, images, steps, say) for record in records]
+    found = [leak.content for leak in leaks]
+    content = {"options": {"shadows": shadows, "images": images, "steps": steps}, "runs": found}
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    files = [write_whole(make_folder(folder) / "leakage.json", text.encode())]
+    files.append(write_whole(folder / "leakage.md", _to_markdown(found).encode()))
+    files += save(roc_curves(leaks), folder, "membership")
+    pictures = {leak.record.name: leak.images for leak in leaks if leak.images is not None}
+    if pictures:
+        files += save(draw_images(pictures), folder, "reconstructions")
+    return found, files
+
+
+def _named_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs, with the seed in the names of those that differ in nothing else."""
+    names = [record.name for record in records]
+    return [
+        replace(record, name=f"{record.name}, seed {record.seed}") if names.count(record.name) > 1 else record
+        for record in records
+    ]
+
+
+def _check_place(folder: Path, overwrite: bool) -> None:
+    """Whether the files can be written there without loss."""
+    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"expected a place for the report's folder {folder}, got {above}, where nothing can be written"
+        )
+    there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if there - {*FILES}:
+        raise ConfigError(f"expected an empty or new folder for the report, got {folder} with other files in it")
+    if there and not overwrite:
+        raise ConfigError(f"{folder} already holds a report; replace it with --overwrite or choose another --out")
+
+
+# one run --------------------------------------------------------------------------------------------------------------
+
+
+def audit_run(
+    record: RunRecord, shadows: int, images: int, steps: int, say: Callable[[str], None] = lambda _: None
+) -> Leak:
+    """Look into one run.
+
+    Args:
+        record: a finished run of a recipe. shadows, images, steps, say: see `leakage`.
 
     Raises:
         ConfigError: numbers are predicted; or it cannot be run again, see `replay`.
     """
     if record.result.main_score.lower_is_better:
         raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
-    worked = list(last_upload_rounds(record))[: options.clients]
+    worked = list(last_upload_rounds(record))
     if not worked:
         raise ConfigError(f"expected a run in which the server received an upload, got {record.path}")
     say(f"{record.name}: running its last rounds again")
     run = replay(record, worked)
     transcripts = {number: run.transcript(number) for number in worked}
     facts = [plaintext_facts(transcript.up, run.client(number)) for number, transcript in transcripts.items()]
-    networks = {number: find_full_model(run, transcript) for number, transcript in transcripts.items()}
-    target, no_features = _features(run, transcripts[worked[0]], options)
-    guesses: dict[tuple[str, str], dict[int, MembershipScores]] = {}  # (by, how) -> client -> scores
+    guesses: dict[tuple[str, str], list[MembershipScores]] = {}  # (by, how) -> each client's
     why_not_members = ""
     for number, transcript in transcripts.items():
         say(f"{record.name}: client {number}")
-        rows = membership_samples(run.client(number), run.federation.task.test is not None, options.seed)
+        rows = membership_samples(run.client(number), run.federation.task.test is not None)
         if rows is None:
             why_not_members = "no test samples to tell members from"
             continue
-        found, why = _members(run, transcript, networks[number], rows, options)
+        found, why = _members(run, transcript, rows, shadows)
         why_not_members = why_not_members or why
-        if target is not None and number == worked[0] and (guess := membership_from_features(target, rows)):
-            found.append(guess)
         for guess in found:
-            guesses.setdefault((guess.by, guess.how), {})[number] = guess
-    first = worked[0]
-    say(f"{record.name}: images")
-    rebuilt, why_not_images = _rebuilt(run, transcripts[first], networks[first], target, no_features, options)
-    messages = {str(number): describe(transcript) for number, transcript in transcripts.items()}
-    pooled = {key: pool(list(found.values())) for key, found in guesses.items()}
-    return {
+            guesses.setdefault((guess.by, guess.how), []).append(guess)
+    rebuilt: Reconstruction | str = "not asked for"
+    if images:
+        say(f"{record.name}: images")
+        rebuilt = reconstruct(run, transcripts[worked[0]], images, steps)
+    first = transcripts[worked[0]].traveled
+    settings = [*record.recipe.privacy.items(), *record.recipe.compression.items()]
+    content = {
         "name": record.name,
         "method": record.method,
         "hyperparameters": record.result.hyperparameters,
         "dataset": record.result.dataset,
         "run_seed": record.seed,
-        "on_the_way": describe_transforms(record) or None,
+        "on_the_way": ", ".join(f"{key} {format_setting(value)}" for key, value in settings) or None,
         "replay_equal": run.equal,
-        "bytes_up_per_client": sum(each["up"]["bytes"] for each in messages.values()) / len(messages),
-        "messages": messages,
+        "bytes_up_per_client": sum(nbytes(each.traveled) for each in transcripts.values()) / len(transcripts),
+        "goes_up": describe(first),
         "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
         "classes": infer_labels(run, transcripts),
-        "membership": [
-            {
-                "by": by,
-                "how": how,
-                "pooled": {**pooled[by, how].summary(), "roc": pooled[by, how].curve()},
-                "clients": {str(number): guess.summary() for number, guess in found.items()},
-            }
-            for (by, how), found in guesses.items()
-        ],
+        "membership": [pool(found).summary() for found in guesses.values()],
         "membership_why_not": why_not_members or None,
-        "reconstruction": rebuilt,
-        "reconstruction_why_not": why_not_images or None,
+        "reconstruction": None if isinstance(rebuilt, str) else rebuilt.summary,
+        "reconstruction_why_not": rebuilt if isinstance(rebuilt, str) else None,
     }
+    return Leak(record, content, None if isinstance(rebuilt, str) else rebuilt)
 
 
 def _members(
-    run: Replay, transcript: Transcript, network: ExposedModel | None, rows: MembershipSamples, options: AuditOptions
+    run: Replay, transcript: Transcript, rows: MembershipSamples, shadows: int
 ) -> tuple[list[MembershipScores], str]:
     """All guesses about one client's rows, and the reason for none by the server, or no LiRA."""
-    client = transcript.job.client
     found = []
-    device = run.recipe.run.device
     why = ""
+    network: ExposedModel | None = find_full_model(run, transcript)
     if not transcript.up:
         why = "nothing goes up"
     elif network is None:
-        why = _why_no_network(run, transcript)
+        why = f"what goes up ({', '.join(transcript.up)}) holds no whole network: no way from a row to a score"
     else:
         found.append(loss_attack(run, transcript, network, rows))
-        if options.shadows and not network.was_broadcast(run, transcript):
+        if shadows and not network.was_broadcast(run, transcript):
             why = "no LiRA: where the client's weights started did not come down, so that no shadow model starts there"
-        elif options.shadows:
-            liras = lira(run, transcript, network, rows, options.shadows, options.shadow_data, options.seed)
-            found += liras
-            if not len(shadow_pool(run, client.id, options.shadow_data)):
-                why = f"no offline LiRA: there are no rows of '{options.shadow_data}'"
-            elif not liras:
-                why = "no LiRA: shadow models were refused"
+        elif shadows:
+            guess = lira(run, transcript, network, rows, shadows)
+            why = "" if guess else "no LiRA: shadow models were refused"
+            found += [guess] if guess else []
+    number = transcript.job.client.id
     try:
-        holder = load_model(run.record.path, client.id, device, run.record.trusted, "personal")
+        holder = load_model(run.record.path, number, run.recipe.run.device, run.record.trusted, "personal")
     except ConfigError:  # networks that a run folder cannot rebuild
         return found, why
     return [*found, client_model_loss_attack(holder, rows)], why
-
-
-def _why_no_network(run: Replay, transcript: Transcript) -> str:
-    """The parts of a network that an upload lacks."""
-    server, client = run.federation.server, transcript.job.client
-    names = dict(server.model(client.architecture, {}, transcript.job.variant).named_parameters())
-    sent = {
-        name
-        for value in transcript.up.values()
-        if not isinstance(value, torch.Tensor)
-        for name in value
-        if name in names
-    }
-    if sent:
-        return f"{len(sent)} of the network's {len(names)} parameters go up: no way from a row to a score"
-    return f"what goes up ({', '.join(transcript.up)}) holds no network: no way from a row to a score"
-
-
-def _features(run: Replay, transcript: Transcript, options: AuditOptions) -> tuple[AttackTarget | None, str]:
-    """Features or class means that a client sent, as many as there are images to make again; the reason for none."""
-    client = transcript.job.client
-    if client.data.train.x.dtype != torch.uint8 or client.data.train.x.dim() != 4:
-        return None, "its inputs are no images of bytes"
-    wanted = max(1, options.images)
-    try:
-        exposed = exposed_by(run.federation.method)
-        if exposed.kind == "features":
-            features = transcript.up.get(exposed.entry)
-            wanted = len(next(iter(features.values()))) if isinstance(features, Mapping) else wanted
-        else:
-            wanted = min(wanted, len(client.data.train.y.unique()))
-        level = exposed.noise
-        path = run.record.path
-        target = collect_target(path, client.id, wanted, [level], None, run.recipe.run.device, run.record.trusted)
-    except ConfigError as reason:
-        return None, str(reason)
-    if target.round != transcript.job.round:  # it trained once more, and that upload was lost
-        return None, "the network of the round of its last upload is gone"
-    return target, ""
-
-
-def _rebuilt(
-    run: Replay,
-    transcript: Transcript,
-    network: ExposedModel | None,
-    target: AttackTarget | None,
-    no_features: str,
-    options: AuditOptions,
-) -> tuple[list[dict[str, Any]], str]:
-    """Images made again from the upload of one client, in every possible way; the reason for none."""
-    if not options.images:
-        return [], "not asked for"
-    if not transcript.up:
-        return [], "nothing goes up"
-    x = transcript.job.client.data.train.x
-    if x.dtype != torch.uint8 or x.dim() != 4:
-        return [], no_features
-    found = []
-    if target is not None:
-        found.append(from_features(target.first(options.images), options.steps, options.seed))
-    if network is not None and network.was_broadcast(run, transcript):
-        found += from_weight_updates(run, transcript, network, options.images, options.steps, options.seed)
-    if found:
-        return found, ""
-    return [], "nothing in it is a function of single images that the server could turn round"
-
-
-# images made again ---------------------------------------------------------------------------------------------------
-
-
-def from_features(target: AttackTarget, steps: int, seed: int) -> dict[str, Any]:
-    """Features or class means inverted as `polyfed audit attack` does it, with the prior, at the run's own noise."""
-    result = run_attack(target, steps, (_TV_FEATURES,), seed).content
-    score = next(trial for trial in result["results"] if trial["noise"] == target.noise_of_run)
-    known = "the map is known" if target.is_public else "worst case: the extractor is known"
-    what = "features (s_in)" if target.kind == "features" else f"class means ({known})"
-    return _attempt(what, len(target.behind), score, result["guess"])
-
-
-def _attempt(what: str, images: int, score: Mapping[str, Any], guess: Mapping[str, Any]) -> dict[str, Any]:
-    """One attempt: its source, and PSNR [dB] and SSIM against the nearest private images, means over the images made.
-
-    guess: the same for the mean of the client's training images, which needs no upload.
-    """
-    scores = {"psnr": score["best_psnr"], "ssim": score["best_ssim"]}
-    guesses = {"guess_psnr": guess["best_psnr"], "guess_ssim": guess["best_ssim"]}
-    return {"what": what, "images": images, **scores, **guesses}
-
-
-def membership_from_features(target: AttackTarget, rows: MembershipSamples) -> MembershipScores | None:
-    """Which rows are among the pairs sent: the distance to the nearest of them; None where features were not sent.
-
-    Members are the rows behind the pairs.
-    """
-    if target.kind != "features":
-        return None
-    sent = next(iter(target.sent))
-    s = sent.values[target.noise_of_run].flatten(1)
-    others = rows.samples.x[~rows.member].float() / 255
-    pictures = torch.cat([*(images.cpu() for images in target.behind), others]).to(target.mean.device)
-    with torch.no_grad():
-        own = torch.cat([sent.function((part - target.mean) / target.std).flatten(1) for part in pictures.split(100)])
-    scores = -torch.cdist(own, s, compute_mode="donot_use_mm_for_euclid_dist").min(dim=1).values.double().cpu()
-    return MembershipScores(SERVER, _FROM_PAIRS, scores, torch.arange(len(scores)) < len(target.behind))
-
-
-def from_weight_updates(
-    replay: Replay, transcript: Transcript, network: ExposedModel, images: int, steps: int, seed: int
-) -> list[dict[str, Any]]:
-    """Gradient matching on one step with one image, on one step with `images` of them, and on the round as it was.
-
-    One step is the client's upload with these rows alone, one epoch and one batch, `[privacy]` and all. The classes are
-    known to the attacker; of the round they are those whose bias in the head has grown most.
-    """
-    client = transcript.job.client
-    train = client.data.train
-    base = get_group(transcript.down, network.group)
-    black_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, train.x.shape[1], 1, 1)
-    found = []
-
-    def matched(message: Message, y: Tensor, seed: int) -> Tensor:
-        """Images (N, C, H, W) as the network takes them, on the CPU."""
-        module = network.load(replay, transcript.down)
-        place = next(module.parameters()).device
-        sent = get_group(message, network.group)
-        change = {name: sent[name].float().cpu() - t.float().cpu() for name, t in base.items() if name in sent}
-        low, high = client.prepare(black_white).to(place)
-        draw = torch.randn((len(y), *train.x.shape[1:]), generator=generator(seed, "match", client.id)).to(place)
-        options = {"steps": steps, "lr": LR, "tv": _TV_CHANGES, "low": low, "high": high}
-        return invert_gradients(module, change, y.to(place), draw.clamp(low, high), **options)[0].cpu()
-
-    def one_step(what: str, purpose: str, batches: Sequence[LabeledSamples]) -> None:
-        made = []
-        behind = []
-        for number, batch in enumerate(batches):
-            message = replay.rerun_with(transcript, batch, purpose, number, local_epochs=1, batch_size=len(batch))
-            if message is not None:
-                made.append(matched(message, batch.y, seed + number))
-                behind += [_pictures(batch)] * len(batch)
-        if made:
-            found.append(_scored(what, client, torch.cat(made), behind))
-
-    rows = torch.from_numpy(draw_balanced(train.y.numpy(), images, numpy_generator(seed, "images", client.id)))
-    if not has_batchnorm(network.load(replay, transcript.down)):  # which takes no single row
-        one_step("weights after one step, one image", "one image", [train.select(row) for row in rows.split(1)])
-    if images > 1:
-        one_step(f"weights after one step, {images} images", "some images", [train.select(rows)])
-    x = matched(transcript.up, _likely(transcript, network, images), seed)
-    found.append(_scored(f"weights after the round, {client.n} images", client, x, [_pictures(train)] * images))
-    return found
-
-
-def _likely(transcript: Transcript, network: ExposedModel, count: int) -> Tensor:
-    """(N,) the classes whose bias in the head grew most; round and round where there are fewer."""
-    sent = get_group(transcript.up, network.group)
-    down = get_group(transcript.down, network.group)
-    classes = transcript.job.client.classes
-    steps = [sent[name].float() - down[name].float() for name in sent if tuple(sent[name].shape) == (classes,)]
-    growth = steps[-1] if steps else torch.zeros(classes)
-    order = growth.argsort(descending=True)
-    likely = order[: max(1, int((growth > 0).sum()))]
-    return likely.repeat(math.ceil(count / len(likely)))[:count]
-
-
-def _pictures(samples: LabeledSamples) -> Tensor:
-    return samples.x.float() / 255
-
-
-def _scored(what: str, client: Client, x: Tensor, behind: list[Tensor]) -> dict[str, Any]:
-    """The score of images made, each against the nearest of the private ones behind it."""
-    assert isinstance(client.prepare, Prepare)
-    mean, std = (torch.tensor(part).view(-1, 1, 1) for part in (client.prepare.mean, client.prepare.std))
-    made = (x * std + mean).clamp(0, 1)
-    guess = _pictures(client.data.train).mean(dim=0).expand_as(made)
-    return _attempt(what, len(made), quality(made, behind), quality(guess, behind))
 
 
 # the tables and the figure --------------------------------------------------------------------------------------------
@@ -393,23 +239,12 @@ def to_text(found: Sequence[Mapping[str, Any]], width: int = 100) -> str:
     return "\n".join([*parts, *(wrapped(note, width) for note in _notes(found))])
 
 
-def to_markdown(found: Sequence[Mapping[str, Any]], options: AuditOptions) -> str:
+def _to_markdown(found: Sequence[Mapping[str, Any]]) -> str:
     """`leakage.md`."""
-    parts = ["# What an honest-but-curious server learns", "", _attacker(options), ""]
+    parts = ["# What an honest-but-curious server learns", ""]
     for title, columns in _tables(found).items():
         parts += [f"## {title}", "", markdown_table(columns), ""]
     return "\n".join([*parts, *(f"- {markdown_text(note)}" for note in _notes(found)), ""])
-
-
-def _attacker(options: AuditOptions) -> str:
-    """One paragraph: what the attacker has and does."""
-    if not options.shadows:
-        return "No shadow models."
-    rows = "the other clients' training rows" if options.shadow_data == "others" else "the rows held out for the server"
-    return (
-        f"LiRA with {options.shadows} shadow models per client; offline they are trained on {rows}, online on halves "
-        f"of the rows asked for. Seed {options.seed}."
-    )
 
 
 def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
@@ -418,52 +253,56 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
         {
             "run": each["name"],
             "bytes up\nper client": f"{each['bytes_up_per_client']:,.0f}".replace(",", " "),
-            "goes up": ", ".join(map(entry_text, next(iter(each["messages"].values()))["up"]["entries"])) or "nothing",
+            "goes up": ", ".join(map(entry_text, each["goes_up"])) or "nothing",
             "in the clear": ", ".join(each["in_the_clear"]) or "-",
             "classes guessed by": each["classes"]["how"] or "-",
             "AUC": _interval(each["classes"]["auc"]),
         }
         for each in found
     ]
+    members = [
+        {
+            "run": each["name"],
+            "by": f"{one['by']}, {one['how']}",
+            "AUC": _interval(one["auc"]),
+            "TPR at\n1 %": _interval(one["tpr_at_1_percent"]),
+            "members\nothers": f"{one['members']} / {one['others']}",
+        }
+        for each in found
+        for one in each["membership"]
+    ]
     images = [
         {
             "run": each["name"],
             "made from": one["what"],
             "images": str(one["images"]),
-            "PSNR [dB]": decimals(one["psnr"], 2),
-            "guess\nPSNR": decimals(one["guess_psnr"], 2),
-            "SSIM": decimals(one["ssim"], 3),
-            "guess\nSSIM": decimals(one["guess_ssim"], 3),
+            **{
+                heading: "-" if one[key] is None else f"{one[key]:.{digits}f}"
+                for heading, key, digits in (
+                    ("PSNR [dB]", "psnr", 2), ("guess\nPSNR", "guess_psnr", 2),
+                    ("SSIM", "ssim", 3), ("guess\nSSIM", "guess_ssim", 3),
+                )
+            },
         }
         for each in found
-        for one in each["reconstruction"]
-    ]
-    members = [row for each in found for row in _member_rows(each)]
+        if (one := each["reconstruction"])
+    ]  # fmt: skip
     tables = {"What goes up": sent, "Which rows a client trained on": members, "Images made again": images}
     words = ("run", "goes up", "in the clear", "classes guessed by", "by", "made from")
     return {title: columns_of(rows, words) for title, rows in tables.items() if rows}
 
 
-def _member_rows(run: Mapping[str, Any]) -> list[dict[str, str]]:
-    headings = ("AUC", "balanced\naccuracy", *(f"TPR at\n{100 * fpr:g} %" for fpr in FPRS), "members\nothers")
-    rows = []
-    for guess in run["membership"]:
-        one = guess["pooled"]
-        rates = [_rate(one["tpr_at_fpr"][f"{fpr:g}"]) for fpr in FPRS]
-        counts = f"{one['members']} / {one['others']}"
-        cells = (_interval(one["auc"]), f"{one['balanced_accuracy']:.3f}", *rates, counts)
-        row = {"run": run["name"], "by": f"{guess['by']}, {guess['how']}"}
-        rows.append(row | dict(zip(headings, cells, strict=True)))
-    if not any(guess["by"] == SERVER for guess in run["membership"]):
-        rows.append({"run": run["name"], "by": SERVER, **dict.fromkeys(headings, "-")})
-    return rows
+def _interval(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the numbers are, and why some are missing."""
-    notes = [_ABOUT, _HOLDER_IS]
-    if any(guess["how"] == _FROM_PAIRS for each in found for guess in each["membership"]):
-        notes.append("distance to the pairs sent: members are the rows behind the features that the first client sent.")
+    notes = [
+        f"{_ABOUT} AUC, and the share of members found where 1 % of the others are called members (- where there are "
+        "fewer than 100), over the rows of all clients, with 95 % intervals.",
+        _HOLDER_IS,
+    ]
     if any(each["reconstruction"] for each in found):
         notes.append(
             "Images: each against the nearest private one behind what was attacked; guess: the mean of all the "
@@ -484,29 +323,18 @@ def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _interval(value: Mapping[str, float] | None) -> str:
-    return "-" if value is None else f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
-
-
-def _rate(found: Mapping[str, float] | None) -> str:
-    """A share in per cent; "few rows" where there are too few others for such a rate."""
-    if found is None:
-        return "few rows"
-    return f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
-
-
-def roc_curves(records: Sequence[RunRecord], found: Sequence[Mapping[str, Any]], options: AuditOptions) -> Figure:
+def roc_curves(leaks: Sequence[Leak]) -> Figure:
     """ROC curves on logarithmic axes: one panel for each attacker, one line for each run."""
-    guesses = [{(one["by"], one["how"]): one["pooled"] for one in each["membership"]} for each in found]
+    guesses = [{(one["by"], one["how"]): one for one in leak.content["membership"]} for leak in leaks]
     panels = [panel for panel in _PANELS if any(panel[:2] in each for each in guesses)]
-    about = f"{_ABOUT.split('. AUC')[0]}. Logarithmic; dotted: by chance. {_attacker(options)} {_HOLDER_IS}"
+    about = f"{_ABOUT} Logarithmic; dotted: by chance. {_HOLDER_IS}"
     width = max(5.6, 2.7 * len(panels))
     figure, (axes,) = canvas("Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=width)
-    looks = looks_of(records)
+    looks = looks_of([leak.record for leak in leaks])
     lines: dict[str, Any] = {}
     for one, (by, how, title) in zip(axes, panels, strict=False):
         style_axes(one)
-        shown = {record.name: of[by, how] for record, of in zip(records, guesses, strict=True) if (by, how) in of}
+        shown = {leak.record.name: of[by, how] for leak, of in zip(leaks, guesses, strict=True) if (by, how) in of}
         for name, guess in shown.items():
             rates = [[max(rate, 1e-12) for rate in guess["roc"][key]] for key in ("fpr", "tpr")]
             marks = {"markersize": 4, "markevery": max(1, len(rates[0]) // 8)}

@@ -5,16 +5,12 @@
 shares ask for. The attacker has these rows with their classes, as in the papers, and does not know which are which.
 
 * loss threshold (Yeom et al., CSF 2018): the loss of the uploaded network, or of the client's own ("holder");
-* LiRA (Carlini et al., S&P 2022): shadow models do the client's last round from the client's broadcast, offline on rows
-  that the attacker has, online on random halves of the tested rows, so that each is in half of the shadow models.
+* LiRA (Carlini et al., S&P 2022, online): shadow models do the client's last round from the client's broadcast, on
+  random halves of the tested rows, so that each row is in half of the shadow models.
 
-**Classes.** Where they are not stated, a score per client and class, the higher the likelier that the client has
-training samples of it:
-
-* the head's step: with cross entropy, the bias of a class that occurs grows by 1 - p, that of one that does not shrinks
-  by p (Zhao et al., arXiv:2001.02610; Wainakh et al., PoPETs 2022); without a bias the sum of its weights' step;
-* the kernel: the alignment (CKA) of an uploaded representation of common inputs with the indicator of a class among
-  them, over the mean of all clients'; the server knows the classes of hold-out rows.
+**Classes.** Where they are not stated, they are guessed from the head's step: with cross entropy, the bias of a class
+that occurs grows by 1 - p, that of one that does not shrinks by p (Zhao et al., arXiv:2001.02610; Wainakh et al.,
+PoPETs 2022); without a bias the sum of its weights' step.
 """
 
 from __future__ import annotations
@@ -22,24 +18,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyfed.attacks.replay import ExposedModel, Replay, Transcript, plaintext_facts
 from polyfed.core.client import Client
-from polyfed.core.message import get_group
 from polyfed.core.modules import head_names
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.experiments.prediction import ClientModel
-from polyfed.functional.compression import dequantize_columns
-from polyfed.functional.kernels import cka
 from polyfed.functional.membership_scores import (
     Interval,
     auc,
-    balanced_accuracy,
     likelihood_ratio,
     logit_of_true_class,
     loss_scores,
@@ -48,9 +40,8 @@ from polyfed.functional.membership_scores import (
 )
 from polyfed.models.split import SplitModel
 
-ShadowData = Literal["others", "holdout"]
-
-FPRS = (0.01, 0.001)
+SEED = 0  # of the attacker's draws
+_FPR = 0.01
 _POINTS = 200  # of a curve in the records, at most
 SERVER, HOLDER = "server", "holder of the network"
 _STATED = "which classes"  # the fact of `plaintext_facts`
@@ -60,7 +51,7 @@ _STATED = "which classes"  # the fact of `plaintext_facts`
 class MembershipScores:
     """One attacker's scores of some rows.
 
-    by: "server" or "holder of the network". how: "loss", "LiRA offline", "LiRA online" or "distance to the pairs sent".
+    by: "server" or "holder of the network". how: "loss" or "LiRA".
     scores: (N,), the higher the likelier a member. member: (N,) bool, the truth.
     """
 
@@ -70,14 +61,16 @@ class MembershipScores:
     member: Tensor
 
     def summary(self) -> dict[str, Any]:
-        """How good it is, as JSON takes it; a rate for which there are too few rows is None."""
-        rates = {f"{fpr:g}": tpr_at_fpr(self.scores, self.member, fpr) for fpr in FPRS}
+        """How good it is, as JSON takes it; the rate is None where there are too few rows for it."""
+        rate = tpr_at_fpr(self.scores, self.member, _FPR)
         return {
+            "by": self.by,
+            "how": self.how,
             "members": int(self.member.sum()),
             "others": int((~self.member).sum()),
             "auc": auc(self.scores, self.member)._asdict(),
-            "balanced_accuracy": balanced_accuracy(self.scores, self.member),
-            "tpr_at_fpr": {fpr: None if found is None else found._asdict() for fpr, found in rates.items()},
+            "tpr_at_1_percent": None if rate is None else rate._asdict(),
+            "roc": self.curve(),
         }
 
     def curve(self) -> dict[str, list[float]]:
@@ -108,13 +101,13 @@ class MembershipSamples:
         return len(self.samples)
 
 
-def membership_samples(client: Client, shared_test: bool, seed: int) -> MembershipSamples | None:
+def membership_samples(client: Client, shared_test: bool) -> MembershipSamples | None:
     """A client's training samples and test samples; None where one of the two is missing.
 
     Args:
-        client: with its data. shared_test: its test samples are everybody's. seed: of the draw.
+        client: with its data. shared_test: its test samples are everybody's.
     """
-    draws = generator(seed, "candidates", client.id)
+    draws = generator(SEED, "candidates", client.id)
     train, test = client.data.train, client.data.test
     if shared_test and len(test):
         test = test.select(_alike(test.y, train.y, draws))
@@ -155,69 +148,30 @@ def loss_attack(
 
 
 def lira(
-    replay: Replay,
-    transcript: Transcript,
-    network: ExposedModel,
-    rows: MembershipSamples,
-    shadows: int,
-    data: ShadowData,
-    seed: int,
-) -> list[MembershipScores]:
-    """The server's LiRA, offline (where there are rows for it) and online; [] where a shadow model was refused."""
+    replay: Replay, transcript: Transcript, network: ExposedModel, rows: MembershipSamples, shadows: int
+) -> MembershipScores | None:
+    """The server's LiRA; None where a shadow model was refused."""
     client = transcript.job.client
     samples = rows.samples
     target = logit_of_true_class(network.logits(replay, transcript.up, samples.x, client), samples.y)
-    pool = shadow_pool(replay, client.id, data)
-    found = []
-    for how in ("offline", "online"):
-        if how == "offline" and not len(pool):
-            continue
-        scores = []
-        inside = []
-        for number in range(shadows):
-            part = _half(len(rows), number, seed, client.id)
-            own = samples.select(part.nonzero().flatten()) if how == "online" else _shadow_rows(pool, client, number)
-            message = replay.rerun_with(transcript, own, f"shadow {how} {seed}", number)
-            if message is not None:
-                scores.append(logit_of_true_class(network.logits(replay, message, samples.x, client), samples.y))
-                inside.append(part if how == "online" else torch.zeros_like(part))
-        if len(scores) == shadows:
-            ratio = likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
-            found.append(MembershipScores(SERVER, f"LiRA {how}", ratio, rows.member))
-    return found
+    scores = []
+    inside = []
+    for number in range(shadows):
+        half = _half(len(rows), number, client.id)
+        own = samples.select(half.nonzero().flatten())
+        message = replay.rerun_with(transcript, own, f"shadow online {SEED}", number)
+        if message is None:
+            return None
+        scores.append(logit_of_true_class(network.logits(replay, message, samples.x, client), samples.y))
+        inside.append(half)
+    return MembershipScores(
+        SERVER, "LiRA", likelihood_ratio(target, torch.stack(scores), torch.stack(inside)), rows.member
+    )
 
 
-def shadow_pool(replay: Replay, client: int, data: ShadowData) -> LabeledSamples:
-    """Rows that the attacker has: the other clients' training samples, or those held out for the server."""
-    if data == "holdout":
-        public = replay.federation.server.public
-        if public is not None and public.origin == "holdout":
-            held: LabeledSamples = public.samples
-            return held
-        return replay.client(client).data.train.head(0)
-    others = [each.data.train for each in replay.federation.clients if each.id != client]
-    if not others:
-        return replay.client(client).data.train.head(0)
-    return LabeledSamples(torch.cat([o.x for o in others]), torch.cat([o.y for o in others]))
-
-
-def _shadow_rows(pool: LabeledSamples, client: Client, number: int) -> LabeledSamples:
-    """As many rows of each class as the client has, but at most half of those there; some where that leaves none."""
-    draws = generator(client.seed, "shadow rows", client.id, number)
-    classes, counts = client.data.train.y.unique(return_counts=True)
-    picked = [
-        _of_class(pool.y, label, min(count, math.ceil(int((pool.y == label).sum()) / 2)), draws)
-        for label, count in zip(classes.tolist(), counts.tolist(), strict=True)
-    ]
-    places = torch.cat(picked)
-    if not len(places):
-        places = torch.randperm(len(pool), generator=draws)[: max(1, len(pool) // 2)]
-    return pool.select(places)
-
-
-def _half(count: int, number: int, seed: int, client: int) -> Tensor:
+def _half(count: int, number: int, client: int) -> Tensor:
     """(N,) bool: the rows that a shadow model has; every second one has those that the one before it lacks."""
-    order = torch.randperm(count, generator=generator(seed, "halves", client, number // 2))
+    order = torch.randperm(count, generator=generator(SEED, "halves", client, number // 2))
     half = torch.zeros(count, dtype=torch.bool)
     half[order[: count // 2]] = True
     return half if number % 2 == 0 else ~half
@@ -229,7 +183,7 @@ def _half(count: int, number: int, seed: int, client: int) -> Tensor:
 def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> dict[str, Any]:
     """What the server learns of the clients' classes, in the best way that the messages offer.
 
-    how: "stated", "head's step" or "kernel". auc: over pairs of client and class. why_not: the reason where there is
+    how: "stated" or "head's step". auc: over pairs of client and class. why_not: the reason where there is
     none; the others are None then.
     """
 
@@ -248,10 +202,10 @@ def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> dict[str
         return nothing("every client has every class")
     if all(_STATED in plaintext_facts(transcript.up, clients[number]) for number, transcript in transcripts.items()):
         return found("stated", Interval(1.0, 1.0, 1.0))
-    for how, scores in (("head's step", _by_head(replay, transcripts)), ("kernel", _by_kernel(replay, transcripts))):
-        if scores is not None:
-            return found(how, auc(scores.flatten(), member))
-    return nothing("neither stated, nor the step of a head, nor a kernel of rows whose classes are known")
+    scores = _by_head(replay, transcripts)
+    if scores is None:
+        return nothing("neither stated, nor the step of a head")
+    return found("head's step", auc(scores.flatten(), member))
 
 
 def _by_head(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
@@ -277,33 +231,3 @@ def _head_step(replay: Replay, transcript: Transcript) -> Tensor | None:
                     step = sent[key].float() - down[key].float()
                     return step if step.dim() == 1 else step.flatten(1).sum(dim=1)
     return None
-
-
-def _by_kernel(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
-    """(K, C) alignments with each class of the common inputs, over the clients' mean; None where there are none."""
-    labels = _known_classes(replay)
-    if labels is None or not all("kernel" in transcript.up for transcript in transcripts.values()):
-        return None
-    classes = next(iter(transcripts.values())).job.client.classes
-    rows = []
-    for transcript in transcripts.values():
-        a_LD = dequantize_columns(get_group(transcript.up, "kernel"))
-        if len(a_LD) != len(labels):
-            return None
-        indicators = ((labels == label).float().unsqueeze(1) for label in range(classes))
-        rows.append(torch.stack([cka(a_LD, indicator) for indicator in indicators]))
-    aligned = torch.stack(rows)
-    return aligned - aligned.mean(dim=0)
-
-
-def _known_classes(replay: Replay) -> Tensor | None:
-    """(L,) the classes of the common inputs, which the server knows where they are hold-out rows."""
-    server = replay.federation.server
-    rad = server.state.get("rad")
-    public = server.public
-    if not isinstance(rad, Tensor) or public is None or public.origin != "holdout":
-        return None
-    known = {x.contiguous().numpy().tobytes(): int(y) for x, y in zip(public.samples.x, public.samples.y, strict=True)}
-    found = [known.get(x.contiguous().numpy().tobytes()) for x in rad]
-    labels = [label for label in found if label is not None]
-    return torch.tensor(labels) if len(labels) == len(found) else None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.inference import map_batches
-from polyfed.core.message import Group, Message, members, nbytes
+from polyfed.core.message import Group, Message, State, members, nbytes
 from polyfed.core.randomness import derive_seed
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
@@ -40,13 +40,15 @@ class Transcript:
     """The messages down to one client and up again.
 
     job: the engine's, with the client as it was before. down: the broadcast. traveled: the upload as it left.
-    up: the same as the method's server half reads it, without compression.
+    up: the same as the method's server half reads it, without compression. weights, state: the client's, after it.
     """
 
     job: Any
     down: Message
     traveled: Message
     up: Message
+    weights: Group
+    state: State
 
 
 class RecordingExecutor:
@@ -78,8 +80,9 @@ class RecordingExecutor:
             if outcome.counts and job.round == self._rounds.get(job.client.id):
                 up = self._read(outcome.message, job.message)
                 before = dataclasses.replace(job, client=copy.copy(job.client))
+                weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
                 self.transcripts[job.client.id, job.exchange.name] = Transcript(
-                    before, job.message, outcome.message, up
+                    before, job.message, outcome.message, up, weights, outcome.state
                 )
         return outcomes
 
@@ -119,9 +122,7 @@ class Replay:
         found: Client = self.federation.clients[number]
         return found
 
-    def rerun_with(
-        self, transcript: Transcript, data: LabeledSamples, purpose: str, number: int, **training: Any
-    ) -> Message | None:
+    def rerun_with(self, transcript: Transcript, data: LabeledSamples, purpose: str, number: int) -> Message | None:
         """The upload of a stranger with these training samples in the client's place.
 
         It receives the client's broadcast, has no weights or state of its own and other random streams, and is no
@@ -129,7 +130,6 @@ class Replay:
 
         Args:
             transcript: of the client. data: its training samples. purpose, number: of its random streams.
-            training: settings in place of the run's.
 
         Returns:
             As the server reads it; None where it was refused.
@@ -140,7 +140,6 @@ class Replay:
         client.n = len(data)
         client.weights = None
         client.state = {}
-        client.training = client.training.model_copy(update=training)
         job = dataclasses.replace(transcript.job, client=client, scores=False)
         (outcome,) = self.wire.inner.run([job], lambda _: None)
         settings = self.federation.plugin("compression").settings
@@ -221,23 +220,20 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
 # what is in the messages ----------------------------------------------------------------------------------------------
 
 
-def describe(transcript: Transcript) -> dict[str, Any]:
-    """Both directions of a transcript with their entries, as JSON takes them.
+def describe(message: Message) -> list[dict[str, Any]]:
+    """The entries of a message, as JSON takes them.
 
-    Of an entry: shape, of a single tensor; tensors, how many; numbers in all of them; type, several joined by "+".
+    shape, of a single tensor; tensors, how many; numbers in all of them; type, several joined by "+".
     """
-    found = {}
-    for way, message in (("up", transcript.traveled), ("down", transcript.down)):
-        entries = []
-        for name, value in message.items():
-            tensors = [value] if isinstance(value, Tensor) else list(value.values())
-            shape = list(tensors[0].shape) if len(tensors) == 1 else []
-            numbers = sum(t.numel() for t in tensors)
-            types = "+".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors))
-            entry = {"name": name, "shape": shape, "tensors": len(tensors), "numbers": numbers, "type": types}
-            entries.append({**entry, "bytes": nbytes({name: value})})
-        found[way] = {"bytes": nbytes(message), "entries": entries}
-    return found
+    entries = []
+    for name, value in message.items():
+        tensors = [value] if isinstance(value, Tensor) else list(value.values())
+        shape = list(tensors[0].shape) if len(tensors) == 1 else []
+        numbers = sum(t.numel() for t in tensors)
+        types = "+".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors))
+        entry = {"name": name, "shape": shape, "tensors": len(tensors), "numbers": numbers, "type": types}
+        entries.append({**entry, "bytes": nbytes({name: value})})
+    return entries
 
 
 def entry_text(entry: Mapping[str, Any]) -> str:

@@ -96,7 +96,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     list_commands.datasets,
 )
 AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (
-    audit_commands.attack,
     audit_commands.leakage,
     audit_commands.epsilon,
 )

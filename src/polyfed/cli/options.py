@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from polyfed.errors import ConfigError
 
-_Number = TypeVar("_Number", int, float)
 DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe's file.", show_default=False)]
@@ -87,15 +86,9 @@ def parse_names(text: str, option: str = "--methods", example: str = "local,fedg
     return names
 
 
-def parse_numbers(text: str, option: str, kind: type[_Number], example: str) -> list[_Number]:
-    """``"0,1,2"`` to [0, 1, 2]; raises `ConfigError` for anything else. option: whose value it is."""
-    try:
-        return [kind(number) for number in text.split(",")]
-    except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise ConfigError(f"expected {option} as {what} with commas between ({example}), got '{text}'") from None
-
-
 def parse_seeds(text: str) -> list[int]:
-    """The seeds of `--seeds`."""
-    return parse_numbers(text, "--seeds", int, "0,1,2")
+    """``"0,1,2"``, the seeds of `--seeds`, to [0, 1, 2]; raises `ConfigError` for anything else."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"expected --seeds as whole numbers with commas between (0,1,2), got '{text}'") from None

@@ -181,22 +181,20 @@ class Exposed:
     """Parts of an upload from which an attacker may reconstruct single inputs.
 
     Attributes:
-        kind: "features", one row per training sample, or "prototypes", one row per entry of "labels".
-        entry: name of the tensor, or of the group of tensors, in the upload.
-        functions: for a client at work, tensor name -> function from network inputs to its rows; a tensor without a
-            group is named by the kind.
-        noise: level of the method's own noise. with_noise: the same method with another level; None: without noise.
-        sums: what `class_statistics.sum_rows` gives, from an upload of such sums, whose means are the prototypes.
-        is_public: whether everybody knows the functions; else only who has the client's network.
+        kind: "features", one row per training sample; "prototypes", one row per entry of "labels"; or "sums", as
+            `class_statistics.sum_rows` gives them, of a function that everybody knows. The functions of the others are
+            known to those who have the client's network.
+        entry: its name in the upload; of features, of the group whose "s_in" they are.
+        function: for a client at work, from network inputs to the rows.
+        without_noise: the method without noise of its own on features; None: it has none.
+        sums: the sums, from an upload.
     """
 
-    kind: Literal["features", "prototypes"]
+    kind: Literal["features", "prototypes", "sums"]
     entry: str
-    functions: Callable[[Client], Mapping[str, Callable[[Tensor], Tensor]]]
-    noise: float = 0.0
-    with_noise: Callable[[float], Method] | None = None
+    function: Callable[[Client], Callable[[Tensor], Tensor]]
+    without_noise: Method | None = None
     sums: Callable[[Message], Mapping[str, Tensor]] | None = None
-    is_public: bool = False
 
 
 @dataclass(frozen=True)
@@ -498,7 +496,7 @@ class Method:
 
     @property
     def exposed(self) -> Exposed | None:
-        """Target of reconstruction attacks in an upload; None if it has no features or prototypes."""
+        """Target of reconstruction attacks in an upload; None if it has none."""
         return None
 
     @property

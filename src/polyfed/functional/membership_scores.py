@@ -56,29 +56,25 @@ def loss_scores(logits: Tensor, y: Tensor) -> Tensor:
     return -functional.cross_entropy(logits.double(), y, reduction="none")
 
 
-def likelihood_ratio(target: Tensor, shadows: Tensor, inside: Tensor | None = None) -> Tensor:
-    """LiRA with Gaussians fitted to the shadow models' scores of each row.
+def likelihood_ratio(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
+    """Online LiRA: log N(t; mu_in, sd_in) - log N(t; mu_out, sd_out), Gaussians fitted to the shadow models' scores.
 
-    Online, with `inside`: log N(t; mu_in, sd_in) - log N(t; mu_out, sd_out). Offline, without: (t - mu_out) / sd_out,
-    which orders rows as the paper's 1 - P[Z > t] does. With fewer than 64 shadow models on a side the spread is common
-    to all rows, as the paper advises: the root of the mean variance.
+    With fewer than 64 shadow models on a side the spread is common to all rows, as the paper advises: the root of the
+    mean variance.
 
     Args:
         target: (N,) scores t of the attacked model. shadows: (S, N) of the shadow models.
-        inside: (S, N) bool, whether the row was in the shadow model's training data; None: never.
+        inside: (S, N) bool, whether the row was in the shadow model's training data.
 
     Returns:
         (N,) float64.
 
     Raises:
-        ValueError: a row has fewer than two shadow models on a side that is used.
+        ValueError: a row has fewer than two shadow models on a side.
     """
-    inside = torch.zeros_like(shadows, dtype=torch.bool) if inside is None else inside
     t = target.double()
     shadows = shadows.double()
     out_mean, out_sd = _fitted(shadows, ~inside)
-    if not bool(inside.any()):
-        return (t - out_mean) / out_sd
     in_mean, in_sd = _fitted(shadows, inside)
     return _log_normal(t, in_mean, in_sd) - _log_normal(t, out_mean, out_sd)
 
@@ -143,12 +139,6 @@ def auc(scores: Tensor, member: Tensor) -> Interval:
     error = math.sqrt(float(above.var()) / of + float(below.var()) / others) if known else 0.0
     margin = _Z95 * error or 1 / (min(of, others) + 1)
     return Interval(value, max(0.0, value - margin), min(1.0, value + margin))
-
-
-def balanced_accuracy(scores: Tensor, member: Tensor) -> float:
-    """(true positive rate + true negative rate) / 2 at the best threshold: an attacker's who happens to know it."""
-    alarms, hits = roc(scores, member)
-    return float(((hits + 1 - alarms) / 2).max())
 
 
 def tpr_at_fpr(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:

@@ -318,10 +318,10 @@ class ClosedForm(Method):
 
     @property
     def exposed(self) -> Exposed | None:
-        def functions(client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
-            return dict.fromkeys(("prototypes", "rows"), functools.partial(apply_map, self._map_of(client)))
+        def function(client: Client) -> Callable[[Tensor], Tensor]:
+            return functools.partial(apply_map, self._map_of(client))
 
-        return Exposed("prototypes", "sums", functions, sums=self._sums_in, is_public=True)
+        return Exposed("sums", "sums", function, sums=self._sums_in)
 
     def _sums_in(self, upload: Message) -> Group:
         sums = get_group(upload, "sums")

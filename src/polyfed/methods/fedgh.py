@@ -113,7 +113,7 @@ class FedGH(TrainedHeader):
 
     @property
     def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "lars", lambda client: {"prototypes": as_split_model(client.model).represent})
+        return Exposed("prototypes", "lars", lambda client: as_split_model(client.model).represent)
 
     # accounting --------------------------------------------------------------------------------------------
     def nbytes_in_paper(self, message: Message) -> int:

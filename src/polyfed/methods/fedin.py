@@ -152,27 +152,22 @@ class FedIN(Method):
     def exposed(self) -> Exposed | None:
         if not self.exchange_features or self.projection == "trained":  # trained matrices stay with the clients
             return None
-        return Exposed(
-            "features",
-            "features",
-            self._pair_of,
-            noise=self._message_noise,
-            with_noise=lambda level: dataclasses.replace(self, noise_std=level, noise_where="message"),
-        )
+        plain = dataclasses.replace(self, noise_std=0.0, noise_where="both") if self._message_noise else None
+        return Exposed("features", "features", self._features_of, plain)
 
-    def _pair_of(self, client: Client) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """Functions from network inputs to either part of a pair."""
+    def _features_of(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """The function from network inputs to "s_in" of a pair."""
         model = as_split_model(client.model)
         common = self.common
         if common is None:
-            return {"s_in": model.extract, "s_out": model.represent}
+            return model.extract
         matrices = common.matrices(client)
 
-        def project(x: Tensor) -> dict[str, Tensor]:
+        def project(x: Tensor) -> Tensor:
             s_in = model.extract(x)
-            return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)
+            return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)["s_in"]
 
-        return {"s_in": lambda x: project(x)["s_in"], "s_out": lambda x: project(x)["s_out"]}
+        return project
 
     # a client's step: eq. 3, 7, 12 and 13 --------------------------------------------------------------------
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:

@@ -157,9 +157,7 @@ class PrototypeUploads(Method):
 
     @property
     def exposed(self) -> Exposed | None:
-        return Exposed(
-            "prototypes", "prototypes", lambda client: {"prototypes": as_split_model(client.model).represent}
-        )
+        return Exposed("prototypes", "prototypes", lambda client: as_split_model(client.model).represent)
 
 
 @hyperparameters

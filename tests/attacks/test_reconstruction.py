@@ -119,9 +119,9 @@ def test_a_reason_is_given_where_there_is_nothing_to_attack(ran: Ran) -> None:
     rows = {"data": {"max_train_per_client": 40}}
     for done, reason in (
         (ran("local"), "nothing goes up"),
-        (ran("fedavg", aggregation="same-shape"), "function of single images"),
-        (fedin(ran, exchange_features=False), "function of single images"),
-        (fedin(ran, **{**PROJECTED, "projection": "trained"}), "function of single images"),
+        (ran("fedavg", aggregation="same-shape"), "weights are not inverted"),
+        (fedin(ran, exchange_features=False), "weights are not inverted"),
+        (fedin(ran, **{**PROJECTED, "projection": "trained"}), "weights are not inverted"),
         (ran("closed-form", rows, features=8), "do not determine the rows"),
         (ran("closed-form", {**FEW, "training": {"rounds": 2}}), "holds no sums"),
     ):

@@ -72,7 +72,7 @@ def reconstruct(replay: Replay, transcript: Transcript, count: int, steps: int) 
         return "nothing goes up"
     exposed = replay.federation.method.exposed
     if exposed is None:
-        return "nothing in it is a function of single images that could be inverted"
+        return "no features, class means or sums go up, and weights are not inverted"
     if exposed.entry not in transcript.up:
         return f"its last upload holds no {exposed.entry}"
     x, prepare = transcript.job.client.data.train.x, transcript.job.client.prepare

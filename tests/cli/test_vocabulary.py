@@ -115,7 +115,6 @@ def test_a_word_means_one_thing_in_every_command() -> None:
                 kinds.setdefault(max(option.opts, key=len), set()).add(str(option.metavar or option.type))
     several = {name: sorted(found) for name, found in kinds.items() if len(found) > 1}
     assert several == {
-        "--client": ["CLIENT", "NUMBER"],  # predict also takes its name
         "--out": ["DIR", "FILE.csv"],  # predict writes one file
         "--set": ["KEY=A,B,...", "KEY=VALUE"],  # sweep tries several
     }

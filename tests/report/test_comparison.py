@@ -22,7 +22,9 @@ from polyfed.report.comparison_tables import (
     to_text,
     write,
 )
-from polyfed.report.figures import axes_of, curve_drawings
+from polyfed.report.figures import axes_of, curve_drawings, variants
+from polyfed.report.grouping import group_runs
+from polyfed.report.heatmaps import heat_maps
 from polyfed.report.run_records import load_runs
 
 SEEN = {"local": (0.5, 0.4, 0.6), "fedavg": (0.70, 0.60, 0.80), "fedgh": (0.72, 0.62, 0.82)}  # +0.02 on every seed
@@ -397,3 +399,29 @@ def test_simulated_time(two_by_two: Path) -> None:
     (axes,) = drawing.figure.axes
     assert (axes.get_xlabel(), axes.get_xscale()) == ("simulated time [min]", "log"), "twenty times apart"
     assert [row["simulated"] for row in drawing.rows] == [400.0, 800.0, 1200.0, 20.0, 40.0, 60.0]
+
+
+@pytest.mark.parametrize("round", ["last", "best"])
+def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, round: str) -> None:
+    about = {"evaluation": {"stage": "personal", "stages": ["personal"], "round": round}, "stages": ["personal"]}
+    for name in ("local", "fedgh"):
+        make(name, name, **about, best_round=1 if round == "best" else None, confusion=[[2, 1], [0, 3]])
+    runs = load_runs(make.root)
+    when = "after the best round by validation" if round == "best" else "after the last round"
+    other = {"best": "last round", "last": "best round"}[round]
+
+    columns = section_of(make.root).notes[0]
+    said = [
+        columns,
+        *(drawing.data["about"] for drawing in variants(runs)),
+        json.dumps(heat_maps(*group_runs(runs)[0], 99)),
+    ]
+    assert len(said) == 3
+    assert all(when in text and other not in text for text in said), said
+
+
+def test_a_final_round_is_not_called_the_best_one_that_it_began_from(make: Any) -> None:
+    make("fedrep", "fedrep", best_round=1, final_round=True)
+    notes = section_of(make.root).notes
+    assert "fedrep: a final round began from the best round by validation, 1" in notes
+    assert not any("figures of the best round" in note for note in notes)

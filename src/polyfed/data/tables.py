@@ -148,7 +148,6 @@ def as_cells(frame: Any, name: str) -> Frame:
 
     if frame.empty:
         raise ConfigError(f"expected at least one row in '{name}', got none")
-
     values = frame.astype(object).where(frame.notna(), "")
     rows = pd.MultiIndex.from_product([[name], range(len(frame))], names=["file", "row"])
     return values.map(lambda cell: str(cell).strip()).set_axis(rows, axis=0)

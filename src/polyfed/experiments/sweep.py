@@ -119,8 +119,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
-    Chosen is the combination with the highest validation accuracy of the method's main stage in the last evaluated
-    round, mean over seeds, among those that were run with all seeds; the first where several are equal.
+    Chosen is the combination with the highest validation accuracy of the method's main stage in the reported round,
+    mean over seeds, among those that were run with all seeds; the first where several are equal.
 
     Args:
         recipe: a TOML file; the data need validation rows.

@@ -419,9 +419,9 @@ def _about_setting(
     ]
     yield markdown_table([column for column in columns if not column.is_empty])
     yield (
-        "Best by validation: the mean of rounds with the best validation score; the others are of last rounds. "
-        "Smallest shown: the smallest gain over Local that as many seeds of this spread would tell from zero four "
-        "times in five; a smaller one cannot be excluded."
+        "Best by validation: the mean of rounds with the best validation score; the others are of last rounds, or, "
+        "with evaluation.patience, of the same ones. Smallest shown: the smallest gain over Local that as many seeds "
+        "of this spread would tell from zero four times in five; a smaller one cannot be excluded."
     )
     if (curves := f"curves-{one.setting}.png") in drawn:
         yield f"![Curves of {markdown_text(one.setting)}]({curves})"

@@ -45,7 +45,7 @@ class RowResult(Record):
         hyperparameters: as the recipe of its runs has them in ``[method]``, all of them; also "training.NAME", where
             a setting of ``[training]`` was chosen for the row by validation.
         stage: that it is scored in.
-        accuracy: seed -> in [0, 1], after the last round. validation: likewise, on validation rows; empty: not known.
+        accuracy: seed -> in [0, 1], reported round. validation: likewise, on validation rows; empty: not known.
         best: seed -> accuracy in the round with the best validation score; empty: not known.
         rounds: seed -> how many were run; empty: not known.
         curve: evaluated round -> mean accuracy over seeds; one that has stopped early counts with its last accuracy.

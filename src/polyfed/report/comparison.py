@@ -84,7 +84,12 @@ class _Section:
         clients = scores_of_clients(group, self.local)
         footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
-        notes = [_about_columns(rows, self.score), *self._about_few_rows(), *group.notes, *self.notes]
+        notes = [
+            _about_columns(rows, self.score, group.evaluation.when),
+            *self._about_few_rows(),
+            *group.notes,
+            *self.notes,
+        ]
         notes += [*_about_epsilon(group, rows), *_about_scores(rows), *self._about_leaders(leaders), *remarks(gains)]
         notes += verdicts(clients, self.score, bool(group.runs[0].result.client_names))
         if target is not None:
@@ -276,11 +281,11 @@ def _largest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 # notes ------------------------------------------------------------------------------------------------------------
-def _about_columns(rows: Sequence[ComparisonRow], score: MainScore) -> str:
+def _about_columns(rows: Sequence[ComparisonRow], score: MainScore, when: str) -> str:
     """What the columns of the table are."""
     several = any(len(row.seeds) > 1 for row in rows)
     what = "accuracy in %" if score.is_share else f"{score.title} (low is good)"
-    note = f"{what} after the last round"
+    note = f"{what} {when}"
     note += "; ± is the sample standard deviation over seeds" if several else ""
     if any(row.difference.mean is not None for row in rows if row.method != "local"):
         facts = ["paired by seed"] if several else []
@@ -340,8 +345,8 @@ def _about_published(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[st
     first = group.runs[0]
     if any(row.published for row in rows):
         yield (
-            f"beside the paper: ours after the last round, {group.on_what()}; ± is the sample standard deviation over "
-            f"seeds, the paper's as printed; '{paper_results.DIFFERS}': the difference is more than "
+            f"beside the paper: ours {group.evaluation.when}, {group.on_what()}; ± is the sample standard deviation "
+            f"over seeds, the paper's as printed; '{paper_results.DIFFERS}': the difference is more than "
             f"{paper_results.SPREADS} spreads, each the root of the sum of both squares (the paper's alone for one "
             "seed)"
         )

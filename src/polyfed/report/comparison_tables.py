@@ -78,7 +78,7 @@ class ComparisonRow:
             A control leads nowhere, is nobody's rival, and stands beside no paper.
         stage: the stage that the accuracies were scored in.
         seeds: the seeds averaged over.
-        score: the main score, last round, mean over clients.
+        score: the main score, reported round, mean over clients.
         best: likewise, of the round that was best on validation data.
         difference: the main score minus Local's, paired by seed.
         rival: the best other row but Local: of those that share most seeds with this one, the best on these; "" where

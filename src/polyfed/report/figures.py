@@ -1,7 +1,7 @@
 """Figures of finished runs: curves, clients, architectures, sizes, variants, and what federation is worth.
 
-Each function of runs gives a drawing for each set of comparable runs, with its numbers: those of `result.json` after
-the last round, in each run's main stage, or those of `rounds.jsonl`.
+Each function of runs gives a drawing for each set of comparable runs, with its numbers: those of `result.json`, of
+the reported round, in each run's main stage, or those of `rounds.jsonl`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _of_each_group(
 
 
 def _about(group: Group, stage: str | None = None, more: str = "") -> str:
-    about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round. {more}"
+    scoring = f"{group.scoring(stage).capitalize()}, {group.evaluation.when}"
+    about = f"{group.about}, {group.seeds_text()}. {scoring}. {more}"
     return about.strip()
 
 
@@ -506,7 +507,7 @@ Bar = tuple[str, Estimate, dict[int, float]]  # the row, its accuracy over seeds
 
 
 def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
-    """``variants``: a bar per method or variant, after the last round; Local as a line across.
+    """``variants``: a bar per method or variant, of the reported round; Local as a line across.
 
     Args:
         runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.

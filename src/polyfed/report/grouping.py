@@ -224,7 +224,8 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
         if any(run.result.best_round for run in runs):
             chosen = ", ".join(str(run.result.best_round) for run in runs)
-            yield f"{name}: figures of the best round by validation, {chosen}"
+            what = "a final round began from" if any(run.result.final_round for run in runs) else "figures of"
+            yield f"{name}: {what} the best round by validation, {chosen}"
         yield from (f"{name}: {line}" for line in dict.fromkeys(run.result.nothing_learnt for run in runs) if line)
         if runs[0].control == "pooled-tuned":
             yield f"{name}: {_about_tuning(runs)}"

@@ -89,7 +89,8 @@ def _is_matrix(value: Any) -> bool:
 def _confusion(run: RunRecord) -> Iterator[tuple[str, Holder]]:
     counts = run.result.confusion
     if _is_matrix(counts):
-        about = f"Test samples by true and predicted class, stage {run.stage}, summed over clients, last round."
+        when = run.result.evaluation.when
+        about = f"Test samples by true and predicted class, stage {run.stage}, summed over clients, {when}."
         axes = {"row_axis": "true class", "column_axis": "predicted class"}
         yield "confusion", {"matrix": counts, "about": about, **axes}
 

@@ -213,7 +213,7 @@ def _clients(group: Group, over_seeds: Sequence[ClientScores]) -> dict[str, Any]
     where = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
     score = group.score
     return {
-        "about": score.of_it(f"Accuracy on a client's test data, last round, {where}."),
+        "about": score.of_it(f"Accuracy on a client's test data, {group.evaluation.when}, {where}."),
         "title": score.of_it("Accuracy per client in %"),
         "axis": score.axis,
         "factor": score.shown(1.0),

@@ -1,6 +1,6 @@
 """The table of a sweep: a row per combination of settings, Local beside it, the one chosen by validation marked.
 
-The choice is the highest validation accuracy of the method's main stage in the last evaluated round, mean over seeds;
+The choice is the highest validation accuracy of the method's main stage in the reported round, mean over seeds;
 the first in order where several are equal. Test accuracies are shown and never chosen by.
 """
 
@@ -37,7 +37,7 @@ from polyfed.results.read import SWEEP, check_links, parse_json
 
 
 class SweepRun(Record):
-    """One run of a row. validation, test: its score on these data, in the last evaluated round."""
+    """One run of a row. validation, test: its score on these data, in the reported round."""
 
     seed: Count
     path: Text
@@ -50,7 +50,7 @@ class SweepRow(Record):
 
     Attributes:
         settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
-        validation, validation_std: score on validation data in the last evaluated round.
+        validation, validation_std: score on validation data in the reported round.
         test, test_std: score on test data in that round.
         best: test score in the round that was best on validation data.
         local: Local's test score with the same settings otherwise, on the seeds that both have.
@@ -177,7 +177,7 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
     best = score.best(values) if values else None
     chosen = next((at for at, value in enumerate(validation) if may_be_chosen[at] and value == best), None)
     rows = tuple(_row(cell, at == chosen) for at, cell in enumerate(known))
-    scoring = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
+    scoring = score.of_it(f"Accuracy: {group.scoring(None)}, {group.evaluation.when}.")
     lost = [f"not to be chosen, as a seed is missing: {named(keys, c.settings)}" for c in grid if not c.complete]
     lost += _unlearnt(keys, grid)
     return SweepTable(

@@ -285,6 +285,11 @@ class EvaluationFacts(Record):
         None, description="with `held_out`: local epochs after which they are scored again; 0: they are not"
     )
 
+    @property
+    def when(self) -> str:
+        """After which round the reported scores are, in words."""
+        return "after the best round by validation" if self.round == "best" else "after the last round"
+
 
 class ClientRow(ScoredRecord):
     """One client of a run. A deployed run has neither `parameters` nor `labels`, which are with the nodes."""

@@ -20,6 +20,7 @@ _DEEP = 6  # objects within objects that are looked into
 _PLAIN = (int, float, complex, str, bytes, type(None), types.CodeType)
 _STATE = (int, float, Tensor, list, dict, set, deque)  # of a class's attributes, what a forward may write into
 _NAMED = (types.BuiltinFunctionType, types.ModuleType, type)
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _NO_SETTINGS = ("architecture",)  # names, by which nothing is computed
 
 

@@ -16,7 +16,7 @@ from polyfed.core.client import Client
 from polyfed.core.modules import load_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.engine.executors.stack_parts import are_near
-from polyfed.engine.held_attributes import held, owner_of, same
+from polyfed.engine.held_attributes import GENERATORS, held, owner_of, same
 from polyfed.errors import ConfigError
 from polyfed.functional.tied_tensors import first_names
 from polyfed.models.adapt import Adapted
@@ -100,8 +100,7 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
         if not _is_idle(network, name, lambda: _gives(network, start, x, expected)):
             raise ConfigError(
                 f"{client.title_with_network}: its network keeps '{name}' from batch to batch outside of "
-                "state_dict(), where no client would own or save it; make it a buffer that forward writes into: "
-                f"self.register_buffer('{name.rpartition('.')[2]}', torch.zeros(...))"
+                f"state_dict(), where no client would own or save it; {_instead(network, name)}"
             )
         warnings.warn(
             f"{client.title_with_network}: '{name}' of its network changes from batch to batch outside of "
@@ -155,6 +154,14 @@ def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected:
     close = _closeness(x.device)
     pairs = zip(found, expected, strict=True)
     return all(are_near({n: one[n]}, {n: t}, close, 0.0) for one, other in pairs for n, t in other.items())
+
+
+def _instead(network: nn.Module, name: str) -> str:
+    """What to write in the place of an attribute that changes."""
+    owner, key = owner_of(network, name)
+    if isinstance(getattr(owner, key), GENERATORS):
+        return "draw from PyTorch's own generator, as torch.rand(...) does, which polyfed seeds for each client"
+    return f"make it a buffer that forward writes into: self.register_buffer('{key}', torch.zeros(...))"
 
 
 def _is_idle(network: nn.Module, name: str, gives: Callable[[], bool]) -> bool:

@@ -80,8 +80,11 @@ With polyfed, in this folder:
 import polyfed as pf
 
 trained = pf.load("..", 0)  # of client 0; stage="personal" for that one; trust=True where code is your own
-network, prepare = trained.network, trained.prepare  # prepare: from inputs as the run stored them to the network's
+scores = trained.scores(x)  # of inputs as the run stored them, as the method predicts
+network, prepare = trained.network, trained.prepare  # prepare: from such inputs to the network's
 ```
+
+A `*.state.safetensors` holds what the method predicts by beside the network, whose own outputs are then other scores.
 
 `polyfed predict RUN --client 0 DATA` reads files, too. Without polyfed, a network of your own class loads a file by
 `load_state_dict(safetensors.torch.load_file("personal-000.safetensors"))`, and `polyfed export RUN FILE.pt2 --client 0`

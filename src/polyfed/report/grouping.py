@@ -222,14 +222,15 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         stops = [str(run.result.stopped_after) for run in runs if run.result.stopped_after]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
+        is_final = any(run.rounds and run.rounds[-1].final_round for run in runs)
         if any(run.result.best_round for run in runs):
             chosen = ", ".join(str(run.result.best_round) for run in runs)
-            what = "a final round began from" if any(run.result.final_round for run in runs) else "figures of"
+            what = "a final round began from" if is_final else "figures of"
             yield f"{name}: {what} the best round by validation, {chosen}"
         yield from (f"{name}: {line}" for line in dict.fromkeys(run.result.nothing_learnt for run in runs) if line)
         if runs[0].control == "pooled-tuned":
             yield f"{name}: {_about_tuning(runs)}"
-        elif any(run.rounds and run.rounds[-1].final_round for run in runs):
+        elif is_final:
             yield f"{name}: figures after a final round"
         tables = [run.result.clients_table or [] for run in runs]
         last = {row.id: row.last_evaluated for table in tables for row in table if row.last_evaluated is not None}

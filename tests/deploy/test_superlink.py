@@ -274,29 +274,21 @@ def test_looks_for_a_message_grow_rarer(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(looks) == 237
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("it is gone"), "the connection to x:1 has ended: it is gone"),
-        (SystemExit(1), "expected x:1 to take this node, got a refusal"),
-    ],
-)
-def test_a_connection_that_ends_is_one_line(
-    error: BaseException, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Flower's own drops what fails within it, and leaves the program where it is refused."""
+def test_a_connection_that_ends_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own drops what fails within it."""
     from flwr.supernode import fleet_http_connection
 
     @contextmanager
     def http_request_response(*_: object) -> Iterator[Any]:
-        if isinstance(error, SystemExit):
-            raise error
         with contextlib.suppress(Exception):
             yield Server().fleet()
 
     monkeypatch.setattr(fleet_http_connection, "http_request_response", http_request_response)
-    with pytest.raises(RunError, match=line), supernode.connect("x:1", touched(tmp_path / "ca"), Mock()):
-        raise error
+    with (
+        pytest.raises(RunError, match="the connection to x:1 has ended: it is gone"),
+        supernode.connect("x:1", touched(tmp_path / "ca"), Mock()),
+    ):
+        raise ValueError("it is gone")
 
 
 @pytest.fixture
@@ -314,9 +306,14 @@ def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     beaten = threading.Event()
     make_server_certificate(tmp_path, ["x"])
 
-    def connect(*refused: str) -> Any:
+    def connect(*refused: str, once: int | None = None) -> Any:
+        """once: a status by which the first request of all is refused."""
+        first = [] if once is None else [httpx.Response(once, text="a reason")]
+
         def answer(request: Any) -> Any:
             asked = request.url.path.rpartition("/")[2]
+            if first:
+                return first.pop()
             if asked == "send-node-heartbeat":
                 beaten.set()
             return httpx.Response(401) if asked in refused else httpx.Response(200, content=made.get(asked, b""))
@@ -344,6 +341,18 @@ def test_a_refused_heartbeat_leaves_it_to_the_next_request_to_say_so(connected: 
     with connected("send-node-heartbeat") as fleet:
         assert connected.beaten.wait(60)
         assert fleet.receive() is None
+
+
+def test_a_node_takes_the_place_of_one_that_was_killed(connected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes that one for connected until it has missed two heartbeats; other refusals are final."""
+    monkeypatch.setattr(supernode, "AGAIN", 0.0)
+    with connected(once=412) as fleet:
+        assert fleet.node == 7
+    with pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b400\b"), connected(once=400):
+        pass
+    monkeypatch.setattr(supernode, "STALE", -1.0)
+    with pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b412\b"), connected(once=412):
+        pass
 
 
 def test_ctrl_c_at_a_node_is_no_refusal(connected: Any) -> None:

@@ -15,9 +15,9 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import OFFLINE, SHORTEST, require_package, wait_on
@@ -39,6 +39,9 @@ __all__ = ["join"]
 
 _ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s/:@]+):\d{1,5}")
 _IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own program has them
+STALE = 90.0  # seconds after which a server no longer takes a node that was killed for connected: Flower's 60, and more
+AGAIN = 10.0  # seconds between two tries to connect in its place
+_CONNECTED = 412  # the status by which the server refuses a node that it takes for connected
 _KEPT = 2**28  # bytes of a message, at most, whose parts are kept until the next one
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
 
@@ -131,13 +134,12 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
         RunError: it cannot be made, the server no longer knows the key, or what is done in the block has failed.
     """
     from flwr.supercore import log
-    from flwr.supernode.fleet_http_connection import http_request_response
 
     failed: list[Exception] = []
     refused = _note_refusals()
     try:
-        with http_request_response(server, False, authority.read_bytes(), (key, key.public_key())) as found:
-            fleet = Fleet(*found)
+        with ExitStack() as stack:
+            fleet = _enter(stack, server, authority, key)
             log(logging.INFO, "Node %d is connected to %s", fleet.node, server)
             try:
                 yield fleet
@@ -149,10 +151,36 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
         raise RunError(
             f"expected {server} to know this node's key, got a refusal: it is no longer registered, or clocks differ"
         ) from None
-    except SystemExit:  # it has told why
-        raise RunError(f"expected {server} to take this node, got a refusal; its reason is above") from None
     if failed:
         raise RunError(f"the connection to {server} has ended: {failed[0]}") from failed[0]
+
+
+def _enter(stack: ExitStack, server: str, authority: Path, key: EllipticCurvePrivateKey) -> Fleet:
+    """The connection, entered. While the server takes a node that was killed for connected, it is tried again."""
+    from flwr.supercore import log
+    from flwr.supernode import fleet_http_connection
+
+    vars(fleet_http_connection)["flwr_exit"] = _refuse
+    until = time.monotonic() + STALE
+    while True:
+        arguments = (server, False, authority.read_bytes(), (key, key.public_key()))
+        try:
+            return Fleet(*stack.enter_context(fleet_http_connection.http_request_response(*arguments)))
+        except _RefusedError as refusal:
+            response = getattr(refusal.__context__, "response", None)
+            if response is None or response.status_code != _CONNECTED or time.monotonic() > until:
+                raise RunError(f"expected {server} to take this node, got a refusal: {refusal}") from None
+        log(logging.INFO, "The server still takes this node for connected; trying again in %.0f seconds", AGAIN)
+        time.sleep(AGAIN)
+
+
+class _RefusedError(Exception):
+    """The server has refused a connection."""
+
+
+def _refuse(_: int, message: str = "") -> NoReturn:
+    """In place of Flower's function that ends the program, some seconds later even if that is caught."""
+    raise _RefusedError(" ".join(message.split()))
 
 
 def _note_refusals() -> list[str]:

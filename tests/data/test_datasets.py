@@ -372,6 +372,10 @@ def test_what_is_declared_of_a_source_stands_in_place_of_its_own() -> None:
         with_declared(source, ["a", "b"])
     with pytest.raises(ConfigError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', got 2"):
         with_declared(source, None, [0.5, 0.5], [1.0, 1.0])
+    rows = from_tensors((np.zeros((4, 3), dtype=np.float32), [0, 1, 0, 1]))
+    table = replace(rows, feature_names=("a", "b", "c"), mean=(0.0,) * 3, std=(1.0,) * 3)
+    with pytest.raises(ConfigError, match=r"data.mean: expected 3 numbers .* got 1; one for each feature"):
+        with_declared(table, None, [0.5], [1.0])
 
 
 FINE, COARSE = [f"fine {c}" for c in range(100)], [f"coarse {c}" for c in range(20)]

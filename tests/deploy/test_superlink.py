@@ -348,10 +348,16 @@ def test_a_node_takes_the_place_of_one_that_was_killed(connected: Any, monkeypat
     monkeypatch.setattr(supernode, "AGAIN", 0.0)
     with connected(once=412) as fleet:
         assert fleet.node == 7
-    with pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b400\b"), connected(once=400):
+    with (
+        pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b400\b"),
+        connected(once=400),
+    ):
         pass
     monkeypatch.setattr(supernode, "STALE", -1.0)
-    with pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b412\b"), connected(once=412):
+    with (
+        pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b412\b"),
+        connected(once=412),
+    ):
         pass
 
 

@@ -184,8 +184,10 @@ def with_declared(
     """
     if mean is not None and std is not None:
         if len(mean) != len(source.mean):
+            features = "; one for each feature that 'polyfed check' lists, of categories and what 'is missing' 0 and 1"
             raise ConfigError(
                 f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', got {len(mean)}"
+                + (features if source.feature_names else "")
             )
         values = source.columns.means(mean)
         source = replace(

@@ -310,6 +310,29 @@ def test_a_method_that_needs_the_network_at_the_server_begins_without_it(tmp_pat
     assert "own_network', which the server does not have" in away[0]
 
 
+def test_a_run_goes_on_with_as_many_clients_as_it_has(tmp_path: Path) -> None:
+    for client in range(3):
+        rows = [f"{i * 0.1},{-i * 0.2},site-{client},{'ab'[i % 2]}" for i in range(40)]
+        (tmp_path / f"own-{client}.csv").write_text("one,two,site,label\n" + "\n".join(rows) + "\n")
+    data = {
+        "dataset": f"csv:{tmp_path}/own-0.csv",
+        "partition": "by_group",
+        "group_by": "site",
+        "class_names": ["a", "b"],
+    }
+    configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in range(3)}
+    for rounds, clients in ((2, 2), (3, 3), (3, 2)):
+        sections = {"models": {"architectures": ["mlp-16-32"]}, "method": {"name": "fedavg"}, "data": data}
+        recipe = Recipe.from_dict({**sections, "training": {"rounds": rounds, "lr": 0.1, "batch_size": 10}})
+        wire = Nearby(recipe, tmp_path, range(clients), configs)
+        options: dict[str, Any] = {"min_nodes": clients, "resume": rounds > 2}
+        if clients == 3:
+            with pytest.raises(ConfigError, match=r"expected 2 clients, .* got 3"):
+                served(recipe, wire, tmp_path, deadline=5, **options)
+        else:
+            assert len(served(recipe, wire, tmp_path, deadline=5, **options).history) == rounds
+
+
 def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     for client, classes in ((0, "ab"), (1, "bc")):
         rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]

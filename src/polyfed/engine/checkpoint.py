@@ -65,6 +65,10 @@ _DAMAGE: tuple[type[Exception], ...] = (
 )
 
 
+class _OtherClients(ConfigError):
+    """A run folder is of another number of clients than the run that is to go on."""
+
+
 def write(
     folder: Path,
     snapshot: Snapshot,
@@ -145,6 +149,8 @@ def latest(
         try:
             snapshot, work = _read(path, clients, forgotten)
             records(snapshot.round)
+        except _OtherClients:  # the folder is whole
+            raise
         except _DAMAGE as error:
             why = " ".join(str(error).split()) or type(error).__name__
             warnings.warn(f"the checkpoint {path} is damaged ({why}); trying the one before it", stacklevel=2)
@@ -553,6 +559,13 @@ class Checkpointer:
 
         def expect(number: int) -> None:
             records = folder.records(number)
+            score = main_score_of(records[0] if records else ())
+            scored = [len(record[f"{score.name}_per_client"]) for record in records if record["evaluated"]]
+            if scored and scored[-1] != self.clients:
+                raise _OtherClients(
+                    f"expected {scored[-1]} clients, as in the rounds that {folder.path} holds, got {self.clients}; "
+                    "go on with as many (in a deployment, data.num_clients says how many), or choose another --out"
+                )
             known = {str(client) for client in range(self.clients)}
             if strange := {each for record in records for each in record["bytes_by_client"]} - known:
                 raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")

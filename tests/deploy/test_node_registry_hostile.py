@@ -110,7 +110,7 @@ def score_of(rows: int) -> dict[str, Any]:
 
 ODD: Mapping[str, Change] = {
     "twice as long": twice_as_long,
-    "1e30": floats_become(lambda t: torch.full_like(t, 1e30)),
+    "huge": floats_become(lambda t: torch.full_like(t, 1e300 if t.dtype == torch.float64 else 1e30)),
     "NaN": floats_become(lambda t: torch.full_like(t, float("nan"))),
     "complex": floats_become(lambda t: t.to(torch.complex64)),
     "whole numbers": floats_become(lambda t: t.long()),

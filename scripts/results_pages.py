@@ -45,7 +45,7 @@ HOW_TO_READ = """\
 - "By ..." is the accuracy of the same models in the same stage with the method's other predictor.
 - "Differs" marks more than three spreads from the paper's number, the root of the sum of both squares. "Scaled down"
   means another size than the paper's."""
-_CONTROL = re.compile(r"local|local-longer-\d+|pooled(-\w+)?|.+-alone")  # rows that are no method's own
+_CONTROL = re.compile(r"local|pooled(-\w+)?|.+-alone")  # rows that are no method's own
 
 
 class Page(NamedTuple):
@@ -180,7 +180,7 @@ def _page_of_suite(suite: str) -> str:
     protocol = Protocol.load(ROOT / "suites" / suite)
     folder = RESULTS / f"benchmark-{suite}"
     found = settings(suite)
-    wanted = {name: _wanted(found.get(name), protocol.local_longer) for name in protocol.settings}
+    wanted = {name: _wanted(found.get(name)) for name in protocol.settings}
     page = benchmark_page(protocol.title, list(found.values()), read_processor_time(folder), wanted, protocol.primary)
     title, _, rest = page.partition("\n")
     files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in [*found, "processor-seconds"])
@@ -189,12 +189,11 @@ def _page_of_suite(suite: str) -> str:
     return f"{title}\n\n{command}\n\n{about}(../benchmark.md#result). JSON: {files}\n{rest}"
 
 
-def _wanted(one: SettingResult | None, longer: int | None) -> Wanted:
+def _wanted(one: SettingResult | None) -> Wanted:
     if one is None:
         return Wanted((), ())
     readings = {row.method for row in one.methods if row.method in METHODS and _is_reading(row.method)}
-    name = f"local-longer-{longer * one.recipe['training']['local_epochs']}" if longer else ""
-    return Wanted((), (), name if one.row(name) is not None else "", sorted(readings))
+    return Wanted((), (), sorted(readings))
 
 
 def _is_reading(method: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `polyfed compare --controls` runs beside the methods: alone, a longer Local, training on the rows of all."""
+"""What `polyfed compare --controls` runs beside the methods: alone, and training on the rows of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import controls_of, epochs_of_local, longer, pooled, runs_alone
+from polyfed.experiments.controls import controls_of, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.pooled import pool
 from polyfed.methods import Local
@@ -101,28 +101,6 @@ def test_a_personal_row_is_not_run_alone() -> None:
     asked = recipe(methods={"fedavg-tuned": {"name": "fedavg", "personalize": "tuned"}})
     assert runs_alone(asked.choose("fedavg"))
     assert not runs_alone(asked.choose("fedavg-tuned"))
-
-
-# Local, longer ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "epochs"),
-    [
-        ("local", 2),
-        ("fedgh", 2),
-        ("fedrep", 12),  # 10 epochs of the head, 2 of the rest
-    ],
-)
-def test_how_many_epochs_of_local_are_a_methods_steps(method: str, epochs: int) -> None:
-    assert epochs_of_local(build_federation(recipe(method))) == epochs
-
-
-def test_longer_local_takes_that_many_steps() -> None:
-    asked = longer(recipe(), 12, ["fedrep"])
-    assert (asked.name, asked.run.control, asked.run.control_of) == ("local-longer-12", "longer", ["fedrep"])
-    done, methods = run(asked), run(recipe("fedrep"))
-    assert done.history[0]["samples"] == methods.history[0]["samples"]
 
 
 # pooled -----------------------------------------------------------------------------------------------------------
@@ -322,8 +300,8 @@ def test_hostile_clients_have_no_place_in_pooled_data() -> None:
 def test_the_controls_of_a_comparison() -> None:
     base = recipe(methods={"own": {"name": "fedproto", "alone": True}})
     chosen = {name: base.choose(name) for name in ("local", "local-mutual", "fedgh", "fedrep", "own")}
-    found = controls_of(base, chosen, DataCache())
-    assert list(found) == ["fedgh-alone", "fedrep-alone", "local-longer-12", "pooled"]
+    found = controls_of(base, chosen)
+    assert list(found) == ["fedgh-alone", "fedrep-alone", "pooled"]
 
 
 def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -358,7 +336,7 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     for kind, summary in result["accuracy_by_predictor"]["personal"].items():
         assert scores[f"pooled-{kind}"] == summary["mean"]
     assert any("pooled-tuned: epochs on a client's own rows: " in note for note in table["notes"])
-    figures = setting_result("tiny", [RowRuns("pooled", load_runs("all/pooled"), {})], {}, {}, {})
+    figures = setting_result("tiny", [RowRuns("pooled", load_runs("all/pooled"), {})], {}, {})
     assert {row.name: (row.control, row.accuracy) for row in figures.rows} == {
         name: (name, {"0": scores[name]}) for name in of_pooled
     }

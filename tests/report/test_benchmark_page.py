@@ -55,7 +55,7 @@ def setting(name: str, score: str) -> SettingResult:
     told["scored_on"] = "on one global test set, plain mean over clients"
     tuning = {"above": {"tried": {"rate": [0.1, 1.0]}, "seeds": [7], "chosen": {"rate": 0.1}}}
     made = {"rounds": 2, "clients": 3, "recipe": {"training": {"rounds": 2}}, "versions": [{"polyfed": "0"}]}
-    return validated(SettingResult, {**told, **made, "tuning": tuning, "epochs_of_local": {}, "rows": rows})
+    return validated(SettingResult, {**told, **made, "tuning": tuning, "rows": rows})
 
 
 def lines(page: str, begin: str) -> list[str]:
@@ -170,11 +170,11 @@ def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
 
 def test_what_is_lacking_is_told() -> None:
     wanted = {
-        "one": Wanted(["local", "above", "fd"], [0, 1, 2, 3], longer="local-longer-3"),
+        "one": Wanted(["local", "above", "fd"], [0, 1, 2, 3]),
         "two": Wanted(["local"], [0]),
     }
     page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
-    assert "Not finished: one (seed 3 of local, seed 3 of above, fd, local-longer-3); two." in page
+    assert "Not finished: one (seed 3 of local, seed 3 of above, fd); two." in page
     page = to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0], readings=["above"])})
     assert "Not finished" not in page
     assert "Readings of papers whose formulas, or code, were not at hand: above." in page
@@ -182,14 +182,12 @@ def test_what_is_lacking_is_told() -> None:
 
 def test_an_overview_counts_who_gains_and_by_whom() -> None:
     stored = setting("one", "accuracy")
-    longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))
     errors = setting("two", "rmse")
-    asked = {"one": Wanted([], [], "local-longer-3"), "two": NOTHING}
-    page = to_markdown("Both", [join_results(stored, longer, []), errors], {}, asked)
+    page = to_markdown("Both", [stored, errors], {}, {"one": NOTHING, "two": NOTHING})
     (_, part_) = page.split("## Overview")
     part_ = part_.split("## Federated gains")[0]
-    assert "| one | 2 | 1 | 1 | 1 | 0 | +5.00 [+5.00, +5.00] | 1 of 1 |" in part_
-    assert "| two | 2 | 1 | - | 0 | 1 | - | 1 of 1 |" in part_, "of errors, less is better"
+    assert "| one | 2 | 1 | 1 | 0 | 1 of 1 |" in part_
+    assert "| two | 2 | 1 | 0 | 1 | 1 of 1 |" in part_, "of errors, less is better"
 
 
 def test_what_lies_below_local_has_gained_nothing() -> None:
@@ -208,23 +206,12 @@ def test_what_lies_below_local_has_gained_nothing() -> None:
     assert opacity == [[1, 1], [1, 0.25]]
 
 
-def test_gains_over_a_longer_local() -> None:
-    stored = setting("one", "accuracy")
-    longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))
-    page = to_markdown("Longer", [join_results(stored, longer, [])], {}, {"one": Wanted([], [], "local-longer-3")})
-    (_, part_) = page.split("## Gains over a longer Local")
-    assert "| above | +7.00 [+2.03, +11.97] |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
-    assert "| below | -15.00 [-15.00, -15.00] |" in part_
-    assert "(one local-longer-3)" in part_
-    assert "longer Local" not in to_markdown("Without", [stored], {}, {"one": Wanted([], [], "local-longer-3")})
-
-
 def test_gains_over_a_tuned_local() -> None:
     stored = setting("one", "accuracy")
     tuned = part(row("local-tuned", (0.55, 0.57, 0.59), method="local"))
     page = to_markdown("Tuned", [join_results(stored, tuned, [])], {})
     (_, part_) = page.split("## Gains over local-tuned")
-    assert "| above | +7.00 [+2.03, +11.97] |" in part_, "as over a longer one"
+    assert "| above | +7.00 [+2.03, +11.97] |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
     assert "| local" not in part_.split("As far as")[0]
 
 

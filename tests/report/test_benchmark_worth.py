@@ -33,7 +33,7 @@ def row(
 
 def setting(rows: list[dict[str, Any]], score: str = "accuracy", name: str = "one") -> SettingResult:
     told = {"setting": name, "score": score, "about": "By hand", "scored_on": "on test data", "changes": ""}
-    made = {"rounds": 2, "clients": 3, "recipe": {}, "tuning": {}, "epochs_of_local": {}, "versions": []}
+    made = {"rounds": 2, "clients": 3, "recipe": {}, "tuning": {}, "versions": []}
     return validated(SettingResult, {**told, **made, "rows": rows})
 
 

@@ -199,7 +199,6 @@ KEYS: dict[str, str | Refused] = {
     "run.modules": IN_A_RUN,
     "run.client_names": refused("'north' has gone", client_names=["north"]),
     "run.control": "the federation is another one",
-    "run.control_of": refused("set control to 'longer'", control_of=["fedgh"]),
 }
 
 

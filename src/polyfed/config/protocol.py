@@ -37,7 +37,7 @@ Seeds = Annotated[list[Seed], Field(min_length=1), Once]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), Once]
 Values = Annotated[list[Any], Field(min_length=1), Once]
 Pair = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2, max_length=2)]
-ControlKind = Literal["alone", "longer", "pooled"]
+ControlKind = Literal["alone", "pooled"]
 
 
 _DECIDED = ("run.seed", "method.name")  # by the suite, whatever a setting's overrides say
@@ -78,7 +78,6 @@ class Protocol(_Table):
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
         controls: which controls of `polyfed compare --controls` run, too.
         primary: pairs of rows, the upper and the lower one: these differences are tested, all others described.
-        local_longer: Local also runs with so many times its epochs a round.
         alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.
         tune_alone: methods that are tuned alone, too, over the same values; others have alone what was chosen together.
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
@@ -94,7 +93,6 @@ class Protocol(_Table):
     tuning_seeds: Annotated[list[Seed], Once] = Field(default_factory=list)
     controls: Annotated[list[ControlKind], Once] = Field(default_factory=list)
     primary: Annotated[list[Pair], Once] = Field(default_factory=list)
-    local_longer: Annotated[int, Field(ge=2)] | None = None
     alone_of: Names | None = None
     tune_alone: Names | None = None
     widen: bool = False

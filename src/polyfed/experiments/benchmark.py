@@ -25,7 +25,7 @@ from polyfed.engine.arguments import list_of
 from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import epochs_of_local, longer, pooled, runs_alone
+from polyfed.experiments.controls import pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import (
     AtWorkElsewhere,
@@ -293,20 +293,17 @@ class BenchmarkSetting:
         """What the page expects of the setting: the suite's methods and seeds."""
         protocol = self.request.protocol
         rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
-        longer = self._longer_local(self.recipe)
         names = list(dict.fromkeys(row.name for row in rows))
         readings = [row.name for row in rows if row.chosen_method.card.reading]
-        return Wanted(names, protocol.seeds_of(self.name), "" if longer is None else longer.name, readings)
+        return Wanted(names, protocol.seeds_of(self.name), readings)
 
     def can_have(self, row: str) -> bool:
-        """Whether the suite may give a row of this name; a longer Local is known after the data."""
+        """Whether the suite may give a row of this name."""
         controls = self.request.protocol.controls
         methods = self.request.protocol.methods_of(self.name)
         alone = [self._row_name(method, alone=True) for method in methods if self.can_have_alone(method)]
         further = ["pooled", "pooled-shares", "pooled-tuned"] if "pooled" in controls else []
-        wanted = self.wanted
-        is_longer = "longer" in controls and row.startswith("local-longer-")
-        return is_longer or row in (*wanted.methods, wanted.longer, *alone, *further)
+        return row in (*self.wanted.methods, *alone, *further)
 
     def can_have_alone(self, method: str) -> bool:
         """Whether the suite has a row of a method alone."""
@@ -421,16 +418,13 @@ class BenchmarkSetting:
     # what is left ---------------------------------------------------------------------------------------------------
 
     def _runs_left(self, method: str) -> int | None:
-        """How many runs of a method are not done; None: the figures lack nothing.
-
-        A longer Local counts only where the figures tell of it.
-        """
+        """How many runs of a method are not done; None: the figures lack nothing."""
         protocol = self.request.protocol
         forced = self._is_forced(self._row_name(method))
         choices = self._known_choices(method)
         runs = sum(self._trials_left(method, alone, forced) for alone, chosen in choices.items() if chosen is None)
         own, *controls = self._rows_of(method, {alone: chosen or {} for alone, chosen in choices.items()})
-        is_lacking = None in choices.values() or (self._has_longer(own) and self._stored_epochs(own) is None)
+        is_lacking = None in choices.values()
         for row in (own, *controls):
             is_tuned = choices[row.method.alone and len(choices) > 1] is not None
             seeds = self._seeds_left(row) if is_tuned else protocol.seeds_of(self.name)
@@ -467,11 +461,10 @@ class BenchmarkSetting:
             choices[alone] = tuned.chosen
             trials = [run for run in load_runs(self._tuning_folder(method, alone)) if run.finished]
             tuning[self._row_name(method, alone)] = (tuned, trials)
-        own, *controls = self._rows_of(method, choices, data)
+        own, *controls = self._rows_of(method, choices)
         found = self._run_rows((own, *controls), forced, data)
-        epochs = self._epochs_of_local(own, data)
         with lock_folder(self.request.figures, waits=True):
-            is_written = self._write(found, tuning, {} if epochs is None else {own.name: epochs})
+            is_written = self._write(found, tuning)
         if not is_written:
             self._run_method(method, data)
 
@@ -572,62 +565,28 @@ class BenchmarkSetting:
         chosen = tried.chosen.settings  # of what has several values
         return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
 
-    def _rows_of(
-        self, method: str, choices: Mapping[bool, Mapping[str, Any]], data: DataCache | None = None
-    ) -> Iterator[Recipe]:
+    def _rows_of(self, method: str, choices: Mapping[bool, Mapping[str, Any]]) -> Iterator[Recipe]:
         """A method, and its controls.
 
-        Args:
-            choices: its hyperparameters; under True those of the method alone, where they are others. data: kept
-                between calls; without, a longer Local is only there where the figures say that it is needed.
+        choices: its hyperparameters; under True those of the method alone, where they are others.
         """
         protocol = self.request.protocol
         tuned = self.request.recipe_of(self.name, choices[False], method)
         own = tuned.choose(method)
         yield own
         if method == _LOCAL:
-            further = self._longer_local(tuned)
-            if further is not None:
-                yield further
             if "pooled" in protocol.controls:
                 yield pooled(tuned)
             return
         if self._runs_alone(method, own):
             separate = self.request.recipe_of(self.name, choices.get(True, choices[False]), method)
             yield separate.choose_alone(method)
-        epochs = self._epochs_of_local(own, data)
-        if epochs is not None and epochs > own.training.local_epochs:
-            yield longer(tuned, epochs, [own.name])
 
     def _runs_alone(self, method: str, row: Recipe) -> bool:
         """Whether a method also runs with each client alone."""
         protocol = self.request.protocol
         is_asked = "alone" in protocol.controls and (protocol.alone_of is None or method in protocol.alone_of)
         return is_asked and method != _LOCAL and runs_alone(row)
-
-    def _longer_local(self, recipe: Recipe) -> Recipe | None:
-        """Local with several times the epochs; None where the suite asks for none."""
-        times = self.request.protocol.local_longer
-        return None if times is None else longer(recipe, times * recipe.training.local_epochs, [])
-
-    def _epochs_of_local(self, row: Recipe, data: DataCache | None) -> int | None:
-        """The epochs a round by which Local takes as many steps as a method; None where that is not asked for.
-
-        data: None: only what the figures tell.
-        """
-        if not self._has_longer(row):
-            return None
-        known = self._stored_epochs(row)
-        if known is not None or data is None:
-            return known
-        return epochs_of_local(build_federation(row, data=data, pretrained=False))
-
-    def _has_longer(self, row: Recipe) -> bool:
-        """Whether a Local of as many steps is asked for beside a row."""
-        return "longer" in self.request.protocol.controls and not row.method.alone and row.method.name != _LOCAL
-
-    def _stored_epochs(self, row: Recipe) -> int | None:
-        return None if self._stored is None or not self._stored_row(row) else self._stored.epochs_of_local.get(row.name)
 
     def _plan(self, rows: Sequence[Recipe]) -> list[PlannedRun]:
         """The runs that the figures lack; seed by seed, so that the runs of a seed share the data in memory."""
@@ -648,12 +607,7 @@ class BenchmarkSetting:
     def _row_name(self, method: str, alone: bool = False) -> str:
         return (self.recipe.choose_alone(method) if alone else self.recipe.choose(method)).name
 
-    def _write(
-        self,
-        rows: Sequence[RowRuns],
-        tuning: Mapping[str, tuple[Tuning, Sequence[RunRecord]]],
-        epochs: Mapping[str, int],
-    ) -> bool:
+    def _write(self, rows: Sequence[RowRuns], tuning: Mapping[str, tuple[Tuning, Sequence[RunRecord]]]) -> bool:
         """Write what was found into the figures, unless others have written these rows since the runs began.
 
         tuning: row -> what was chosen for it, and its trials.
@@ -666,9 +620,9 @@ class BenchmarkSetting:
         if any(_row_of(stored, row.name) != _row_of(known, row.name) for row in rows):
             return False
         if rows:
-            found = setting_result(self.name, rows, described(self.recipe), tuned, epochs)
+            found = setting_result(self.name, rows, described(self.recipe), tuned)
         elif stored is not None:
-            found = stored.model_copy(update={"rows": [], "tuning": tuned, "epochs_of_local": dict(epochs)})
+            found = stored.model_copy(update={"rows": [], "tuning": tuned})
         else:
             return True
         if stored is not None:

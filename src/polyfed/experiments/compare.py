@@ -92,8 +92,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         progress: show how it gets on, on standard error.
         device, workers, executor, preset: as for `run`.
         target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
-        controls: also run what says how much of a method's gain needs the other clients: every method alone, a longer
-            Local, and training on all clients' rows (`polyfed.experiments.controls`).
+        controls: also run what says how much of a method's gain needs the other clients: every method alone,
+            and training on all clients' rows (`polyfed.experiments.controls`).
 
     Raises:
         ConfigError: the request is wrong; nothing has been written.
@@ -117,7 +117,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     if not any(one.method.name == "local" for one in chosen.values()):
         chosen = {"local": base.choose("local"), **chosen}
     if controls:
-        chosen |= controls_of(base, chosen, data)
+        chosen |= controls_of(base, chosen)
     _check_names(chosen)
     unique_seeds = list(dict.fromkeys(seeds))
     groups = group_folders(base, data) if base.evaluation.held_out == EACH_GROUP else {}

@@ -5,6 +5,7 @@ setting.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +52,13 @@ _NO_TIME = ProcessorTime(tuning={}, runs={})
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a setting is to have: these methods with these seeds, and a row of a Local for longer, or "".
+    """What a setting is to have: these methods with these seeds.
 
     readings: those of the methods whose papers' formulas, or code, were not at hand (`MethodCard.reading`).
     """
 
     methods: Sequence[str]
     seeds: Sequence[int]
-    longer: str = ""
     readings: Sequence[str] = ()
 
 
@@ -109,18 +109,17 @@ def to_markdown(
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
     if readings := sorted({name for asked in wanted.values() for name in asked.readings}):
         parts.append(f"Readings of papers whose formulas, or code, were not at hand: {', '.join(readings)}.")
-    longer = {name: asked.longer for name, asked in wanted.items() if asked.longer}
     gains = {one.setting: gains_of(one) for one in found}
     worth = [worth_of(one) for one in found]
     parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]
     parts += map(markdown_text, _about_worth(worth))
     parts += _primary(comparisons(found, primary))
-    parts += _overview(found, gains, longer)
+    parts += _overview(found, gains)
     if "gains.png" in drawn:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _federated_gains(found, gains)
     parts += _over_other_targets(found)
-    parts += _over_other_locals(found, longer)
+    parts += _over_tuned_locals(found)
     for one in found:
         parts += _about_setting(one, gains[one.setting], spent.get(one.setting, _NO_TIME), drawn)
     scored_runs = human_seconds(sum(one.scored for one in spent.values()))
@@ -144,7 +143,7 @@ def _lacking(found: Sequence[SettingResult], wanted: Mapping[str, Wanted]) -> It
 
 def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
     """Rows, or seeds of rows."""
-    for name in filter(None, (*asked.methods, asked.longer)):
+    for name in asked.methods:
         row = found.row(name)
         seeds = [] if row is None else [seed for seed in asked.seeds if seed not in row.by_seed]
         if row is None:
@@ -190,7 +189,7 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
     yield (
         "The best row of each kind is picked by its mean validation score over the scored seeds, never by test; beside "
         "its name its mean test score, in brackets of how many rows it was picked. Federated: methods that send. "
-        "Without the others: Local, also for longer or tuned, methods with every client a federation of its own, and "
+        "Without the others: Local, also tuned, methods with every client a federation of its own, and "
         "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
         f"are paired by seed, with 95 % intervals.{closed}"
     )
@@ -240,43 +239,36 @@ def gain_text(gain: Estimate, score: MainScore) -> str:
 # over settings ------------------------------------------------------------------------------------------------------
 
 
-def _overview(
-    found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]], longer: Mapping[str, str]
-) -> Iterator[str]:
+def _overview(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]]) -> Iterator[str]:
     """In each setting, how many methods gain, and how many by the other clients; nothing without any interval."""
     counted = [one for one in found if any(parts.gain.margin is not None for parts in gains[one.setting].values())]
     if not counted:
         return
     yield "## Overview"
-    rows = [_overview_cells(one, gains[one.setting], longer.get(one.setting, "")) for one in counted]
+    rows = [_overview_cells(one, gains[one.setting]) for one in counted]
     columns = [Column(title, [row[title] for row in rows]) for title in rows[0]]
     names = Column("setting", [one.setting for one in counted], words=True)
     yield markdown_table([names, *(column for column in columns if not column.is_empty)])
-    has_longer = any(one.row(longer.get(one.setting, "")) is not None for one in counted)
-    also = ", and above a Local that trains for longer" if has_longer else ""
     ends = (
         "; how many of the tuned values are the first or last of those tried"
         if any(one.tuning for one in counted)
         else ""
     )
     yield (
-        f"Of the methods that also ran with each client alone, how many lie distinguishably above Local{also}, and how "
+        "Of the methods that also ran with each client alone, how many lie distinguishably above Local, and how "
         "many gain or lose by the other clients (together minus alone), by their 95 % intervals. What lies below Local "
         f"has gained nothing. If nothing made a difference, one in forty would on either side{ends}."
     )
 
 
-def _overview_cells(one: SettingResult, gains: Mapping[str, Gains], longer: str) -> dict[str, str]:
-    """A setting's cells by column. longer: its row of a Local for longer."""
-    above_longer = [gain_between(one, longer, name) for name in gains]
+def _overview_cells(one: SettingResult, gains: Mapping[str, Gains]) -> dict[str, str]:
+    """A setting's cells by column."""
     gained = (parts.federated for parts in gains.values() if not parts.rises_below_local)
     return {
         "methods": str(len(gains)),
         "above Local": _count(parts.gain for parts in gains.values()),
-        "above a longer Local": NOT_KNOWN if one.row(longer) is None else _count(above_longer),
         "gain by the others": _count(gained),
         "lose by the others": _count((parts.federated for parts in gains.values()), sign=-1),
-        "longer Local over Local": gain_text(gain_between(one, "local", longer), one.main_score),
         "tuned to an end": _tuned_to_an_end(one),
     }
 
@@ -346,43 +338,23 @@ def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
     )
 
 
-def _over_other_locals(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Iterator[str]:
-    """How far methods lie above a Local that trains for longer, and above variants of Local that were tuned.
-
-    longer: setting -> its row of a Local for longer.
-    """
-    there = {one.setting: longer.get(one.setting, "") for one in found if one.row(longer.get(one.setting, ""))}
-    named = ", ".join(f"{setting} {name}" for setting, name in there.items())
-    yield from _over_another_local(
-        found,
-        there,
-        "Gains over a longer Local",
-        f"As far as each method lies above a Local that trains more epochs a round ({named}), with the epochs of the "
-        "recipe itself; where it lies below, training longer alone gains more than the method does.",
-    )
+def _over_tuned_locals(found: Sequence[SettingResult]) -> Iterator[str]:
+    """How far methods lie above variants of Local that were tuned."""
     tuned = dict.fromkeys(row.name for one in found for row in one.methods if row.method == "local" != row.name)
-    for name in tuned:
-        yield from _over_another_local(
-            found,
-            {one.setting: name for one in found if one.row(name) is not None},
-            f"Gains over {name}",
-            f"As far as each method lies above {name}, Local with what validation chose for it.",
+    for local in tuned:
+        having = [one for one in found if one.row(local) is not None]
+        names = dict.fromkeys(row.name for one in having for row in one.methods if row.method != "local")
+        yield from _gains_section(
+            f"Gains over {local}",
+            {name: name for name in names},
+            having,
+            functools.partial(_gain_over, local),
+            f"As far as each method lies above {local}, Local with what validation chose for it.",
         )
 
 
-def _over_another_local(
-    found: Sequence[SettingResult], below: Mapping[str, str], title: str, about: str
-) -> Iterator[str]:
-    """below: setting -> the row, of the settings that have it."""
-    having = [one for one in found if one.setting in below]
-    names = dict.fromkeys(row.name for one in having for row in one.methods if row.method != "local")
-    yield from _gains_section(
-        title,
-        {name: name for name in names},
-        having,
-        lambda one, name: gain_between(one, below[one.setting], name),
-        about,
-    )
+def _gain_over(local: str, one: SettingResult, name: str) -> Estimate:
+    return gain_between(one, local, name)
 
 
 # a setting ----------------------------------------------------------------------------------------------------------

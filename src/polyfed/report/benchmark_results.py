@@ -27,7 +27,7 @@ from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 from polyfed.results.read import parse_json
 
 PROCESSOR_TIME = "processor-seconds.json"
-CONTROLS = ("", "targets", "alone", "longer", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
+CONTROLS = ("", "targets", "alone", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
 
 _DIGITS = 6  # of a curve's points
 
@@ -101,8 +101,7 @@ class SettingResult(Record):
             changes laid over the recipe; "" where there are none.
         recipe: the resolved recipe but for ``[method]`` and ``[run]``. data: seed -> checksum of the assigned rows
             (`polyfed.results.schema.MadeOf`); what was made before there was one has none.
-        tuning: by method. epochs_of_local: by method, the epochs a round by which Local takes as many steps; of those
-            whose longer Local was asked for.
+        tuning: by method.
         versions: of what the numbers depend on; several where rows were made in several places.
     """
 
@@ -116,7 +115,6 @@ class SettingResult(Record):
     recipe: dict[str, Any]
     data: dict[Seed, Text] = Field({})
     tuning: dict[str, Tuning]
-    epochs_of_local: dict[str, Count]
     versions: list[dict[str, Text]]
     rows: list[RowResult]
 
@@ -182,9 +180,8 @@ def setting_result(
     found: Sequence[RowRuns],
     recipe: Mapping[str, Any],
     tuning: Mapping[str, Tuning],
-    epochs: Mapping[str, int],
 ) -> SettingResult:
-    """The figures of some rows. recipe, tuning, epochs of Local: see `SettingResult`.
+    """The figures of some rows. recipe, tuning: see `SettingResult`.
 
     Raises:
         ConfigError: the runs cannot stand in one table.
@@ -209,7 +206,6 @@ def setting_result(
         recipe=dict(recipe),
         data={str(run.seed): run.data_checksum for run in runs if run.data_checksum},
         tuning=dict(tuning),
-        epochs_of_local=dict(epochs),
         versions=versions,
         rows=[_row(row) for one in found for row in _with_rows_of_pooled(one)],
     )
@@ -297,15 +293,13 @@ def join_results(stored: SettingResult, found: SettingResult, order: Sequence[st
     for row in found.rows:
         rows[row.name] = _join_rows(rows.get(row.name), row)
     tuning = stored.tuning | found.tuning
-    epochs = stored.epochs_of_local | found.epochs_of_local
     known = list(dict.fromkeys(["local", *order, *map(_subject, rows.values())]))
     new_versions = [versions for versions in found.versions if versions not in stored.versions]
     return stored.model_copy(
         update={
             "data": dict(sorted((stored.data | found.data).items(), key=lambda entry: int(entry[0]))),
-            "rows": sorted(rows.values(), key=lambda row: (CONTROLS.index(row.control), _order_in(row, known))),
+            "rows": sorted(rows.values(), key=lambda row: (CONTROLS.index(row.control), known.index(_subject(row)))),
             "tuning": {name: tuning[name] for one in known for name in (one, f"{one}-alone") if name in tuning},
-            "epochs_of_local": {name: epochs[name] for name in known if name in epochs},
             "versions": [*stored.versions, *new_versions],
         }
     )
@@ -343,11 +337,6 @@ def join_processor_time(stored: ProcessorTime, found: ProcessorTime, rows: Seque
 def _subject(row: RowResult) -> str:
     """The name of the row's method; a control's own, but that of who is alone."""
     return row.name.removesuffix("-alone") if row.control == "alone" else row.name
-
-
-def _order_in(row: RowResult, known: Sequence[str]) -> tuple[int, str]:
-    """Its place among rows of its kind: longer ones by their epochs, all others as methods are known."""
-    return (len(row.name), row.name) if row.control == "longer" else (known.index(_subject(row)), row.name)
 
 
 # files --------------------------------------------------------------------------------------------------------------

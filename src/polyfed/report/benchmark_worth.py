@@ -81,8 +81,8 @@ class Worth:
     """What the others' data are worth in a setting.
 
     Attributes:
-        federated: methods that send, as they are meant. without: rows that need nobody else: Local, also for longer,
-            methods alone, controls that make no use of uploads. pooled: networks trained on the rows of all.
+        federated: methods that send, as they are meant. without: rows that need nobody else: Local, methods
+            alone, controls that make no use of uploads. pooled: networks trained on the rows of all.
         closed_form: mean test score of the closed form, a linear model; closed_form_alone: of each client's own.
         gain: the best federated row over the best one without the others. gain_of_pooled: that of the best pooled row.
     """
@@ -120,7 +120,7 @@ def _side(row: RowResult) -> str:
         return ""
     if row.control.startswith("pooled"):
         return "pooled"
-    if row.control in ("alone", "longer") or row.bytes_up == 0 or _makes_no_use_of_uploads(row):
+    if row.control == "alone" or row.bytes_up == 0 or _makes_no_use_of_uploads(row):
         return "without"
     return "" if row.control else "federated"
 

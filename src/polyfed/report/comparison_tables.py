@@ -73,7 +73,7 @@ class ComparisonRow:
     Attributes:
         name: method or label, with the hyperparameters that distinguish variants.
         method: the method's registered name.
-        control: what the row is a control for: "alone", "longer", "pooled", "pooled-shares", "pooled-tuned"; "" for a
+        control: what the row is a control for: "alone", "pooled", "pooled-shares", "pooled-tuned"; "" for a
             method itself.
             A control leads nowhere, is nobody's rival, and stands beside no paper.
         stage: the stage that the accuracies were scored in.
@@ -347,8 +347,6 @@ def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
         gains: list[Estimate] = [getattr(one, part) for one in found.values()]
         columns.append(Column(heading, [scored(one.mean, score, "+") for one in gains]))
         columns.append(Column(of, [interval(one, score) for one in gains]))
-    longer = [scored(one.longer.mean, score, "+") for one in found.values()]
-    columns.append(Column("minus Local\nof its steps", longer))
     columns.append(Column("way to\npooled-tuned", [way_text(one.way) for one in found.values()]))
     if found:
         yield score.of_it(_WORTH), columns
@@ -496,7 +494,7 @@ def _plain_row(row: ComparisonRow, section: ComparisonGroup) -> dict[str, Any]:
         cells |= {f"target_{key}": value for key, value in needed.items()}
     if row.gains is not None:
         cells |= _estimate("gain", row.gains.gain) | _estimate("gain_alone", row.gains.alone)
-        cells |= _estimate("federated_gain", row.gains.federated) | _estimate("over_longer", row.gains.longer)
+        cells |= _estimate("federated_gain", row.gains.federated)
         cells["way_to_pooled_tuned"] = row.gains.way
     runs = [{**run, "path": shown_place(run["path"])} for run in row.runs]
     return cells | {"published": list(map(asdict, row.published)), "runs": runs}

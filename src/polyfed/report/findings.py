@@ -15,7 +15,7 @@ that difference is distinguishable from zero, as a share of what may be chance s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
@@ -37,7 +37,6 @@ class Gains:
         gain: together minus Local. alone: alone minus Local. federated: together minus alone.
         pooled: Local's mean accuracy plus the mean difference of pooled-tuned to it.
         way: the share of the way from Local to that; None where it is not distinguishably above Local.
-        longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
     """
 
     local: float | None
@@ -46,7 +45,6 @@ class Gains:
     federated: Estimate
     pooled: float | None
     way: float | None
-    longer: Estimate = field(default_factory=Estimate)
 
     @property
     def rises_below_local(self) -> bool:
@@ -60,13 +58,11 @@ def take_apart(
     local: BySeed,
     pooled: BySeed,
     score: MainScore = ACCURACY,
-    longer: BySeed | None = None,
 ) -> Gains:
     """The parts of a gain, on the seeds that together, alone and Local have.
 
     Args:
-        together, alone, local, pooled, longer: seed -> accuracy; of pooled-tuned, and of a Local of as many steps,
-            empty where there is none.
+        together, alone, local, pooled: seed -> accuracy; pooled is that of pooled-tuned, empty where there is none.
         score: the main score; what lowers the RMSE is a gain above zero.
     """
     shared = [seed for seed in together if seed in alone and seed in local]
@@ -84,7 +80,6 @@ def take_apart(
         federated=Estimate.gain(mine, separate, score),
         pooled=None if level is None or most.mean is None else score.improved(level, most.mean),
         way=way,
-        longer=Estimate.difference(mine, longer or {}),
     )
 
 
@@ -103,14 +98,12 @@ def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURAC
         alone = next((other for other in rows if _is_alone(rows[other][0], runs[0])), None)
         if alone is None or runs[0].control:
             continue
-        longer = next((other for other in rows.values() if name in other[0].recipe.run.control_of), ())
         found[name] = take_apart(
             _by_seed(runs, stages[name]),
             _by_seed(rows[alone], stages[alone]),
             _by_seed(local[0], stages[name]),
             _by_seed(pooled, stages[name]),
             score,
-            _by_seed(longer, stages[name]),
         )
     return found
 

@@ -25,7 +25,6 @@ _COLUMNS = {
     "time": "Of one whole run on the machine that it ran on.",
     "simulated time": "That one whole run would have taken on the clients' simulated devices.",
     "refused": "Uploads that did not count, over all runs of the row: for example numbers that were not finite.",
-    "minus Local of its steps": "Accuracy minus that of a Local that takes as many steps, in percentage points.",
     "best rival": "The best other row but Local.",
 }
 

@@ -253,7 +253,6 @@ METHODS = Registry(
     "method",
     {
         "local": "polyfed.methods.local:Local",
-        "local-mutual": "polyfed.methods.local_mutual:LocalMutual",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
         "closed-form": "polyfed.methods.closed_form:ClosedForm",
         "own-plus-common": "polyfed.methods.own_plus_common:OwnPlusCommon",
@@ -283,7 +282,6 @@ METHODS = Registry(
         "fedrep": "polyfed.methods.fedrep:FedRep",
         "fedrolex": "polyfed.methods.fedrolex:FedRolex",
         "fedsa": "polyfed.methods.fedsa:FedSA",
-        "fedsaf": "polyfed.methods.fedsaf:FedSAF",
         "fedselect": "polyfed.methods.fedselect:FedSelect",
         "fedtgp": "polyfed.methods.fedtgp:FedTGP",
         "fiarse": "polyfed.methods.fiarse:FIARSE",

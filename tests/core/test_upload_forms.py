@@ -76,4 +76,4 @@ def test_every_method_says_what_form_its_uploads_have() -> None:
     for name in METHODS:
         form = METHODS[name].card.form
         assert form is not None, name
-        assert bool(form) == (name not in ("local", "local-mutual")), name
+        assert bool(form) == (name != "local"), name

@@ -27,7 +27,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.engine.peft_adapters import load_peft, save_peft
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
+from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedRE, FedSA, FedTGP, Local
 from polyfed.models.adapt import split
 from polyfed.plugins.settings import Availability, Devices, RobustAggregation
 from polyfed.testing import fixtures as worlds
@@ -70,7 +70,7 @@ def test_local_alone_is_local() -> None:
     assert same(kit.run(training=THREE), kit.run(alone(Local()), THREE))
 
 
-OTHERS = [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedRE(), FedSA(), FedSAF(), FedTGP()]
+OTHERS = [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedRE(), FedSA(), FedTGP()]
 
 
 @pytest.mark.parametrize("method", others_slow(OTHERS, quick=[FedGH()]), ids=repr)

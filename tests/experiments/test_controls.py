@@ -299,7 +299,7 @@ def test_hostile_clients_have_no_place_in_pooled_data() -> None:
 
 def test_the_controls_of_a_comparison() -> None:
     base = recipe(methods={"own": {"name": "fedproto", "alone": True}})
-    chosen = {name: base.choose(name) for name in ("local", "local-mutual", "fedgh", "fedrep", "own")}
+    chosen = {name: base.choose(name) for name in ("local", "fedgh", "fedrep", "own")}
     found = controls_of(base, chosen)
     assert list(found) == ["fedgh-alone", "fedrep-alone", "pooled"]
 

@@ -54,7 +54,7 @@ def test_every_method_says_what_it_is():
         row = method_facts.page(name)
         assert re.search(r"(19|20)\d\d|arXiv", row["paper"]) or name == "local", "expected authors, venue and year"
         sent = {row[key] for key in ("down", "up", "states")}
-        assert (sent & {"nothing", "none"} == set()) == (name not in ("local", "local-mutual"))
+        assert (sent & {"nothing", "none"} == set()) == (name != "local")
         assert not any("|" in row[key] for key in ("paper", "differs", "down", "up", "states"))
         assert list(row["hyperparameters"]) == list(row["about"])
         silent = [hyperparameter for hyperparameter, about in row["about"].items() if not about]

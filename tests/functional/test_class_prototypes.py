@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from polyfed.functional.class_prototypes import (
     align,
-    batch_class_means,
+    batch_class_sums,
     class_means,
     header_sgd_step,
     merge,
@@ -21,7 +20,6 @@ from polyfed.functional.class_prototypes import (
     prototype_distance,
     soft_cross_entropy,
     soft_header_sgd_step,
-    structure_loss,
     to_dense,
 )
 
@@ -108,49 +106,6 @@ def test_a_step_to_soft_labels_is_that_of_autograd() -> None:
     assert all(map(torch.equal, soft_header_sgd_step(theta, bias, z, q, 0.0), (theta, bias)))
 
 
-COMMON = torch.tensor([True, False, True, True, False, True])
-
-
-MEANS, TARGETS = draw(6, 4), draw(6, 4, seed=1)
-
-
-def expected(means: torch.Tensor, targets: torch.Tensor) -> float:
-    """From the rows that count alone, in float64."""
-    m, t = (rows.double().numpy() for rows in (means, targets))
-    gaps = [np.linalg.norm(m[a] - m[b]) - np.linalg.norm(t[a] - t[b]) for a, b in permutations(range(len(m)), 2)]
-    return float(np.square(gaps).mean() / m.shape[1])
-
-
-def test_the_gap_is_that_of_the_common_rows() -> None:
-    found = structure_loss(MEANS, TARGETS, COMMON)
-    assert float(found) == pytest.approx(expected(MEANS[COMMON], TARGETS[COMMON]), rel=1e-5)
-    spoilt = torch.where(COMMON[:, None], MEANS, torch.full_like(MEANS, 1e6))
-    assert torch.equal(structure_loss(spoilt, TARGETS, COMMON), found)
-
-
-def test_too_few_classes_have_no_structure() -> None:
-    for count in range(4):
-        common = torch.arange(6) < count
-        means = MEANS.clone().requires_grad_()
-        gap = structure_loss(means, TARGETS, common)
-        (slope,) = torch.autograd.grad(gap, means)
-        matters = count > 1
-        assert (float(gap.detach()) > 0) == bool(slope.abs().sum() > 0) == matters
-        assert torch.isfinite(slope).all()
-        assert slope[~common].eq(0).all()
-
-
-def test_means_of_a_batch() -> None:
-    z, y = draw(7, 3), torch.tensor([2, 0, 2, 2, 4, 0, 3])
-    w = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 0.0])
-    means, present = batch_class_means(z, y, w, classes=5)
-    assert present.tolist() == [True, False, True, False, True]  # the only row of class 3 has no weight
-    for c in range(5):
-        mine = (y == c).numpy() & (w > 0).numpy()
-        row = np.average(z.double().numpy()[mine], axis=0, weights=w.numpy()[mine]) if mine.any() else np.zeros(3)
-        assert means[c].numpy() == pytest.approx(row, abs=1e-6)
-
-
 def data(n=100, d=6, classes=5, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, d, generator=g).abs(), torch.randint(0, classes, (n,), generator=g)
@@ -210,3 +165,12 @@ def test_pairs_without_weight_move_nothing():
     step = header_sgd_step(weight, bias, z, y, w, 0.3, 0)
     torch.testing.assert_close(header_sgd_step(weight, bias, z, y, 9 * w, 0.3, 0), step)
     assert torch.equal(header_sgd_step(weight, bias, z, y, 0 * w, 0.3, 0)[0], weight)
+
+
+def test_sums_of_a_batch() -> None:
+    z, y = draw(7, 3), torch.tensor([2, 0, 2, 2, 4, 0, 3])
+    w = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 0.0])
+    sums, totals = batch_class_sums(z, y, w, classes=5)
+    assert totals.tolist() == [3.0, 0.0, 2.5, 0.0, 1.0]
+    expected = [(z.double() * w[:, None].double())[y == c].sum(0).numpy() for c in range(5)]
+    np.testing.assert_allclose(sums.numpy(), np.stack(expected), atol=1e-6)

@@ -10,13 +10,12 @@ from polyfed.registry import METHODS
 # FedDF's 128 steps of Adam on the server carry rounding beyond the tolerance on some processors;
 # ProtoNorm's prototypes have one length, so that a row without features is as far from all, and rounding decides;
 # with their defaults and steps of 0.1, FedSA multiplies a rounding error a thousandfold in a few rounds, and FedORGP,
-# whose weight is 10, and two networks with BatchNorm that teach each other do so a few times
+# whose weight is 10, a few times
 _SETTINGS: dict[str, dict[str, Any]] = {
     "feddf": {"server_steps": 16},
     "fedorgp": {"prototype_weight": 1.0},
     "fedsa": {"anchor_weight": 1.0, "contrast": 0.5},
     "protonorm": {"prototype_weight": 1.0, "spread_steps": 0},
-    "local-mutual": {"mutual": 0.3, "mixed": 0.3},
 }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from polyfed.engine.executors.client_work import part_of
 from polyfed.engine.scoring import SCORES, predictions
-from polyfed.methods import FedProto, FedSA, FedSAF, ProtoNorm
+from polyfed.methods import FedProto, FedSA, ProtoNorm
 from polyfed.methods.building_blocks import prototypes
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, moved, rounds, worker
@@ -20,7 +20,7 @@ def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
     return {int(c): row for c, row in zip(state["labels"], state["prototypes"].double().numpy(), strict=True)}
 
 
-@pytest.mark.parametrize("method", [FedProto(), FedProto(weighting="uniform"), FedSAF()])
+@pytest.mark.parametrize("method", [FedProto(), FedProto(weighting="uniform")])
 def test_uploads_and_prototypes_against_numpy(method: Any) -> None:
     people = members()
     counted = method == FedProto()

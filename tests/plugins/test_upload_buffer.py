@@ -19,7 +19,7 @@ from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.methods import FD, FedAvg, FedGH, FedHeNN, FedMD, FedProto, FedRep, FedSA, FedSAF, FedTGP, LGFedAvg, Local
+from polyfed.methods import FD, FedAvg, FedGH, FedHeNN, FedMD, FedProto, FedRep, FedSA, FedTGP, LGFedAvg, Local
 from polyfed.methods import SCAFFOLD as Scaffold
 from polyfed.methods.fedhenn import AlignmentData
 from polyfed.plugins.settings import Availability, Devices
@@ -98,7 +98,7 @@ def test_a_share_of_the_clients_is_at_work_at_any_time() -> None:
 @pytest.mark.parametrize(
     "method",
     others_slow(
-        [Local(), FedAvg(), FedGH(), FedProto(), FD(), FedSA(), FedSAF(), LGFedAvg(), FedRep(final_head_epochs=1)],
+        [Local(), FedAvg(), FedGH(), FedProto(), FD(), FedSA(), LGFedAvg(), FedRep(final_head_epochs=1)],
         quick=[FedAvg()],
     ),
     ids=lambda method: method.name,

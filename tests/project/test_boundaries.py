@@ -152,7 +152,7 @@ def trespasses(known: dict[str, Path]) -> list[str]:
                 continue
             own = {here}
             if here == "methods":  # of each other methods know those that some extend; the folder's face lists them all
-                bases = ("closed_form", "fedavg", "fedproto", "fedprox", "heterofl", "local_mutual")
+                bases = ("closed_form", "fedavg", "fedproto", "fedprox", "heterofl")
                 own = {here, "registry"} if name == "polyfed.methods" else {f"methods.{base}" for base in bases}
             if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
                 found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")

@@ -78,7 +78,7 @@ def test_the_methods_chosen_run_on_networks_that_differ_so(networks: str, tmp_pa
 def test_the_front_page_says_what_may_differ() -> None:
     expected: dict[str, set[str]] = {"depth": set(), "width": set(), "everything before the head": set()}
     expected["everything"] = set()
-    for registered in set(METHODS) - {"local", "local-mutual", "fedhenn-homogeneous"}:
+    for registered in set(METHODS) - {"local", "fedhenn-homogeneous"}:
         asked = METHODS[registered]().requirements
         name = registered.replace("-", "")
         if asked.same_architecture:

@@ -273,22 +273,6 @@ def soft_header_sgd_step(
     return weight_CD - lr * residual_MC.T @ z_MD, bias_C - lr * residual_MC.sum(dim=0)
 
 
-def batch_class_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the rows of each class (C, D), 0 for absent ones, and which are present, (C,) bool.
-
-    A row of weight 0 does not make its class present. Differentiable in z.
-
-    >>> rows, weights = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([1.0, 1.0, 0.0])
-    >>> batch_class_means(rows, torch.tensor([1, 1, 0]), weights, classes=2)
-    (tensor([[0.],
-            [2.]]), tensor([False,  True]))
-    """
-    sums_CD, totals_C = batch_class_sums(z_ND, y_N, w_N, classes)
-    present_C = totals_C > 0
-    divisors_C = torch.where(present_C, totals_C, torch.ones_like(totals_C))
-    return sums_CD / divisors_C[:, None], present_C
-
-
 def batch_class_sums(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """The weighted sum of the rows of each class (C, D), and of their weights (C,). Differentiable in z.
 
@@ -300,44 +284,3 @@ def batch_class_sums(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tu
     of_class_CN = ((torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N).to(z_ND)
     with torch.autocast(z_ND.device.type, enabled=False):
         return of_class_CN @ z_ND, of_class_CN.sum(dim=1)
-
-
-def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor) -> Tensor:
-    """Mean over classes a != b in `common_C` of (d(m_a, m_b) - d(t_a, t_b))^2, 0 where there are fewer than two.
-
-    d(a, b) = sqrt(<a - b, a - b>), <a, b> = a . b / D. It does not change under rotation and translation of either.
-
-    Args:
-        means_CD: rows that are trained. targets_CD: constants for the gradient.
-        common_C: bool, the classes of which both have a row.
-
-    Source: Wu et al. (FedSAF), arXiv:2605.05959, for the idea; the measure is the plain one.
-
-    >>> rows, both = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([True, True])
-    >>> structure_loss(rows, torch.tensor([[7.0, 7.0], [7.0, 2.0]]), both)  # lengths 5 and 5
-    tensor(0.)
-    """
-    count = common_C.sum()
-    own_CC = _distances(_centered(widened(means_CD), common_C))
-    other_CC = _distances(_centered(widened(targets_CD.detach()), common_C))
-    total = (own_CC - other_CC).square().mul(common_C[:, None] & common_C).sum()
-    return total / (count * (count - 1)).clamp(min=1)
-
-
-def _centered(rows_CD: Tensor, common_C: Tensor) -> Tensor:
-    """The common rows minus their mean; the others as 0."""
-    kept_CD = torch.where(common_C[:, None], rows_CD, torch.zeros_like(rows_CD))
-    mean_D = kept_CD.sum(dim=0) / common_C.sum().clamp(min=1)
-    return torch.where(common_C[:, None], kept_CD - mean_D, torch.zeros_like(rows_CD))
-
-
-def _distances(rows_CD: Tensor) -> Tensor:
-    """d(a, b) of all rows, 0 with gradient 0 for rows that are equal as far as the numbers can tell."""
-    with torch.autocast(rows_CD.device.type, enabled=False):
-        gram_CC = rows_CD @ rows_CD.T / rows_CD.shape[1]
-    own_C = gram_CC.diagonal()
-    sizes_CC = own_C[:, None] + own_C
-    squared_CC = sizes_CC - 2 * gram_CC
-    differ_CC = squared_CC > 4 * torch.finfo(gram_CC.dtype).eps * sizes_CC
-    roots_CC = torch.where(differ_CC, squared_CC, torch.ones_like(squared_CC)).sqrt()
-    return torch.where(differ_CC, roots_CC, torch.zeros_like(roots_CC))

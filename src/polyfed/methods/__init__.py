@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from polyfed.methods.fedrep import FedRep as FedRep
     from polyfed.methods.fedrolex import FedRolex as FedRolex
     from polyfed.methods.fedsa import FedSA as FedSA
-    from polyfed.methods.fedsaf import FedSAF as FedSAF
     from polyfed.methods.fedselect import FedSelect as FedSelect
     from polyfed.methods.fedtgp import FedTGP as FedTGP
     from polyfed.methods.fiarse import FIARSE as FIARSE
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from polyfed.methods.incoavg import InCoAvg as InCoAvg
     from polyfed.methods.lgfedavg import LGFedAvg as LGFedAvg
     from polyfed.methods.local import Local as Local
-    from polyfed.methods.local_mutual import LocalMutual as LocalMutual
     from polyfed.methods.moon import MOON as MOON
     from polyfed.methods.own_plus_common import OwnPlusCommon as OwnPlusCommon
     from polyfed.methods.protonorm import ProtoNorm as ProtoNorm

@@ -1,6 +1,6 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
-`PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `PrototypeMethod` is a whole method but for how
+`PrototypeUploads` is the upload of class means alone (FedSA). `PrototypeMethod` is a whole method but for how
 the server makes its prototypes (FedProto); `TrainedPrototypes` trains them (FedTGP, FedORGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;

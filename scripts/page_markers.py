@@ -1,4 +1,4 @@
-"""What pages show in the place of their markers, made of the catalog of methods and of stored results.
+"""What pages show in the place of their markers, made of the methods and of stored results.
 
     {{ hyperparameters }}                          on a method's page: the table of its hyperparameters
     {{ deviations }}                               on a method's page: where it differs from its paper, numbered
@@ -31,10 +31,9 @@ import record_tables
 import reference_tables
 from results_pages import RESULTS, SUITES, Measurement, measurements, settings
 
-from polyfed.cli import catalog
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
-from polyfed.experiments.method_table import format_value
+from polyfed.experiments import method_facts
 from polyfed.registry import METHODS
 from polyfed.report.benchmark_results import ProcessorTime, RowResult, SettingResult, read_processor_time
 from polyfed.report.benchmark_worth import gain_between, gains_of
@@ -70,17 +69,17 @@ def expanded(text: str, page: Path) -> str:
 # methods --------------------------------------------------------------------------------------------------------------
 def hyperparameters(method: str) -> str:
     """The table of a method's hyperparameters."""
-    known = catalog.method(method)
+    keys = method_facts.list_hyperparameters(METHODS[method])
     lines = ["| hyperparameter | values | default | description |", "| --- | --- | --- | --- |"]
-    for name, default in known["hyperparameters"].items():
-        shown = "-" if default is None else f"`{format_value(default)}`"
-        lines.append(f"| `{name}` | {known['kinds'][name]} | {shown} | {markdown_text(known['about'][name])} |")
-    return "\n".join(lines) if known["hyperparameters"] else "None."
+    for key in keys:
+        shown = "-" if key.default == "none" else f"`{key.default}`"
+        lines.append(f"| `{key.name}` | {key.type} | {shown} | {markdown_text(key.meaning)} |")
+    return "\n".join(lines) if keys else "None."
 
 
 def deviations(method: str) -> str:
     """The list of a method's deviations from its paper, as its docstring has them."""
-    _, first, numbered = catalog.method(method)["deviations"].partition("(1) ")
+    _, first, numbered = method_facts.page(method)["deviations"].partition("(1) ")
     points = re.split(r" \(\d+\) ", f" {first}{numbered}")[1:]
     return "\n".join(f"{number}. {markdown_text(point)}" for number, point in enumerate(points, 1))
 

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from polyfed.cli import catalog
 from polyfed.config.protocol import Protocol
 from polyfed.registry import METHODS
 from polyfed.report.benchmark_page import Wanted
@@ -197,8 +196,8 @@ def _wanted(one: SettingResult | None) -> Wanted:
 
 
 def _is_reading(method: str) -> bool:
-    paper: str = catalog.method(method)["paper"]
-    return paper.endswith("(a reading)")
+    reading: bool = METHODS[method].card.reading
+    return reading
 
 
 def _list_of_all() -> str:

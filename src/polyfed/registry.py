@@ -213,11 +213,13 @@ class Registry(Mapping[str, Any]):
     Args:
         kind: what the entries are, in the singular, for messages ("method").
         entries: name -> ``"module:attribute"``.
+        summaries: name -> what it is, in a line, for lists that import nothing.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str], summaries: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self.entries: dict[str, Any] = dict(entries)
+        self._summaries = dict(summaries or {})
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.entries:
@@ -238,6 +240,12 @@ class Registry(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self.entries
 
+    def summary(self, name: str) -> str:
+        """What an entry is, in a line; the first paragraph of its docstring where the registry has none."""
+        if name in self._summaries:
+            return self._summaries[name]
+        return " ".join((self[name].__doc__ or "").partition("\n\n")[0].replace("`", "").split())
+
     def add(self, name: str, entry: Any) -> None:
         """Register an object of your own, or a ``"module:attribute"`` string. A name is taken once.
 
@@ -249,53 +257,67 @@ class Registry(Mapping[str, Any]):
         self.entries[name] = entry
 
 
+_METHODS = {  # name: (the class, what it does)
+    "local": ("local:Local", "Local training without communication"),
+    "fedavg": ("fedavg:FedAvg", "Federated averaging of weights"),
+    "closed-form": ("closed_form:ClosedForm", "A linear model on random features, solved at the server from sums"),
+    "own-plus-common": ("own_plus_common:OwnPlusCommon", "Own networks, each plus one common closed-form model"),
+    "depthfl": ("depthfl:DepthFL", "Shallower sub-models of one network, whose classifiers learn from each other"),
+    "fd": ("fd:FD", "Federated distillation: clients exchange one mean output per class"),
+    "feddf": ("feddf:FedDF", "Averaging within each architecture, then distillation from all clients' networks"),
+    "feddpa": ("feddpa:FedDPA", "Averaging with personal weights, selected by their Fisher information"),
+    "fedet": ("fedet:FedET", "Ensemble distillation into a large server network, whose head is sent back"),
+    "fedfomo": ("fedfomo:FedFomo", "A mixture of other clients' models for every client, weighted by validation loss"),
+    "fedgen": ("fedgen:FedGen", "Averaging of weights, and features of all classes from a server-trained generator"),
+    "fedgh": ("fedgh:FedGH", "A global header, trained by the server on class means of representations"),
+    "fedhenn": ("fedhenn:FedHeNN", "Personal networks, aligned to the mean kernel of all clients (Algorithm 2)"),
+    "fedhenn-homogeneous": ("fedhenn:HomogeneousFedHeNN", "FedAvg, aligned to the received weights (Algorithm 1)"),
+    "fedin": ("fedin:FedIN", "Intermediate layers that learn from other clients' features"),
+    "fedl2g": ("fedl2g:FedL2G", "One guiding vector per class, meta-learned on held-back samples"),
+    "fedkd": (
+        "fedkd:FedKD",
+        "Mutual distillation between a private mentor and a common mentee, with compressed updates",
+    ),
+    "fedkwaz": ("fedkwaz:FedKWAZ", "Class means of two networks per client, which also teach each other"),
+    "fedlora": ("fedlora:FedLoRA", "Low-rank adapters of unequal rank on a frozen network"),
+    "fedmd": ("fedmd:FedMD", "Distillation from the clients' mean scores on public data, then training on own data"),
+    "fedmrl": (
+        "fedmrl:FedMRL",
+        "Nested heads on the fused representation of a private network and the auxiliary model",
+    ),
+    "fednova": ("fednova:FedNova", "Averaging of updates, normalized by each client's effective number of steps"),
+    "fedopt": ("fedopt:FedOpt", "Federated averaging with an adaptive server optimizer"),
+    "fedorgp": ("fedorgp:FedORGP", "Server-trained prototypes at right angles to other classes, approached by cosine"),
+    "fedproto": ("fedproto:FedProto", "Averaged class means of representations, which regularize local training"),
+    "fedprox": ("fedprox:FedProx", "Averaging with a proximal term in the local loss"),
+    "fedre": ("fedre:FedRE", "A global header, trained by the server on one random mixture of class means per client"),
+    "fedrep": ("fedrep:FedRep", "A shared extractor and personal heads, trained alternately"),
+    "fedrolex": ("fedrolex:FedRolex", "Sub-models of one network, whose channels change from round to round"),
+    "fedsa": ("fedsa:FedSA", "One anchor per class, drawn apart at the server, for representations and heads"),
+    "fedselect": ("fedselect:FedSelect", "Averaging of shared entries; the personal ones are selected during training"),
+    "fedtgp": ("fedtgp:FedTGP", "Server-trained prototypes with a margin between classes"),
+    "fiarse": ("fiarse:FIARSE", "Sub-models of the weights that are largest in magnitude"),
+    "fjord": ("fjord:FjORD", "Ordered dropout: nested widths of one network"),
+    "fml": ("fml:FML", "Mutual distillation between a private network and the averaged auxiliary model"),
+    "heterofl": (
+        "heterofl:HeteroFL",
+        "Narrower sub-models of one network, averaged over the clients that hold a weight",
+    ),
+    "inclusivefl": (
+        "inclusivefl:InclusiveFL",
+        "Layer-wise averaging, with momentum distillation into smaller networks",
+    ),
+    "incoavg": ("incoavg:InCoAvg", "Averaging, with updates of deep layers corrected by those of shallow ones"),
+    "lgfedavg": ("lgfedavg:LGFedAvg", "A shared head on personal extractors"),
+    "moon": ("moon:MOON", "Averaging of weights with a model-contrastive loss"),
+    "protonorm": ("protonorm:ProtoNorm", "Averaged class means, pushed apart on the sphere and sent at one length"),
+    "scaffold": ("scaffold:SCAFFOLD", "Averaging of weights, with control variates against client drift"),
+    "scalefl": ("scalefl:ScaleFL", "Narrower and shallower sub-models of one network with early exits"),
+}
 METHODS = Registry(
     "method",
-    {
-        "local": "polyfed.methods.local:Local",
-        "fedavg": "polyfed.methods.fedavg:FedAvg",
-        "closed-form": "polyfed.methods.closed_form:ClosedForm",
-        "own-plus-common": "polyfed.methods.own_plus_common:OwnPlusCommon",
-        "depthfl": "polyfed.methods.depthfl:DepthFL",
-        "fd": "polyfed.methods.fd:FD",
-        "feddf": "polyfed.methods.feddf:FedDF",
-        "feddpa": "polyfed.methods.feddpa:FedDPA",
-        "fedet": "polyfed.methods.fedet:FedET",
-        "fedfomo": "polyfed.methods.fedfomo:FedFomo",
-        "fedgen": "polyfed.methods.fedgen:FedGen",
-        "fedgh": "polyfed.methods.fedgh:FedGH",
-        "fedhenn": "polyfed.methods.fedhenn:FedHeNN",
-        "fedhenn-homogeneous": "polyfed.methods.fedhenn:HomogeneousFedHeNN",
-        "fedin": "polyfed.methods.fedin:FedIN",
-        "fedl2g": "polyfed.methods.fedl2g:FedL2G",
-        "fedkd": "polyfed.methods.fedkd:FedKD",
-        "fedkwaz": "polyfed.methods.fedkwaz:FedKWAZ",
-        "fedlora": "polyfed.methods.fedlora:FedLoRA",
-        "fedmd": "polyfed.methods.fedmd:FedMD",
-        "fedmrl": "polyfed.methods.fedmrl:FedMRL",
-        "fednova": "polyfed.methods.fednova:FedNova",
-        "fedopt": "polyfed.methods.fedopt:FedOpt",
-        "fedorgp": "polyfed.methods.fedorgp:FedORGP",
-        "fedproto": "polyfed.methods.fedproto:FedProto",
-        "fedprox": "polyfed.methods.fedprox:FedProx",
-        "fedre": "polyfed.methods.fedre:FedRE",
-        "fedrep": "polyfed.methods.fedrep:FedRep",
-        "fedrolex": "polyfed.methods.fedrolex:FedRolex",
-        "fedsa": "polyfed.methods.fedsa:FedSA",
-        "fedselect": "polyfed.methods.fedselect:FedSelect",
-        "fedtgp": "polyfed.methods.fedtgp:FedTGP",
-        "fiarse": "polyfed.methods.fiarse:FIARSE",
-        "fjord": "polyfed.methods.fjord:FjORD",
-        "fml": "polyfed.methods.fml:FML",
-        "heterofl": "polyfed.methods.heterofl:HeteroFL",
-        "inclusivefl": "polyfed.methods.inclusivefl:InclusiveFL",
-        "incoavg": "polyfed.methods.incoavg:InCoAvg",
-        "lgfedavg": "polyfed.methods.lgfedavg:LGFedAvg",
-        "moon": "polyfed.methods.moon:MOON",
-        "protonorm": "polyfed.methods.protonorm:ProtoNorm",
-        "scaffold": "polyfed.methods.scaffold:SCAFFOLD",
-        "scalefl": "polyfed.methods.scalefl:ScaleFL",
-    },
+    {name: f"polyfed.methods.{place}" for name, (place, _) in _METHODS.items()},
+    {name: summary for name, (_, summary) in _METHODS.items()},
 )
 
 _CNN = "polyfed.models.cnn"

@@ -114,9 +114,9 @@ def test_the_page_of_a_method_says_all_that_is_said_of_it(
     page = json.loads(said("methods", name, "--json", capsys=capsys))
     text = " ".join(out.split())
     assert text.startswith(f"{name}: {page['summary']} paper {page['paper']} may differ {page['differs']} down ")
-    for hyperparameter in page["hyperparameters"]:
-        assert re.search(rf"^{re.escape(hyperparameter)} +\S", out, re.MULTILINE)
-        assert page["kinds"][hyperparameter]
+    for key in page["hyperparameters"]:
+        assert re.search(rf"^{re.escape(key['name'])} +\S", out, re.MULTILINE)
+        assert key["type"]
     numbered = re.findall(r"\((\d+)\) ", page["deviations"])
     assert len(numbered) >= (name != "local")
     for number in numbered:

@@ -236,11 +236,7 @@ def test_a_method_needs_one_building_block() -> None:
 
 
 HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
-LISTS = [
-    "methods", "methods fedgh", "methods --json", "models", "models vit-xs", "datasets",
-    "datasets watch", "recipe", "recipe training.lr", "recipe method.fedhenn",
-]  # fmt: skip
-LISTED = f"from polyfed.cli.app import status; assert not any(status(words.split()) for words in {LISTS})"
+LISTED = "from polyfed.cli.app import status; assert not any(status(['methods', *more]) for more in ([], ['--json']))"
 
 
 @pytest.mark.parametrize("statement", ["import polyfed", HELP, LISTED], ids=["import", "help", "lists"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from polyfed.cli.options import AsJson
 from polyfed.cli.output import print_json, print_text, terminal_width
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, MissingPackage
+from polyfed.registry import METHODS, MODELS, suggest
 
 
 def recipe(
@@ -30,19 +32,17 @@ def recipe(
     polyfed recipe method.fedhenn
     polyfed recipe --json-schema
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    if json_schema:
-        from polyfed.experiments import recipe_reference
+    from polyfed.cli.listing import of_section
+    from polyfed.experiments.recipe_reference import find_keys, sections, to_schema
 
+    if json_schema:
         if name is not None or json:
             raise ConfigError("expected NAME and --json, or --json-schema, got both")
-        print_json(recipe_reference.to_schema())
+        print_json(to_schema())
         return
-    from polyfed.cli import catalog
-    from polyfed.cli.listing import of_section
-
-    found = catalog.sections() if name is None else [catalog.find_keys(name, [os.getcwd()])]
+    found = sections() if name is None else [find_keys(name, [os.getcwd()])]
     if json:
-        print_json({section["name"]: section["keys"] for section in found})
+        print_json({section.name: [asdict(key) for key in section.keys] for section in found})
     else:
         print_text("\n\n".join(of_section(section, terminal_width()) for section in found))
 
@@ -63,13 +63,17 @@ def methods(
     \b
     polyfed methods fedgh
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.cli import catalog
     from polyfed.cli.listing import of_method, of_methods
 
-    if name is None:
-        _show([catalog.row_of(page) for page in catalog.methods()], of_methods, json)
-    else:
-        _show(catalog.method(name, [os.getcwd()]), of_method, json)
+    if name is None:  # imports no PyTorch
+        _show([{"name": one, "summary": METHODS.summary(one)} for one in METHODS], of_methods, json)
+        return
+    from polyfed.experiments.method_facts import page
+
+    found = page(name, [os.getcwd()])
+    if json:
+        found["hyperparameters"] = [asdict(key) for key in found["hyperparameters"]]
+    _show(found, of_method, json)
 
 
 def models(
@@ -82,16 +86,26 @@ def models(
 
     Numbers of parameters and widths of the representation are those on the data that a model was made for.
     """
-    from polyfed.cli import catalog
     from polyfed.cli.listing import of_group, of_model, of_models
     from polyfed.model_groups import GROUPS
+    from polyfed.models import zoo
 
     if name is None:
-        _show([catalog.row_of(page) for page in catalog.models()], of_models, json)
+        _show([zoo.page(one) for one in MODELS], of_models, json)
     elif name in GROUPS:
-        _show(catalog.group(name), of_group, json)
+        _show([_member(one) for one in GROUPS[name]], of_group, json)
     else:
-        _show(catalog.model(name), of_model, json)
+        _show(zoo.page(name), of_model, json)
+
+
+def _member(name: str) -> dict[str, Any]:
+    """A network of a group. problem: why its sizes are not known, where its package is not installed."""
+    from polyfed.models import zoo
+
+    try:
+        return zoo.page(name) | {"problem": None}
+    except MissingPackage as error:
+        return {"name": name, "parameters": None, "feature_dim": None, "problem": str(error)}
 
 
 def datasets(
@@ -102,13 +116,17 @@ def datasets(
 
     Files are looked for below POLYFED_DATA.
     """
-    from polyfed.cli import catalog
     from polyfed.cli.listing import of_dataset, of_datasets
+    from polyfed.data.datasets import documentation
+    from polyfed.data.shelves import on_the_shelf
 
+    rows = {one: {"name": one, "here": here, **documentation(one)} for one, here in on_the_shelf().items()}
     if name is None:
-        _show(catalog.datasets(), of_datasets, json)
+        _show([*rows.values()], of_datasets, json)
+    elif name in rows:
+        _show(rows[name], of_dataset, json)
     else:
-        _show(catalog.dataset(name), of_dataset, json)
+        raise ConfigError(f"unknown dataset '{name}'{suggest(name, rows)}")
 
 
 def _show(found: Any, to_text: Callable[[Any, int], str], as_json: bool) -> None:

@@ -6,14 +6,17 @@ import io
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from polyfed.experiments.method_table import format_value, symbols_in
 from polyfed.model_groups import GROUPS
+
+if TYPE_CHECKING:
+    from polyfed.experiments.method_facts import Key
+    from polyfed.experiments.recipe_reference import Section
 
 __all__ = ["of_dataset", "of_datasets", "of_group", "of_method", "of_methods", "of_model", "of_models", "of_section"]
 
@@ -21,7 +24,7 @@ _INDENT = "  "
 
 
 def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """The models, as `polyfed.cli.catalog` has them: a table for every paper and kind of input."""
+    """The models, as `polyfed.models.zoo.page` describes them: a table for every paper and kind of input."""
     names = max(len(row["name"]) for row in rows)
     lines = []
     for (paper, in_shape, classes), group in itertools.groupby(
@@ -37,7 +40,7 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def of_group(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """The networks of a group, as `polyfed.cli.catalog` has them: client k gets the (k mod A)th."""
+    """The networks of a group, as `polyfed.models.zoo.page` describes them: client k gets the (k mod A)th."""
     table = _sizes(rows)
     known = next((row for row in rows if row["parameters"] is not None), None)
     below = [] if known is None else [_input(known["in_shape"], known["classes"])]
@@ -75,7 +78,7 @@ def of_model(row: Mapping[str, Any], width: int) -> str:
 
 
 def of_dataset(row: Mapping[str, Any], width: int) -> str:
-    """The page of one data set, as `polyfed.cli.catalog.dataset` describes it."""
+    """The page of one data set."""
     here = {True: "yes", False: "no", None: "as root says"}[row["here"]]
     lines = list(_facts(row["name"], row["about"], {"here": here}, width))
     for paragraph in filter(None, row["text"].split("\n\n")):
@@ -100,15 +103,19 @@ def of_datasets(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def of_methods(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """One row per method: name, paper, and what may differ between clients."""
-    table = _table([("method", "left"), ("paper", "left"), ("may differ between clients", "left")])
+    """One row per method: name, and what it does."""
+    table = _table([("method", "left"), ("what it does", "left")])
     for row in rows:
-        table.add_row(row["name"], row["paper"], row["differs"])
-    return "\n".join([_rendered(table, width), "", "polyfed methods NAME: messages, hyperparameters, deviations"])
+        table.add_row(row["name"], row["summary"])
+    return "\n".join(
+        [_rendered(table, width), "", "polyfed methods NAME: paper, messages, hyperparameters, deviations"]
+    )
 
 
 def of_method(row: Mapping[str, Any], width: int) -> str:
     """The page of one method, as `polyfed.experiments.method_facts.page` describes it."""
+    from polyfed.experiments.method_facts import symbols_in
+
     facts = {
         "paper": row["paper"],
         "may differ": row["differs"],
@@ -120,10 +127,7 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     }
     lines = list(_facts(row["name"], row["summary"], facts, width))
     if row["hyperparameters"]:
-        table = _table([("hyperparameter", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
-        for name, default in row["hyperparameters"].items():
-            table.add_row(name, row["kinds"][name], format_value(default), row["about"][name])
-        lines += [_rendered(table, width), ""]
+        lines += [_rendered(_keys(row["hyperparameters"], "hyperparameter"), width), ""]
     for text in filter(None, (row["text"], row["deviations"])):
         for line in text.splitlines():
             lines += textwrap.wrap(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT) or [""]
@@ -135,15 +139,20 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     return "\n".join(lines)
 
 
-def of_section(section: Mapping[str, Any], width: int) -> str:
+def of_section(section: Section, width: int) -> str:
     """A section of a recipe: what it is for, and a row for every key."""
-    lines = textwrap.wrap(f"[{section['name']}]  {section['about']}", width)
-    if section["keys"]:
-        table = _table([("key", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
-        for key in section["keys"]:
-            table.add_row(key["name"], key["type"], key["default"], key["meaning"])
-        lines += ["", _rendered(table, width)]
+    lines = textwrap.wrap(f"[{section.name}]  {section.about}", width)
+    if section.keys:
+        lines += ["", _rendered(_keys(section.keys, "key"), width)]
     return "\n".join(lines)
+
+
+def _keys(keys: Sequence[Key], title: str) -> Table:
+    """A row for every key."""
+    table = _table([(title, "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
+    for key in keys:
+        table.add_row(key.name, key.type, key.default, key.meaning)
+    return table
 
 
 def _table(columns: Sequence[tuple[str, Any]]) -> Table:

@@ -112,7 +112,9 @@ def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> Dat
 
 
 def documentation(name: str) -> dict[str, str]:
-    """What a registered data set is: about (a line), and text (all else that is to be known)."""
+    """What a data set is: about (a line), and text (all else that is to be known)."""
+    if name not in DATASETS:
+        return {"about": f"Parquet files in {shelf(None)}/{name}", "text": ""}
     first, _, rest = inspect.cleandoc(DATASETS[name].__doc__ or "").partition("\n\n")
     text = rest.partition("Raises:")[0].replace("`", "").strip()
     return {"about": " ".join(first.replace("`", "").split()), "text": text}

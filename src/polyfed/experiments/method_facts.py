@@ -1,4 +1,4 @@
-"""What a method is, read off its class: class variables of `Method`, and comments next to the hyperparameters."""
+"""What a method is, read off its class: its card, its docstring, and the comments next to its hyperparameters."""
 
 from __future__ import annotations
 
@@ -17,29 +17,52 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from polyfed.experiments.method_table import format_value
 from polyfed.own_methods import method_class
-from polyfed.validation.hyperparameters import flat_hints
 
-__all__ = ["Hyperparameter", "kind_of", "list_hyperparameters", "page"]
+__all__ = ["Key", "format_value", "kind_of", "list_hyperparameters", "page", "symbols_in"]
 
-_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "none"}
+_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
+_SYMBOLS = (
+    (
+        "P",
+        "floats of a client's network: weights and float buffers; P(r): at width r; P(l): at level l; P(d): at depth d",
+    ),
+    ("P_h, P_G", "of its head, of a feature generator"),
+    ("P_m, P_A(r)", "of the auxiliary model, of adapters of rank r"),
+    ("K (m + n + 1)", "an m x n matrix as its K largest singular values with their vectors"),
+    ("C, S, D", "classes of the task, classes of the client, input features of the head (closed-form: its `features`)"),
+    ("L, r", "public inputs, columns of the mean kernel's factor"),
+    ("n_S, q", "pairs of intermediate features, floats of one pair"),
+    ("M, M_k, K_k", "other clients' models, personal entries of client k, entries of its sub-model"),
+    ("S(r), S(l)", "floats of BatchNorm's statistics at width r, at level l"),
+    ("w, phi, h", "weights, those of the extractor, those of the head; w_k, h_k: client k's"),
+    ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's"),
+)
+
+
 @dataclass(frozen=True)
-class Hyperparameter:
-    """A setting of a method. name: as a recipe has it. default: its value. about: what the comment beside it says."""
+class Key:
+    """A key of a recipe.
+
+    Attributes:
+        name: with dots where it is of a table in the section.
+        type: the values that it takes, in words.
+        default: as a recipe has it; "required" where there is none, "none" where the key is left out.
+        meaning: what it does.
+    """
 
     name: str
-    default: Any
-    about: str
+    type: str
+    default: str
+    meaning: str
 
 
 def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe one method: name, paper, differs, down, up, states, scored, needs, hyperparameters (name -> default),
-    about (name -> what the hyperparameter does), kinds (name -> accepted values), summary, text and deviations (from
-    its paper).
+    """Describe one method: name, paper, differs, down, up, states, scored, needs, hyperparameters (each a `Key`),
+    summary, text and deviations (from its paper).
 
     Args:
         name: of a registered method, or ``"package.module:Class"``. beside: folders with the module.
@@ -54,37 +77,61 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     method = kind()
     card = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
     card["paper"] += " (a reading)" if kind.card.reading else ""
-    settings = list_hyperparameters(kind)
+    needs = []
+    for field in dataclasses.fields(method.requirements):
+        value = getattr(method.requirements, field.name)
+        if value != field.default and field.name != "hint":
+            needs.append(field.name if value is True else f"{field.name}={value}")
     return {
         "name": name,
         **card,
         "scored": method.evaluation_stage,
-        "needs": _needs(method.requirements),
-        "hyperparameters": {one.name: one.default for one in settings},
-        "about": {one.name: one.about for one in settings},
-        "kinds": {setting: kind_of(hint) for setting, hint in flat_hints(kind).items()},
+        "needs": needs,
+        "hyperparameters": list_hyperparameters(kind),
         "summary": " ".join(summary.split()),
         "text": text.strip("\n"),
         "deviations": " ".join(f"{head}{deviations}".split()),
     }
 
 
+def format_value(value: Any) -> str:
+    """A value as a recipe has it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(format_value, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def symbols_in(text: str) -> list[tuple[str, str]]:
+    """Symbols that occur in a description of sizes, with their meanings."""
+    words = set(re.findall(r"[A-Za-z]+(?:_\w+)?", text))
+    return [entry for entry in _SYMBOLS if words & set(re.findall(r"[A-Za-z]+(?:_\w+)?", entry[0]))]
+
+
 def kind_of(hint: Any) -> str:
-    """What values a hyperparameter of this type takes, in words.
+    """What values a key of this type takes, in words. TOML has no none: such a key is left out.
 
     >>> kind_of(bool), kind_of(Literal["a", "b"]), kind_of(int | None)
-    ('true or false', '"a" or "b"', 'whole number or none')
+    ('true or false', '"a" or "b"', 'whole number')
     """
     origin = typing.get_origin(hint)
     inner = typing.get_args(hint)
     if origin is typing.Annotated:
         rules = [getattr(one, "metadata", ()) for one in inner[1:]]
-        bounds = [word for one in itertools.chain(*rules) for word in _bounds(one)]
+        bounds = [
+            f"{sign} {getattr(rule, key):g}"
+            for rule in itertools.chain(*rules)
+            for key, sign in _SIGNS.items()
+            if hasattr(rule, key)
+        ]
         return " ".join([kind_of(inner[0]), " and ".join(bounds)]).rstrip()
     if origin is Literal:
         return " or ".join(format_value(value) for value in inner)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(kind_of, inner))
+        return " or ".join(kind_of(one) for one in inner if one is not type(None))
     if origin is list:
         return f"list of {kind_of(inner[0])}"
     if origin is dict:
@@ -94,32 +141,22 @@ def kind_of(hint: Any) -> str:
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _bounds(rule: Any) -> list[str]:
-    """A bound of pydantic's as it is written."""
-    return [f"{sign} {getattr(rule, key):g}" for key, sign in _SIGNS.items() if hasattr(rule, key)]
-
-
-def list_hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
+def list_hyperparameters(kind: type[Any]) -> list[Key]:
     """The fields of a method's class in order, those of a table by their dotted names.
 
-    Where its source cannot be read, they have no help text.
+    Where its source cannot be read, they have no meaning.
     """
     help_texts = {name: words for base in reversed(kind.__mro__) for name, words in _comments(base).items() if words}
+    hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.default):
             inner = list_hyperparameters(type(field.default))
             found += [dataclasses.replace(one, name=f"{field.name}.{one.name}") for one in inner]
         else:
-            found.append(Hyperparameter(field.name, field.default, help_texts.get(field.name, "")))
+            default = format_value(field.default)
+            found.append(Key(field.name, kind_of(hints[field.name]), default, help_texts.get(field.name, "")))
     return found
-
-
-def _needs(needs: Any) -> list[str]:
-    """What is not off."""
-    given = {f.name: getattr(needs, f.name) for f in dataclasses.fields(needs) if f.name != "hint"}
-    off = {f.name: f.default for f in dataclasses.fields(needs)}
-    return [name if value is True else f"{name}={value}" for name, value in given.items() if value != off[name]]
 
 
 @functools.cache

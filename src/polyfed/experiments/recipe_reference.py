@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import re
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,29 +20,13 @@ from pydantic_core import PydanticUndefined
 
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
-from polyfed.experiments.method_facts import kind_of, list_hyperparameters
-from polyfed.experiments.method_table import format_value
+from polyfed.errors import ConfigError
+from polyfed.experiments.method_facts import Key, format_value, kind_of, list_hyperparameters
+from polyfed.own_methods import method_class
 from polyfed.plugins.settings import BUILT_IN, Profile
-from polyfed.registry import METHODS
+from polyfed.registry import METHODS, suggest
 
-__all__ = ["Key", "Section", "sections", "to_schema"]
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a section.
-
-    Attributes:
-        name: with dots where it is of a table in the section.
-        type: the values that it takes, in words.
-        default: as a recipe has it; "required" where there is none, "none" where the key is left out.
-        meaning: what it does.
-    """
-
-    name: str
-    type: str
-    default: str
-    meaning: str
+__all__ = ["Section", "find_keys", "sections", "to_schema"]
 
 
 @dataclass(frozen=True)
@@ -88,24 +73,40 @@ def _keys(kind: type[BaseModel]) -> tuple[Key, ...]:
     found = []
     for name, field in kind.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        words = "required" if default in (PydanticUndefined, "") else _written(default)
-        found.append(Key(name, _type(hints[name]), words, field.description or ""))
+        words = "required" if default in (PydanticUndefined, "") else format_value(default)
+        found.append(Key(name, kind_of(hints[name]), words, field.description or ""))
     return tuple(found)
 
 
-def _type(hint: Any) -> str:
-    """A type in words; TOML has no none: the key is left out."""
-    return kind_of(hint).removesuffix(" or none")
+def find_keys(name: str, beside: Sequence[str] = ()) -> Section:
+    """A section, a method's hyperparameters or a single key, by its dotted name.
 
+    Args:
+        name: "training", "training.lr", "method.fedhenn", "method.fedhenn.kernel.rank". beside: folders in which the
+            module of a method of one's own is looked for.
 
-def _written(default: Any) -> str:
-    """A default as a recipe has it."""
-    if isinstance(default, list):
-        return f"[{', '.join(map(format_value, default))}]"
-    return format_value(default)
-
-
-# the page -----------------------------------------------------------------------------------------------------------
+    Raises:
+        ConfigError: there is none such; tells the nearest.
+    """
+    known = {section.name: section for section in sections()}
+    if name in known:
+        return known[name]
+    place, _, rest = name.partition(".")
+    if place == "method" and rest not in [key.name for key in known["method"].keys]:
+        own, _, key = (rest, "", "") if ":" in rest else rest.partition(".")
+        about = f"the hyperparameters of {own}; also keys of [methods.NAME]"
+        section = Section("method", about, tuple(list_hyperparameters(method_class(own, beside))))
+        if not key:
+            return section
+    else:
+        place, _, key = name.rpartition(".")
+        if place not in known:
+            raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
+        section = known[place]
+    keys = tuple(one for one in section.keys if one.name == key)
+    if not keys:
+        raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
+    return dataclasses.replace(section, keys=keys)
 
 
 # the schema ---------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def to_schema() -> Schema:
             place = own["properties"]
             for table in tables:
                 place = named[place[table]["$ref"].rpartition("/")[2]]["properties"]
-            place[key]["description"] = one.about
+            place[key]["description"] = one.meaning
         named[f"method {name}"] = {**own, "properties": {**common, **own["properties"]}}
     named["variant"] = _partial(choice)
     own_name = {"if": {"required": ["name"]}, "then": _reference("variant")}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any, dataclass_transform
 
@@ -26,7 +25,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from polyfed.validation.effect import without_effect
 from polyfed.validation.error_lines import WrongSettings, in_one_line, one_line
 
-__all__ = ["flat_fields", "flat_hints", "flat_settings", "hyperparameters", "repr_of_changes", "table"]
+__all__ = ["flat_fields", "flat_settings", "hyperparameters", "repr_of_changes", "table"]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -67,18 +66,6 @@ def flat_fields(kind: Any) -> dict[str, Any]:
             found |= {f"{name}.{inner}": own for inner, own in flat_fields(field.annotation).items()}
         else:
             found[name] = field
-    return found
-
-
-def flat_hints(kind: type[Any]) -> dict[str, Any]:
-    """Dotted name -> type hint with its bounds, of all settings of a class and of its tables."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(field.default):
-            found |= {f"{field.name}.{inner}": own for inner, own in flat_hints(type(field.default)).items()}
-        else:
-            found[field.name] = hints[field.name]
     return found
 
 

@@ -4,9 +4,9 @@
     python benchmarks/htfllib.py ../HtFLlib --methods fedproto --ways order  # without HtFLlib's other ways
 
 Each method is run three times on the same clients, images, networks and initial weights, in processes of their own with
-one computing thread: HtFLlib's own code from the checkout (`rivals/run_htfllib.py`); polyfed in HtFLlib's ways, which
-should give the same accuracies up to rounding; and polyfed in its own. What each way is, the last lines say. They are
-in this benchmark alone, not in the library. HtFLlib needs scikit-learn beside PyTorch here, nothing else.
+one computing thread: HtFLlib's own code from the checkout (`htfllib_programs/run_htfllib.py`); polyfed in HtFLlib's
+ways, which should give the same accuracies up to rounding; and polyfed in its own. What each way is, the last lines
+say. They are in this benchmark alone, not in the library. HtFLlib needs scikit-learn beside PyTorch here, nothing else.
 
 The job: CIFAR-10 (from `POLYFED_DATA`) or random images of its shape, clients with two classes each and one of four
 small CNNs. All train in every round, and all are tested after it: HtFLlib takes accuracy and AUC, polyfed accuracy,
@@ -23,7 +23,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +36,16 @@ from statistics import median
 from typing import Any
 
 import torch
-from rivals import HERE, Failed, cifar10, done_by, mixed, random_images
 from torch import Tensor
 
+from polyfed.config.recipe import Recipe
 from polyfed.errors import PolyfedError
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
 
+HERE = Path(__file__).parent
+RECIPE = HERE.parent / "recipes" / "reference.toml"
+SECONDS_ALLOWED = 900  # per run
 METHODS = ("fedgh", "fedproto", "lgfedavg", "fd", "fml", "fedkd", "fedtgp")
 HTFLLIB, ALIKE, OWN = "HtFLlib", "polyfed, HtFLlib's ways", "polyfed"
 
@@ -87,6 +95,45 @@ WAYS = {
 }
 
 
+class Failed(Exception):
+    """A program did not do the job; the text is one line for its row."""
+
+
+def cifar10(clients: int, samples: int, part: str = "train") -> tuple[Tensor, Tensor]:
+    """Images of the reference job, (clients, samples, 3, 32, 32), normalized, and labels.
+
+    Args:
+        clients: how many. samples: of each. part: "train" or "test".
+
+    Raises:
+        PolyfedError: there are no data, or not so many.
+    """
+    settings = ["method.name=fedavg", 'models.architectures=["fedgh-cnn1"]', f"data.num_clients={clients}"]
+    recipe = Recipe.load(str(RECIPE), [*settings, f"data.max_{part}_per_client={samples}"])
+    given = build_federation(recipe, data=DataCache()).clients
+    held = [getattr(client.data, part) for client in given]
+    least = min(map(len, held))
+    if least < samples:
+        raise PolyfedError(f"expected at most {least} images per client, got {samples}")
+    inputs = torch.stack([client.prepare(own.x) for client, own in zip(given, held, strict=True)])
+    return inputs.contiguous(), torch.stack([own.y for own in held])
+
+
+def random_images(clients: int, samples: int, part: str = "train") -> tuple[Tensor, Tensor]:
+    """The same shapes with two classes per client; an image is its class's mean and noise. part: "train" or "test"."""
+    means = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0)) / 2
+    drawn = torch.Generator().manual_seed(1 if part == "train" else 2)
+    first = torch.arange(clients)[:, None] % 10
+    labels = (first + torch.randint(0, 2, (clients, samples), generator=drawn)) % 10
+    return means[labels] + torch.randn(clients, samples, 3, 32, 32, generator=drawn), labels
+
+
+def mixed(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Each client's images in a random order, the same for all programs."""
+    rows = torch.randperm(inputs.shape[1], generator=torch.Generator().manual_seed(0))
+    return inputs[:, rows], labels[:, rows]
+
+
 def first_seen_in_order(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Each client's images, beginning with one of each class in the order of the classes.
 
@@ -105,12 +152,49 @@ def first_seen_in_order(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 def programs(asked: argparse.Namespace, file: Path, method: str) -> dict[str, list[str]]:
     """What runs a method, by who is run."""
     words = [str(file), f"--method={method}", f"--batch-size={asked.batch_size}", f"--rounds={asked.rounds}"]
-    theirs, ours = (str(HERE / "rivals" / name) for name in ("run_htfllib.py", "run_methods.py"))
+    theirs, ours = (str(HERE / "htfllib_programs" / name) for name in ("run_htfllib.py", "run_methods.py"))
     return {
         HTFLLIB: [sys.executable, theirs, *words, f"--htfllib={asked.htfllib}"],
         ALIKE: [sys.executable, ours, *words, f"--ways={','.join(asked.ways)}"],
         OWN: [sys.executable, ours, *words],
     }
+
+
+def last_line(text: str) -> str:
+    """The last line that is not empty, for a table's cell."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines or ["no output"])[-1].replace("|", "/")[:200]
+
+
+def done_by(program: Sequence[str], seconds: float = SECONDS_ALLOWED) -> dict[str, Any]:
+    """The line of JSON that a program prints.
+
+    Raises:
+        Failed: it ended otherwise, or not in time; then it and what it started are ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            program,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Failed(f"failed: not through after {seconds:.0f} s") from error
+            raise
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        raise Failed(f"failed: {last_line(errors or out)}")
+    row: dict[str, Any] = json.loads(lines[-1])
+    return row
 
 
 def measured(asked: argparse.Namespace, file: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -120,7 +204,7 @@ def measured(asked: argparse.Namespace, file: Path) -> dict[str, dict[str, list[
         for method in asked.methods:
             for who, program in programs(asked, file, method).items():
                 try:
-                    run = done_by(program, own=False)
+                    run = done_by(program)
                 except Failed as failure:
                     run = {"failed": str(failure)}
                 runs[method][who].append(run)

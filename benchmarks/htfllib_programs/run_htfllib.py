@@ -6,8 +6,6 @@ It reads clients' images and networks from files of its own layout, which are wr
 seen from the working folder. Its file of networks, which needs torchvision, is not loaded, nor h5py, which it writes
 results with; scikit-learn is needed. Whatever follows from its settings is its own code, but: clients come in the order
 of their numbers, the results are not written, and the files' readers and writers are timed.
-
-`--method fedavg` is its LG-FedAvg with whole networks for heads, on the job of `job.py`: nobody is tested.
 """
 
 from __future__ import annotations
@@ -25,14 +23,12 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
-import job
 import methods_job
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 SERVERS = {  # method -> file and class of its server
-    "fedavg": ("serverlg", "LG_FedAvg"),
     "lgfedavg": ("serverlg", "LG_FedAvg"),
     "fedgh": ("servergh", "FedGH"),
     "fedproto": ("serverproto", "FedProto"),
@@ -190,36 +186,17 @@ def run_method(words: Namespace) -> None:
     methods_job.report(laps.last(counted), server.rs_test_acc[1:], median(by_round[-counted:]))
 
 
-def run_fedavg(words: Namespace) -> None:
-    """FedAvg, its rounds untested."""
-    asked = job.Job(*job.load(words.data), words.batch_size, words.rounds, workers=1)
-    write_images("train", asked.inputs, asked.labels)
-    write_images("test", asked.inputs[:, :1], asked.labels[:, :1])
-    base = load_server(words.htfllib, "fedavg", lambda number: SplitNetwork(nn.Identity(), job.network()), TimedFiles())
-    laps = job.Laps()
-    server = watched(base, laps.mark)(settings(asked.clients, asked.batch_size, asked.rounds, job.LR), 0)
-    server.evaluate = lambda: server.rs_test_acc.append(0.0)
-    server.train()
-    laps.mark()
-    head = sys.modules["flcore.clients.clientbase"].load_item(server.role, "head", server.save_folder_name)
-    job.report(asked, laps, head.state_dict())
-
-
 def main() -> None:
     """Do the job in a folder below the working folder."""
     parser = methods_job.parser_for(__doc__)
     parser.add_argument("--htfllib", metavar="PATH", required=True, help="the checkout")
-    parser.add_argument("--workers", type=int, choices=[1], default=1, help="it has no others")
     words = parser.parse_args()
     torch.set_num_threads(1)
     work = Path("system")
     work.mkdir()
     os.chdir(work)
     random.sample = take_in_order
-    if words.method == "fedavg":
-        run_fedavg(words)
-    else:
-        run_method(words)
+    run_method(words)
 
 
 if __name__ == "__main__":

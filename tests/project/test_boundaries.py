@@ -1,11 +1,10 @@
-"""Who may know whom (docs/architecture.md): read off the imports, without running them."""
+"""Which folder may import which (docs/architecture.md): read off the imports, without running them."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import graphlib
-import re
 import subprocess
 import sys
 import textwrap
@@ -16,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from polyfed.registry import METHODS
-from tests.helpers.syntax import nodes
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 
-# room -> what of polyfed its files may import, besides their own room
+# folder or module -> what else of polyfed it may import
 MAY_IMPORT = {
     "errors": {"escaping"},
     "escaping": set(),
@@ -87,6 +85,12 @@ def modules(source: Path) -> dict[str, Path]:
 
 
 @functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree; each file is parsed once."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@functools.cache
 def importing(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
     """The nodes of a file that import something."""
     kinds = (node for node in nodes(path) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
@@ -121,27 +125,27 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
     return found
 
 
-def room(module: str) -> str:
-    """``polyfed.core.message`` -> ``core``; the face itself is ``polyfed``; what methods are made of is a room."""
+def folder_of(module: str) -> str:
+    """``polyfed.core.message`` -> ``core``; ``polyfed`` itself; the building blocks of methods count as a folder."""
     parts = module.split(".")
     if parts[1:3] == ["methods", "building_blocks"]:
         return "building_blocks"
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def within(module: str, places: set[str]) -> bool:
-    """Whether a module lies in one of the named rooms or modules of polyfed."""
-    if room(module) == "building_blocks":
-        return "building_blocks" in places
-    return any(f"{module}.".startswith(f"polyfed.{place}.") for place in places)
+def within(module: str, names: set[str]) -> bool:
+    """Whether a module lies in one of the named folders or modules of polyfed."""
+    if folder_of(module) == "building_blocks":
+        return "building_blocks" in names
+    return any(f"{module}.".startswith(f"polyfed.{name}.") for name in names)
 
 
-def trespasses(known: dict[str, Path]) -> list[str]:
-    """Every import that crosses a boundary, one line each."""
+def forbidden_imports(known: dict[str, Path]) -> list[str]:
+    """Every import that is not allowed, one line each."""
     found = []
     for name in known:
         for one in imports(name, known):
-            here, top = room(name), one.imported.partition(".")[0]
+            here, top = folder_of(name), one.imported.partition(".")[0]
             if top == "flwr" and here != "deploy":
                 found.append(f"{one}: only deploy/ may")
             if top in ONLY and name != ONLY[top]:
@@ -151,7 +155,7 @@ def trespasses(known: dict[str, Path]) -> list[str]:
             if top != "polyfed":
                 continue
             own = {here}
-            if here == "methods":  # of each other methods know those that some extend; the folder's face lists them all
+            if here == "methods":  # a method may import the methods that some extend; `methods/__init__.py` lists all
                 bases = ("closed_form", "fedavg", "fedproto", "fedprox", "heterofl")
                 own = {here, "registry"} if name == "polyfed.methods" else {f"methods.{base}" for base in bases}
             if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
@@ -161,14 +165,14 @@ def trespasses(known: dict[str, Path]) -> list[str]:
     return found
 
 
-def circle(known: dict[str, Path], by_room: bool = False) -> list[str] | None:
-    """A circle of imports between files, or between rooms; None when there is none. Those for types count, too."""
+def import_cycle(known: dict[str, Path], by_folder: bool) -> list[str] | None:
+    """A cycle of imports between files, or between folders; None when there is none. Imports for types count, too."""
     graph: dict[str, set[str]] = {}
     for name in known:
         for one in imports(name, known):
             if one.imported in known:
-                here, there = (room(name), room(one.imported)) if by_room else (name, one.imported)
-                if not (by_room and here == there):
+                here, there = (folder_of(name), folder_of(one.imported)) if by_folder else (name, one.imported)
+                if here != there:
                     graph.setdefault(here, set()).add(there)
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -178,61 +182,25 @@ def circle(known: dict[str, Path], by_room: bool = False) -> list[str] | None:
 
 
 KNOWN = modules(SOURCE)
-METHOD_FILES = [path for path in sorted((SOURCE / "methods").glob("*.py")) if path.name != "__init__.py"]
 
 
-def test_nobody_trespasses() -> None:
-    assert trespasses(KNOWN) == []
+def test_folders_import_what_they_may() -> None:
+    assert forbidden_imports(KNOWN) == []
 
 
-def test_no_circle_between_files() -> None:
-    assert circle(KNOWN) is None
-
-
-def test_no_circle_between_rooms() -> None:
-    assert circle(KNOWN, by_room=True) is None
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_no_import_cycle(by_folder: bool) -> None:
+    assert import_cycle(KNOWN, by_folder) is None
 
 
 def test_the_engine_names_no_method() -> None:
-    # "local" is also an ordinary word (local training), so that one name proves nothing
+    # "local" is also an ordinary word (local training)
     names = {name.lower() for name in METHODS} - {"local"}
-    for name in (name for name in KNOWN if room(name) == "engine"):
+    for name in (name for name in KNOWN if folder_of(name) == "engine"):
         for node in nodes(KNOWN[name]):
             for said in (getattr(node, field, None) for field in ("value", "id", "attr")):
                 line = getattr(node, "lineno", 0)
                 assert not (isinstance(said, str) and said.lower() in names), f"{name}:{line} names {said}"
-
-
-def test_a_method_leaves_the_loop_to_the_engine() -> None:
-    for path in METHOD_FILES:
-        for node in nodes(path):
-            if isinstance(node, ast.For | ast.comprehension):
-                words = re.findall(r"\w+", f"{ast.unparse(node.target)} {ast.unparse(node.iter)}")
-                loops = [word for word in words if re.fullmatch(r"(mini)?batch(es)?|\w*loader", word)]
-                assert not loops, f"{path.name}: a loop over {loops[0]}; the loop over batches belongs to the engine"
-
-
-# A method is understood from its own file and one building block. These need two, as their papers' algorithms are made
-# of two parts: an average of weights, and what is aligned or exchanged beside it; a cut of the channels, and of depth;
-# a cut of depth, and who has which.
-TWO_BLOCKS = {
-    "feddf": {"ensemble_distillation", "weight_averaging"},
-    "feddpa": {"proximal", "weight_averaging"},
-    "fedet": {"ensemble_distillation", "weight_averaging"},
-    "fedin": {"feature_pairs", "proximal", "weight_averaging"},
-    "heterofl": {"channel_groups", "static_batchnorm", "weight_averaging"},
-    "scalefl": {"early_exits", "weight_averaging"},
-}
-
-
-def test_a_method_needs_one_building_block() -> None:
-    package = "polyfed.methods.building_blocks."
-    imported = {path.stem: imports(f"polyfed.methods.{path.stem}", KNOWN) for path in METHOD_FILES}
-    blocks = {
-        name: {one.imported.removeprefix(package) for one in found if one.imported.startswith(package)}
-        for name, found in imported.items()
-    }
-    assert {name: used for name, used in blocks.items() if len(used) > 1} == TWO_BLOCKS
 
 
 HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
@@ -294,7 +262,7 @@ def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}
 
 
-# The checks themselves, on a small house with every fault built in
+# The checks themselves, on a small package with one fault
 
 
 def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
@@ -310,26 +278,20 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
     ("file", "text"),
     [
         ("functional/kernels.py", "import numpy"),
-        ("functional/kernels.py", "from polyfed.errors import ConfigError"),
         ("methods/fedgh.py", "def f():\n    from polyfed.engine import federation"),
         ("methods/fedgh.py", "from .local import Local"),
-        ("methods/building_blocks/weights.py", "from polyfed.methods.fedavg import FedAvg"),
         ("methods/fedgh.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.data.datasets"),
-        ("core/client.py", "from polyfed.models import cnn"),
         ("engine/loop.py", "import importlib\nimportlib.import_module('polyfed.methods.local')"),
         ("engine/loop.py", "from .. import methods"),
         ("report/comparison.py", "from ..core.message import Message"),
-        ("loggers/console.py", "import polyfed.engine.federation as f"),
         ("cli/app.py", "import flwr.client"),
-        ("config/schema.py", "from polyfed.report import comparison"),
-        ("experiments/run.py", "def f():\n    from polyfed.cli import app"),
         ("engine/loop.py", "def f():\n    import opacus"),
     ],
 )
-def test_a_trespass_is_seen(tmp_path: Path, file: str, text: str) -> None:
+def test_a_forbidden_import_is_seen(tmp_path: Path, file: str, text: str) -> None:
     empty = ("methods/__init__", "methods/fedavg", "methods/local", "models/__init__", "models/cnn")
-    house = {f"{name}.py": "" for name in empty}
-    assert len(trespasses(build(tmp_path, {**house, file: text}))) == 1
+    package = {f"{name}.py": "" for name in empty}
+    assert len(forbidden_imports(build(tmp_path, {**package, file: text}))) == 1
 
 
 @pytest.mark.parametrize(

@@ -50,27 +50,13 @@ def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[st
         assert (place / words[2]).is_file()
 
 
-def executed(upto: str) -> dict[str, Any]:
-    """What the page's blocks in Python leave behind, up to the one with this word; the run of a recipe left out."""
+def test_the_path_through_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the block that reads the run of a recipe; at its end there is a program of a client's network."""
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "own_model"}
     for block in blocks("python")[1:]:
         if "pf.load(" not in block:
             exec(compile(block, "own-model.md", "exec"), names)
-        if upto in block:
-            return names
-    raise AssertionError(f"no block has '{upto}'")
-
-
-def test_the_path_through_python(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
-    executed("class Branches")
-    assert capsys.readouterr().out.startswith("Branches(")
-
-
-def test_a_personal_model_as_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    monkeypatch.chdir(tmp_path)
-    names = executed("torch.export.load")
     monkeypatch.setitem(sys.modules, "polyfed", None)
     program = torch.export.load("client-0.pt2").module()
     assert torch.equal(program(names["x"][:7]), names["network"](names["x"][:7]))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,26 +58,6 @@ def test_every_method_has_its_table_and_its_line(method: str) -> None:
     line = shown("{{ results }}", f"methods/{method}")
     assert line.endswith(".")
     assert "\n" not in line
-
-
-def test_lines_say_what_was_found() -> None:
-    assert "Not in a stored suite;" in shown("{{ results }}", "methods/depthfl")
-    assert "but in [Methods that share weights](../results/tables/shared-weights.json);" in shown(
-        "{{ results }}", "methods/scalefl"
-    )
-    assert "below the same method with each client alone" in shown("{{ results }}", "methods/fedin")
-    assert "too few seeds" in shown("{{ results }}", "methods/fednova")
-    assert "`fedmd-unlabeled` is above Local" in shown("{{ results }}", "methods/fedmd")
-    assert "The other clients contribute to it in" in shown("{{ results }}", "methods/closed-form")
-
-
-def test_the_reference_has_every_command_and_key() -> None:
-    pages = {name: ROOT / "docs" / "reference" / f"{name}.md" for name in ("command-line", "recipe")}
-    commands, keys = (MARKERS.expanded(page.read_text(encoding="utf-8"), page) for page in pages.values())
-    assert {f"## polyfed {name}" for name in ("run", "compare", "audit leakage")} <= {*commands.splitlines()}
-    assert "| `--seed NUMBER` | " in commands
-    for name, section in SECTIONS.items():
-        assert all(f"\n| `{key}` | " in keys for key in section.model_fields), name
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from polyfed.cli.app import parser
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import SECTIONS
 from polyfed.experiments.estimate import check_methods
-from polyfed.registry import METHODS
 from tests.helpers.quick import others_slow
 from tests.helpers.small_recipe import small_recipe
 from tests.test_own_methods import tutorial
@@ -73,33 +72,6 @@ def test_the_methods_chosen_run_on_networks_that_differ_so(networks: str, tmp_pa
     found = list(check_methods(Recipe.load(recipe), sorted(named)))
     assert {one.method for one in found} == named
     assert {one.method: one.why for one in found if one.why} == {}
-
-
-def test_the_front_page_says_what_may_differ() -> None:
-    expected: dict[str, set[str]] = {"depth": set(), "width": set(), "everything before the head": set()}
-    expected["everything"] = set()
-    for registered in set(METHODS) - {"local", "fedhenn-homogeneous"}:
-        asked = METHODS[registered]().requirements
-        name = registered.replace("-", "")
-        if asked.same_architecture:
-            expected["width"].add(name)
-        elif asked.shared_shapes:
-            expected["depth"].add(name)
-        elif asked.same_head or asked.same_feature_dim:
-            expected["everything before the head"].add(name)
-        else:
-            expected["everything"].add(name)
-    (table,) = (part for part in read("README.md").split("\n## ") if part.startswith("Methods"))
-    found = {cells[0].partition(" (")[0]: cells[1].lower().replace("-", "").split(", ") for cells in rows(table)}
-    assert {key: set(names) for key, names in found.items() if key in expected} == expected
-
-
-def test_methods_that_can_do_without_waiting_are_listed() -> None:
-    """Those that take stale uploads, and those that weigh what changed since."""
-    section = read("docs", "devices.md").split("## Asynchronous rounds")[1].split("\n## ")[0]
-    made = {name: METHODS[name]() for name in METHODS}
-    able = {name for name, one in made.items() if one.accepts_stale_uploads or one.staleness_weighting != "none"}
-    assert able == set(re.findall(r"[a-z0-9-]+", section)) & set(METHODS)
 
 
 def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:

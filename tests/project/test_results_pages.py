@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import shlex
 import sys
@@ -33,55 +32,12 @@ def test_everything_that_is_stored_is_shown() -> None:
         assert all(f"\n| {row.name} | " in page for one in RESULTS.settings(suite).values() for row in one.rows), suite
 
 
-def test_rows_of_tables_are_complete() -> None:
-    for name, one in RESULTS.measurements().items():
-        for table in one.tables:
-            assert {len(row) for row in [table.alignment, *table.rows]} == {len(table.rows[0])}, name
-
-
-def test_links_of_generated_pages_lead_somewhere() -> None:
-    headings = {place: re.findall(r"^#+ (.+)$", text, re.MULTILINE) for place, text in PAGES.items()}
-    for place, text in PAGES.items():
-        for link, anchor in re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)", text):
-            target = (DOCS / place).parent / link if link else DOCS / place
-            inside = target.resolve().relative_to(DOCS).as_posix()
-            assert inside in PAGES or target.is_file(), f"{place}: nothing at '{link}'"
-            slugs = [heading.lower().replace(" ", "-") for heading in headings.get(inside, [])]
-            assert not anchor or inside not in PAGES or anchor in slugs, f"{place}: no heading '{anchor}'"
-
-
-def test_published_figures_stand_beside_ours() -> None:
-    page = PAGES["results/published.md"]
-    beside, _, printed = page.partition("## As printed")
-    assert (
-        beside.count("\nfedgh/table3, num_clients=10, classes_per_client=2: bytes per client and round [KiB], cifar10:")
-        == 1
-    )
-    assert (
-        "\n| fedproto | 7.81 ± 0.00 | 7.81 | scaled down | [fedgh/table3-small](tables/fedgh-table3-small.md) |"
-        in beside
-    )
-    assert re.search(r"\n\| fedtgp \| 90\.02 ± [\d.]+ \[\d+\] \|", printed)
-    numbers = {int(number) for marks in re.findall(r"\d \[([\d, ]+)\]", printed) for number in marks.split(", ")}
-    assert numbers <= {int(number) for number in re.findall(r"^(\d+)\. ", page, re.MULTILINE)}
-
-
 @pytest.mark.parametrize(
     "command",
     sorted({line for one in RESULTS.measurements().values() for line in one.commands if line[:7] == "polyfed"}),
 )
 def test_the_commands_of_the_results_are_valid(command: str) -> None:
     check(shlex.split(command))
-
-
-def test_a_link_to_a_stored_file_leads_to_its_page() -> None:
-    page = DOCS / "methods" / "own.md"
-    text = "[a](../results/tables/worth-few.json) [b](../results/benchmark-small#digits) [c](../results/tables)"
-    assert SITE.turned(text, page) == (
-        "[a](../results/tables/worth-few.md) [b](../results/benchmark-small.md#digits) [c](../results/tables.md)"
-    )
-    assert SITE.turned("[a](../../src/polyfed/results/published.csv)", page) == "[a](../results/published.md)"
-    assert SITE.place(DOCS / "results" / "benchmark-worth" / "digits.json") == "results/benchmark-worth.md"
 
 
 def test_a_report_s_page_is_stored_whole() -> None:

@@ -131,6 +131,9 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     assert Recipe.load(path, ["method.noise_std=0"]).chosen_method == FedIN(projection="fixed", projection_grid=2)
     assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(noise_std=0.8, noise_where="message")
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
+    # where noise on features is added and their projection go with them, and with the projection its size
+    without = FedIN(exchange_features=False, noise_std=0.8)
+    assert Recipe.load(path, ["method.exchange_features=false"]).chosen_method == without
     assert path.read_text() == TEXT.partition("[presets.wrong")[0]
 
 

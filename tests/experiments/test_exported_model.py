@@ -38,7 +38,7 @@ ROWS = [f"{place * 7 % 10},{place % 4 - 1.5},{'abc'[place % 5 % 3]},{'xyz'[place
 KINDS: dict[str, tuple[Tensor, str, Any, dict[str, Any]]] = {
     "images": (IMAGES, "digits-cnn1", Prepare((0.4,), (0.3,)), {}),
     "series": (SERIES, "cnn1d-16", to_float, {}),
-    "texts": (TEXTS, "cnn1d-16", to_float, {"vocabulary": Vocabulary(tuple("abcdef"), 6, most=6)}),
+    "texts": (TEXTS, "fasttext", to_float, {"vocabulary": Vocabulary(tuple("abcdef"), 6, most=6)}),
 }
 
 

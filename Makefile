@@ -28,8 +28,7 @@ COVERAGE = for folder in src/polyfed/[a-z]*/; do printf '%-28s' "$$folder"; \
 	.venv/bin/python -m coverage report --include="$$folder*" --format=total || exit; done
 
 # What `make quick` runs: of the reports, what draws nothing.
-DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,bar_chart clients decomposition figures \
-	html_report_in_a_browser plot_style sensitivity))
+DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,figures html_report sensitivity))
 QUICK = tests/functional tests/core tests/config $(filter-out $(DRAWN),$(sort $(wildcard tests/report/test_*.py))) \
 	tests/engine/test_federation.py::test_only_who_changed_is_scored_again
 
@@ -49,7 +48,7 @@ OTHER = $(if $(PYTHON),$(if $(filter-out $(shell "$(PYTHON)" $(VERSION)),$(shell
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: other help demo test quick test-all repeat browser mutants docs docs-serve audit lint format
+.PHONY: other help demo test quick test-all repeat mutants docs docs-serve audit lint format
 .PHONY: pythons release install install-dev install-all install-audit install-docs install-release clean
 
 help: ## what can be made
@@ -65,21 +64,15 @@ test: lint ## install, then lint, types and all tests but the slow ones
 quick: install-dev ## the tests of maths, recipes and tables, and one tiny federation: seconds, between two edits
 	$(PYTEST) -m "not slow" $(QUICK) $(ARGS)
 
-test-all: install-all lint ## the same with the slow tests, every extra, a browser, all installed by it, and coverage by folder
-	.venv/bin/python scripts/browser.py
+test-all: install-all lint ## the same with the slow tests, every extra, all installed by it, and coverage by folder
 	$(PYTEST) --cov --cov-report= $(ARGS)
 	@$(COVERAGE)
 
 repeat: install-all ## before a release, in a clean clone: the whole suite ten times, in random order, beside load, on one core
-	.venv/bin/python scripts/browser.py
 	for seed in 1 2 3 4 5; do $(PYTEST) -x -p tests.helpers.shuffle --shuffle $$seed $(ARGS) || exit; done
 	trap 'kill $$busy' EXIT; for loop in 1 2 3 4; do yes >/dev/null & busy="$$busy $$!"; done; \
 		for run in 1 2 3; do $(PYTEST) -x $(ARGS) || exit; done
 	for run in 1 2; do OMP_NUM_THREADS=1 taskset -c 0 .venv/bin/python -m pytest -ra -x $(ARGS) || exit; done
-
-browser: install-dev ## the report page in a real browser, installed if missing (Debian)
-	.venv/bin/python scripts/browser.py
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_html_report_in_a_browser.py $(ARGS)
 
 mutants: install-dev ## errors put into maths, messages, averaging and the batch loop: do the tests notice 9 of 10?
 	$(MUTANTS) src/polyfed/functional --tests tests/functional

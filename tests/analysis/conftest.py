@@ -28,7 +28,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Their folder. FedMRL's personal network is no split model: it has no extractor of its own."""
     folder = tmp_path_factory.mktemp("analysis") / "runs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyfed.experiments.compare.curves", lambda *_, **__: [])  # they are drawn where they are tested
+        patch.setattr("polyfed.experiments.compare.write_report", lambda *_, **__: [])  # tested elsewhere
         assert not compare(Recipe.from_dict(SETTINGS), ["fedmrl"], (0, 1), folder).failures
     return folder
 

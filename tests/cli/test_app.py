@@ -129,7 +129,8 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
         "comparison.md", "comparison.csv", "comparison.json", "comparison.tex", "comparison-clients.csv",
         "compare.json", "report.html",
-        "accuracy-by-round.png", "accuracy-by-round.svg",
+        *(f"{stem}{end}" for stem in ("accuracy-by-round", "accuracy-by-bytes", "accuracy-per-client")
+          for end in (".png", ".svg")),
     }  # fmt: skip
     made = json.loads(Path("all/compare.json").read_text())
     assert made["command"] == shlex.join(["polyfed", *words])

@@ -55,7 +55,7 @@ def no_figures() -> Iterator[None]:
     """Figures are not what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **options: None)
-        for place in ("compare.curves", "compare.write_gains", "sweep.draw"):
+        for place in ("compare.write_report", "sweep.draw"):
             patch.setattr(f"polyfed.experiments.{place}", lambda *_: [])
         yield
 

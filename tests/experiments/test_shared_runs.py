@@ -112,7 +112,7 @@ def share(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
     Path("recipe.toml").write_text(SHORT)
     Path("protocol.toml").write_text(PROTOCOL)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **options: None)
-    for where in ("compare.curves", "compare.write_gains", "sweep.draw"):
+    for where in ("compare.write_report", "sweep.draw"):
         monkeypatch.setattr(f"polyfed.experiments.{where}", lambda *_: [])
     made: list[Shared] = []
 

@@ -23,8 +23,7 @@ from polyfed.report.comparison_tables import (
     write,
 )
 from polyfed.report.figures import axes_of, curve_drawings, variants
-from polyfed.report.grouping import group_runs
-from polyfed.report.heatmaps import heat_maps
+from polyfed.report.html_report import page
 from polyfed.report.run_records import load_runs
 
 SEEN = {"local": (0.5, 0.4, 0.6), "fedavg": (0.70, 0.60, 0.80), "fedgh": (0.72, 0.62, 0.82)}  # +0.02 on every seed
@@ -410,12 +409,8 @@ def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, rou
     when = "after the best round by validation" if round == "best" else "after the last round"
     other = {"best": "last round", "last": "best round"}[round]
 
-    columns = section_of(make.root).notes[0]
-    said = [
-        columns,
-        *(drawing.data["about"] for drawing in variants(runs)),
-        json.dumps(heat_maps(*group_runs(runs)[0], 99)),
-    ]
+    said = [section_of(make.root).notes[0], *(drawing.data["about"] for drawing in variants(runs))]
+    said.append(page(runs, compared(make.root)))
     assert len(said) == 3
     assert all(when in text and other not in text for text in said), said
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.errors import ConfigError
-from polyfed.escaping import json_text
 from polyfed.markup import image, notes
 from polyfed.registry import suggest
-from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes, variants
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import FigureWithData
@@ -95,8 +93,7 @@ def plot(
     Args:
         folders: run folders, or folders above them; the folder of a sweep.
         figures: names in `FIGURES`; by default all that these folders allow.
-        out: where to; by default ``analysis`` in the first folder, and each run's own matrices in its own folder's
-            ``analysis``, where the report page looks for them.
+        out: where to; by default ``analysis`` in the first folder.
         choices: see `FigureOptions`.
         trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
 
@@ -129,17 +126,7 @@ def plot(
         check_links(given[0])
     place = given[0] / ANALYSIS if out is None else Path(out)
     files = [file for drawing in drawings for file in drawing.write(place)]
-    return Plot((*files, *(_keep_own(runs, place) if out is None else ())), tuple(left_out))
-
-
-def _keep_own(runs: _Runs, place: Path) -> list[Path]:
-    """Each run's matrices into its own folder, unless that is where the figures of this one run went."""
-    written = []
-    for run, stem, content in runs.own:
-        if (run.path / ANALYSIS).resolve() != place.resolve():
-            text = json_text(content, indent=1) + "\n"
-            written.append(write_whole(make_folder(run.path / ANALYSIS) / f"{stem}.json", text.encode("utf-8")))
-    return written
+    return Plot(tuple(files), tuple(left_out))
 
 
 def _fitting(given: Sequence[Path]) -> list[str]:
@@ -157,16 +144,12 @@ def _all_used(choices: FigureOptions, chosen: Sequence[str]) -> None:
 
 @dataclass
 class _Runs:
-    """The runs of an analysis, read once; what several figures need of the clients' networks is made once.
-
-    own: (run, file's name, content): matrices that belong to one run.
-    """
+    """The runs of an analysis, read once; what several figures need of the clients' networks is made once."""
 
     given: Sequence[Path]
     choices: FigureOptions
     chosen: Sequence[str]
     trust: bool
-    own: list[tuple[RunRecord, str, Any]] = field(default_factory=list)
 
     @functools.cached_property
     def found(self) -> list[RunRecord]:
@@ -210,7 +193,6 @@ def _labels(runs: _Runs) -> list[FigureWithData]:
     drawings = []
     for number, group in enumerate(groups, start=1):
         table = label_table(group.runs[0])
-        runs.own += [(run, "labels", table) for run in group.runs if run.seed == table["seed"]]
         drawings.append(plot_labels(group, table, f"labels-{number}" if len(groups) > 1 else "labels"))
     return drawings
 
@@ -222,7 +204,6 @@ def _cka(runs: _Runs) -> list[FigureWithData]:
     groups = runs.represented
     for number, one in enumerate(groups, start=1):
         found = [similarity(each) for each in one.runs]
-        runs.own += [(each.run, "cka", alike.maps()) for each, alike in zip(one.runs, found, strict=True)]
         end = f"-{number}" if len(groups) > 1 else ""
         shown = [alike for alike in found if alike.seed == one.seed]
         drawings += [

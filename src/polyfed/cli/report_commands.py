@@ -26,8 +26,14 @@ def report(
         str | None, typer.Option(metavar="NAME", help="received, after_training or personal [each run's own].")
     ] = None,
     x: Annotated[
-        str, typer.Option("--x-axis", metavar="NAME", help="Axis of the curves: round, bytes, seconds or simulated.")
-    ] = "round",
+        str | None,
+        typer.Option(
+            "--x-axis",
+            metavar="NAME",
+            help="Axis of the curves: round, bytes, seconds or simulated [a figure each, without seconds].",
+            show_default=False,
+        ),
+    ] = None,
     metric: Annotated[
         str,
         typer.Option(
@@ -54,7 +60,7 @@ def report(
     """Table, curves and a page of finished runs.
 
     Prints the table, and writes it (md, csv, json, tex), what each client has (csv), the curves (png, svg) and
-    report.html, which holds all of it and more, to click through in a browser.
+    report.html, one page with all of it.
 
     \b
     polyfed report runs/quickstart --clients
@@ -63,15 +69,14 @@ def report(
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
-    from polyfed.report.comparison_tables import to_text, with_columns, write
-    from polyfed.report.figures import curves, write_gains
-    from polyfed.report.html_report import write_page
+    from polyfed.report.comparison_tables import to_text, with_columns
+    from polyfed.report.html_report import write_report
     from polyfed.report.run_records import load_runs, only_rows
 
     if results is not None:
         from polyfed.report.results_page import write_results
 
-        if out is not None or x != "round" or metric != "accuracy" or metrics or clients or methods or columns:
+        if out is not None or x or metric != "accuracy" or metrics or clients or methods or columns:
             raise ConfigError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
@@ -79,13 +84,11 @@ def report(
     if methods is not None:
         runs = only_rows(runs, parse_names(methods))
     table = compare_runs(runs, stage, target)
-    page = table
-    if columns is not None:
-        table = with_columns(table, parse_names(columns, "--columns", "accuracy,vs Local"))
+    headings = [] if columns is None else parse_names(columns, "--columns", "accuracy,vs Local")
+    shown = with_columns(table, headings) if headings else table
     place = folders[0] if out is None else out
-    files = [*curves(runs, place, x, stage, metric), *write_gains(runs, place, stage)]
-    files += [*write(table, place), write_page(runs, page, place, stage)]
-    print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
+    files = write_report(runs, table, place, stage=stage, axis=x, metric=metric, columns=headings)
+    print_text(to_text(shown, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
 
 

@@ -21,9 +21,8 @@ from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import image, notes, paragraph
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import Table, to_html, to_text, write
-from polyfed.report.figures import axes_of, curves, write_gains
-from polyfed.report.html_report import write_page
+from polyfed.report.comparison_tables import Table, to_html, to_text
+from polyfed.report.html_report import write_report
 from polyfed.report.results_page import save_command
 from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import SEEDS, parse_target
@@ -178,8 +177,5 @@ def _summarize(
         return Comparison(folder, None, (), dict(failures))
     runs = load_runs(done)
     table = compare_runs(runs, target=target)
-    axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
-    drawn = [file for axis in axes for file in curves(runs, folder, axis)]
-    drawn += write_gains(runs, folder)
-    files = [*write(table, folder), *drawn, write_page(runs, table, folder)]
+    files = write_report(runs, table, folder)
     return Comparison(folder, table, tuple(files), dict(failures), nothing_learnt_in(planned, runs))

@@ -61,11 +61,11 @@ def grouped(runs: list[RunRecord]) -> Group:
 
 
 def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
-    layers = ("extractor", "block", "representation", "logits")
+    layers = ("extractor", "representation", "logits")
     found = [found_in(run, representations, layers) for run in (runs[0], runs[2])]
     drawing = draw_maps(grouped(runs), found)
     images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
-    assert len(images) == 6, "two methods at the three main layers"
+    assert len(images) == 6, "two methods at three layers"
     matrix = found[0].layers["logits"]["matrix"]
     assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
     named = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawing.figure.axes[:3]]
@@ -76,14 +76,10 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     assert [line.get_ydata()[0] for line in lines[:2]] == [1.5, 1.5]
     first = drawing.rows[0]
     assert (first["client_a"], first["client_b"], first["cka"]) == (0, 2, matrix[1][0])
-    assert len(drawing.rows) == 2 * 4 * 3, "every layer, drawn or not"
+    assert len(drawing.rows) == 2 * 3 * 3
     assert "3 of 5 clients, evenly over the architectures; linear CKA on 6 rows" in drawing.data["about"]
-    own = found[0].maps()["block"]
+    own = found[0].maps()["extractor"]
     assert (own["matrix"][1], own["labels"]) == (list(matrix[1]), ["0 a", "2 a", "1 b"])
-    one = draw_maps(grouped(runs), found[:1], layers)
-    assert [axes.get_title() for axes in one.figure.axes if axes.images][1].startswith("block\n")
-    with pytest.raises(ConfigError, match="no layer 'logit' in all networks of 'local'; did you mean 'logits'"):
-        draw_maps(grouped(runs), found, ["logit"])
 
 
 def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
@@ -101,7 +97,7 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     alone = found_in(runs[0], other[:2], ("x",), WHO[:2])
     assert alone.layers["x"]["between"] is None
     assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
-    (only, *_) = draw_maps(grouped(runs), [alone], ["x"]).figure.axes
+    (only, *_) = draw_maps(grouped(runs), [alone]).figure.axes
     assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"
     two = draw_means(grouped(runs), [found[0], found_in(runs[2], other, ("logits",))]).figure.axes[0].containers
     assert [bars.patches[0].get_x() for bars in two if hasattr(bars, "patches")] == pytest.approx([-0.4, 0.0])
@@ -114,7 +110,7 @@ def test_names_stand_at_each_row_where_networks_differ(
     other = RunSimilarity("other", 0, (*WHO[:2], ClientRef(1, "c")), 5, found[1].layers, "6 rows")
     below_last = [[], [], ["a", "b"]]
     for shown, below in (([*found, found[0]], below_last), ([found[0], other], [["a", "b"], ["a", "c"]])):
-        maps = [axes for axes in draw_maps(grouped(runs), shown, ["logits"]).figure.axes if axes.images]
+        maps = [axes for axes in draw_maps(grouped(runs), shown).figure.axes if axes.images]
         assert [axes.get_ylabel() for axes in maps] == [one.name for one in shown]
         assert [axes.get_yticks().tolist() for axes in maps] == [[0.5, 2.0]] * len(shown), (
             "the middle of each network's"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis import FIGURES, FigureOptions, plot
+from polyfed.analysis import FIGURES, plot
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.plot_style import FigureWithData
@@ -95,7 +95,7 @@ def test_a_run_without_models_has_the_other_figures(
     [
         (["--figures", "curve"], "unknown figure 'curve'; did you mean 'curves'?"),
         (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
-        (["--figures", "curves", "--layers", "logits"], "layers: expected a figure that uses it (cka), got curves"),
+        (["--figures", "curves", "--inputs", "9"], "inputs: expected a figure that uses it (cka or tsne), got curves"),
         (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
         (["--figures", "sensitivity"], "expected the folder of a sweep"),
     ],
@@ -125,5 +125,3 @@ def test_every_figure_has_a_name() -> None:
         plot([])
     with pytest.raises(ConfigError, match="at least one figure"):
         plot(".", [])
-    with pytest.raises(ConfigError, match="at least one layer"):
-        FigureOptions(layers=())

@@ -25,29 +25,16 @@ from polyfed.report.run_records import RunRecord
 from polyfed.results.stored_files import StoredRecipe
 
 
-def test_the_layers_of_a_resnet() -> None:
+def test_the_layers_of_a_split_model() -> None:
     torch.manual_seed(0)
-    model = build("resnet14-half", (1, 8, 8), 3).eval()
+    model = build("digits-cnn3", (1, 8, 8), 3).eval()
     x = torch.randn(2, 1, 8, 8)
-    with torch.no_grad():
-        found = layers_of(model, x)
-        names = ["extractor", "stage1", "stage2", "stage3", "stage4", "representation", "logits"]
-        assert list(found) == names
-        inside = model.extract(x)
-        assert torch.equal(found["extractor"], inside)
-        for name in names[1:5]:
-            inside = model.get_submodule(f"intermediate.{name}")(inside)
-            assert torch.equal(found[name], inside)
-        assert torch.equal(found["representation"], inside.mean(dim=(2, 3)))
-        assert torch.equal(found["logits"], model(x))
-    assert not any(module._forward_hooks for module in model.modules())
-    other = build("digits-cnn3", (1, 8, 8), 3).eval()
-    shared = common_layers([found, layers_of(other, x)])
-    assert shared == ["extractor", "representation", "logits"]
-
-
-def test_a_plain_module_has_logits_only() -> None:
-    assert list(layers_of(torch.nn.Flatten(), torch.zeros(2, 1, 3))) == ["logits"]
+    found = layers_of(model, x)
+    assert list(found) == ["extractor", "representation", "logits"]
+    assert torch.equal(found["extractor"], model.extract(x))
+    assert torch.equal(model.head(found["representation"]), found["logits"])
+    assert torch.equal(found["logits"], model(x))
+    assert common_layers([found, layers_of(torch.nn.Flatten(), x)]) == ["logits"]
 
 
 def test_clients_of_one_architecture_stand_side_by_side(runs: list[RunRecord]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 
 import polyfed as pf
 from polyfed import attacks
-from polyfed.analysis.network_figures import FigureOptions
 from polyfed.cli import app as cli
 from polyfed.config.schema import RunSettings
 from polyfed.deploy.app_template import create_app
@@ -48,7 +46,6 @@ ALONE = {  # command -> an option that its function does not have -> why
 OTHERS = {  # a function's parameter that is no option -> why
     "progress": "shown by commands unless --quiet",
     "say": "commands print it",
-    "choices": "FigureOptions, whose fields are options",
     "failed": "sweep: where a benchmark tunes, which goes on without the runs that failed",
     "local": "sweep: False where a benchmark tunes, which runs Local once for all",
 }
@@ -64,10 +61,7 @@ def options(name: str) -> set[str]:
 
 
 def parameters(name: str) -> set[str]:
-    found = set(inspect.signature(PAIRS[name]).parameters)
-    if name == "plot":
-        found |= {field.name for field in dataclasses.fields(FigureOptions)}
-    return found
+    return set(inspect.signature(PAIRS[name]).parameters)
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -1,5 +1,5 @@
 """Figures of finished runs and the numbers behind them, from run folders: what `polyfed plot` draws."""
 
-from polyfed.analysis.network_figures import FIGURES, FigureOptions, Plot, plot
+from polyfed.analysis.network_figures import FIGURES, Plot, plot
 
-__all__ = ["FIGURES", "FigureOptions", "Plot", "plot"]
+__all__ = ["FIGURES", "Plot", "plot"]

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from polyfed.analysis.representations import ClientRef, RunRepresentations, common_layers
 from polyfed.errors import ConfigError
-from polyfed.registry import suggest
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import (
     SHADES,
@@ -36,10 +35,9 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 
-__all__ = ["MAIN_LAYERS", "RunSimilarity", "draw_maps", "draw_means", "pairwise_cka", "similarity"]
+__all__ = ["RunSimilarity", "draw_maps", "draw_means", "pairwise_cka", "similarity"]
 
-MAIN_LAYERS = ("extractor", "representation", "logits")
-_COLUMNS = 3  # heat maps side by side
+_COLUMNS = 3  # heat maps side by side, of as many layers
 _SIZE = 8  # points of an architecture's name
 _LONG = 36  # letters of it
 _LETTER = 0.085  # inches of a letter in a map's title and a method's name
@@ -104,47 +102,32 @@ def similarity(found: RunRepresentations) -> RunSimilarity:
 # drawing --------------------------------------------------------------------------------------------------------------
 
 
-def draw_maps(
-    group: Group, found: Sequence[RunSimilarity], layers: Sequence[str] | None = None, stem: str = "cka"
-) -> FigureWithData:
-    """Heat maps of one seed's runs: a row of maps for each method, a map for each layer (by default the main ones).
-
-    Raises:
-        ConfigError: a layer that the networks do not all have.
-    """
-    known = common_layers([one.layers for one in found])
-    layers = [layer for layer in MAIN_LAYERS if layer in known] if layers is None else layers
-    for one in found:
-        for layer in layers:
-            if layer not in one.layers:
-                raise ConfigError(f"no layer '{layer}' in all networks of '{one.name}'{suggest(layer, one.layers)}")
+def draw_maps(group: Group, found: Sequence[RunSimilarity], stem: str = "cka") -> FigureWithData:
+    """Heat maps of one seed's runs: a row of maps for each method, a map for each layer."""
+    layers = common_layers([one.layers for one in found])
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; {_who(found[0])}; "
     about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
-    columns = min(_COLUMNS, len(layers))
-    lines = [(one, layers[at : at + columns]) for one in found for at in range(0, len(layers), columns)]
     blocks = [_blocks(one.clients) for one in found]
     named = max(inches(_names(each), _SIZE) for each in blocks)
     side = max(_SIDE, (WIDTH - 1.2 - named) / _COLUMNS - 0.1, _LINE * max(map(len, blocks)))
     letters = int(side / _LETTER)
     between = "\n" if max(map(len, layers)) + len(" 0.000") > letters else " "
-    height = 0.15 + named + (side + 0.35 + 0.16 * between.count("\n")) * len(lines)
-    width = max(WIDTH, 1.2 + named + columns * (side + 0.1))
-    figure, grid = canvas("CKA between clients", about, height, len(lines), columns, width=width)
+    height = 0.15 + named + (side + 0.35 + 0.16 * between.count("\n")) * len(found)
+    width = max(WIDTH, 1.2 + named + len(layers) * (side + 0.1))
+    figure, grid = canvas("CKA between clients", about, height, len(found), len(layers), width=width)
     low = min(value for one in found for layer in layers for row in one.layers[layer]["matrix"] for value in row)
     low = int(10 * max(0.0, min(low, 0.9))) / 10  # the next lower tenth, where the shades begin
     same_clients = len({one.clients for one in found}) == 1
-    for (one, shown_layers), row in zip(lines, grid, strict=True):
-        for axes in row[len(shown_layers) :]:
-            axes.set_axis_off()
+    for one, row in zip(found, grid, strict=True):
         numbered = row is grid[-1] or not same_clients
-        for axes, layer in zip(row, shown_layers, strict=False):
+        for axes, layer in zip(row, layers, strict=True):
             shown = _map(axes, one, layer, low, named=axes is row[0], numbered=numbered)
             axes.set_title(f"{layer}{between}{one.layers[layer]['all']:.3f}", fontsize=9, parse_math=False)
         name = "\n".join(textwrap.wrap(one.name, letters))
         row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
     finish_layout(figure)
-    data = {"about": about, "layers": known, "runs": [_plain(one) for one in found]}
+    data = {"about": about, "layers": layers, "runs": [_plain(one) for one in found]}
     return FigureWithData(stem, figure, data, list(_pairs(found)))
 
 
@@ -250,7 +233,6 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
         axes.set_title(_PAIRS[kind], loc="left", fontsize=9)
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("CKA")
-        turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(layers) > 5 else {}
-        axes.set_xticks(range(len(layers)), layers, **turned)
+        axes.set_xticks(range(len(layers)), layers)
     legend(grid[0][0], handles, names)
     return FigureWithData(stem, figure, {"about": about, "means": rows}, rows)

@@ -7,10 +7,10 @@ and from here (labels); those that look into the clients' networks (cka, tsne) n
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
@@ -26,45 +26,10 @@ from polyfed.results.read import ANALYSIS, check_links
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations
 
-__all__ = ["FIGURES", "FigureOptions", "Plot", "plot"]
+__all__ = ["FIGURES", "Plot", "plot"]
 
-_USED_BY = {
-    "stage": ("curves", "variants", "gains"),
-    "smoothing_window": ("curves",),
-    "inputs": ("cka", "tsne"),
-    "layers": ("cka",),
-    "device": ("cka", "tsne"),
-}
-
-
-@dataclass(frozen=True)
-class FigureOptions:
-    """The options of all figures together.
-
-    Attributes:
-        stage: scoring stage of curves, variants and gains; None: each run's own.
-        smoothing_window: evaluated rounds over which curves take the trailing mean.
-        inputs: of cka and tsne, see `polyfed.analysis.representations.common_inputs`.
-        layers: of the heat maps, in the networks; None: extractor, representation and logits, as far as all networks
-            have them.
-        device: where networks compute.
-
-    Raises:
-        ConfigError: a number below 1, or an empty list of layers.
-    """
-
-    stage: str | None = None
-    smoothing_window: int = 1
-    inputs: int = 1000
-    layers: tuple[str, ...] | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for name, least in (("smoothing_window", 1), ("inputs", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.layers is not None and not self.layers:
-            raise ConfigError("layers: expected at least one layer of the networks, got none")
+_INPUTS = 1000  # of cka and tsne, unless told otherwise
+_USED_BY = {"stage": ("curves", "variants", "gains"), "inputs": ("cka", "tsne"), "device": ("cka", "tsne")}
 
 
 @dataclass(frozen=True)
@@ -85,7 +50,10 @@ def plot(
     folders: str | Path | Iterable[str | Path],
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
-    choices: FigureOptions | None = None,
+    *,
+    stage: str | None = None,
+    inputs: int | None = None,
+    device: str | None = None,
     trust: bool = False,
 ) -> Plot:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
@@ -94,11 +62,13 @@ def plot(
         folders: run folders, or folders above them; the folder of a sweep.
         figures: names in `FIGURES`; by default all that these folders allow.
         out: where to; by default ``analysis`` in the first folder.
-        choices: see `FigureOptions`.
+        stage: scoring stage of curves, variants and gains; None: each run's own.
+        inputs: how many all clients see in cka and tsne, see `polyfed.analysis.representations.common_inputs`;
+            default 1000. device: where their networks compute; default: the CPU.
         trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
 
     Raises:
-        ConfigError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
+        ConfigError: an unknown figure, one that these folders do not allow, an option that no figure uses.
     """
     given = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
     for name in figures or ():
@@ -106,10 +76,10 @@ def plot(
             raise ConfigError(f"unknown figure '{name}'{suggest(name, FIGURES)}")
     if not given or (figures is not None and not figures):
         raise ConfigError(f"expected at least one {'figure' if given else 'run folder'}, got none")
-    chosen = list(dict.fromkeys(figures or _fitting(given)))
-    choices = choices or FigureOptions()
-    _all_used(choices, chosen)
-    runs = _Runs(given, choices, chosen, trust)
+    fitting = [name for name in FIGURES if (name == "sensitivity") == all(map(is_sweep, given))]
+    chosen = list(dict.fromkeys(figures or fitting))
+    _check_options({"stage": stage, "inputs": inputs, "device": device}, chosen)
+    runs = _Runs(given, stage, inputs or _INPUTS, device or "cpu", chosen, trust)
     drawings = []
     left_out = []
     for name in chosen:
@@ -129,17 +99,14 @@ def plot(
     return Plot(tuple(files), tuple(left_out))
 
 
-def _fitting(given: Sequence[Path]) -> list[str]:
-    sweeps = all(map(is_sweep, given))
-    return [name for name in FIGURES if (name == "sensitivity") == sweeps]
-
-
-def _all_used(choices: FigureOptions, chosen: Sequence[str]) -> None:
-    for option in fields(FigureOptions):
-        used_by = _USED_BY[option.name]
-        if getattr(choices, option.name) != option.default and not set(used_by) & set(chosen):
-            figures = " or ".join(used_by)
-            raise ConfigError(f"{option.name}: expected a figure that uses it ({figures}), got {', '.join(chosen)}")
+def _check_options(options: Mapping[str, Any], chosen: Sequence[str]) -> None:
+    """Whether a figure uses each option that is given."""
+    for option, used_by in _USED_BY.items():
+        if options[option] is not None and not set(used_by) & set(chosen):
+            expected = " or ".join(used_by)
+            raise ConfigError(f"{option}: expected a figure that uses it ({expected}), got {', '.join(chosen)}")
+    if options["inputs"] is not None and options["inputs"] < 2:
+        raise ConfigError(f"inputs: expected at least 2, got {options['inputs']}")
 
 
 @dataclass
@@ -147,7 +114,9 @@ class _Runs:
     """The runs of an analysis, read once; what several figures need of the clients' networks is made once."""
 
     given: Sequence[Path]
-    choices: FigureOptions
+    stage: str | None
+    inputs: int
+    device: str
     chosen: Sequence[str]
     trust: bool
 
@@ -162,19 +131,15 @@ class _Runs:
 
         return represent_runs(
             self.found,
-            inputs=self.choices.inputs,
-            device=self.choices.device,
+            inputs=self.inputs,
+            device=self.device,
             kernels="cka" in self.chosen,
             vectors="tsne" in self.chosen,
         )
 
 
 def _curves(runs: _Runs) -> list[FigureWithData]:
-    return [
-        drawing
-        for x in axes_of(runs.found)
-        for drawing in curve_drawings(runs.found, x, runs.choices.stage, smooth=runs.choices.smoothing_window)
-    ]
+    return [drawing for x in axes_of(runs.found) for drawing in curve_drawings(runs.found, x, runs.stage)]
 
 
 def _sensitivity(runs: _Runs) -> list[FigureWithData]:
@@ -207,7 +172,7 @@ def _cka(runs: _Runs) -> list[FigureWithData]:
         end = f"-{number}" if len(groups) > 1 else ""
         shown = [alike for alike in found if alike.seed == one.seed]
         drawings += [
-            draw_maps(one.group, shown, runs.choices.layers, f"cka{end}"),
+            draw_maps(one.group, shown, f"cka{end}"),
             draw_means(one.group, found, f"cka-means{end}"),
         ]
     return drawings
@@ -230,8 +195,8 @@ FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "clients": lambda runs: clients(runs.found),
     "architectures": lambda runs: architectures(runs.found),
     "sizes": lambda runs: sizes(runs.found),
-    "variants": lambda runs: variants(runs.found, runs.choices.stage),
-    "gains": lambda runs: gain_drawings(runs.found, runs.choices.stage),
+    "variants": lambda runs: variants(runs.found, runs.stage),
+    "gains": lambda runs: gain_drawings(runs.found, runs.stage),
     "sensitivity": _sensitivity,
     "labels": _labels,
     "cka": _cka,

@@ -2,16 +2,14 @@
 
 Networks are the personal models in a run folder's models/; no client has trained on the inputs. Layers: "extractor" is
 the output of the extractor (s_in, flattened), "representation" the input of the head (z), "logits" the network's
-output. Between the first two, every block of the intermediate part (a module made of others, such as `stage1` to
-`stage4` of a ResNet) is a layer of its own if all clients' networks have one of that name.
+output.
 
 Shapes: L inputs, D width of a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,28 +225,8 @@ def common_layers(found: Sequence[Mapping[str, object]]) -> list[str]:
 def layers_of(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Layer -> output for a batch x (N, ...). A network that is no `SplitModel` has those layers that it offers."""
     found: dict[str, Tensor] = {}
-    inner = getattr(network, "intermediate", None)
-    blocks = {name: part for name, part in inner.named_children() if len(list(part.children()))} if inner else {}
-    if callable(getattr(network, "represent", None)):
-        with _recorded(blocks, found):
-            z: Tensor = network.represent(x)  # type: ignore[operator]
-        if callable(getattr(network, "extract", None)):
-            found = {"extractor": network.extract(x), **found}  # type: ignore[operator]
-        found["representation"] = z
+    for layer, verb in (("extractor", "extract"), ("representation", "represent")):
+        if callable(compute := getattr(network, verb, None)):
+            found[layer] = compute(x)
     found["logits"] = network(x)
     return found
-
-
-@contextmanager
-def _recorded(blocks: Mapping[str, nn.Module], outputs: dict[str, Tensor]) -> Iterator[None]:
-    """Within it, the output of each block is put into `outputs`."""
-
-    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _, __, output: outputs.update({name: output}) if isinstance(output, Tensor) else None
-
-    handles = [block.register_forward_hook(note(name)) for name, block in blocks.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

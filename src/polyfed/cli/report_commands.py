@@ -104,18 +104,10 @@ def plot(
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and variants [each run's own].")
     ] = None,
-    smoothing_window: Annotated[
-        int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")
-    ] = 1,
-    inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="cka: where in the networks; also a block, such as stage3 [extractor,representation,logits].",
-        ),
+    inputs: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see [1000].")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES}.")] = "cpu",
+    device: Annotated[str | None, typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES} [cpu].")] = None,
     trust: Trust = False,
 ) -> None:
     """Figures of finished runs.
@@ -130,9 +122,7 @@ def plot(
     from polyfed import analysis
 
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
-    at = None if layers is None else tuple(parse_names(layers, "--layers", "extractor,logits"))
-    choices = analysis.FigureOptions(stage, smoothing_window, inputs, at, device)
-    done = analysis.plot(folders, names, out, choices, trust)
+    done = analysis.plot(folders, names, out, stage=stage, inputs=inputs, device=device, trust=trust)
     for note in done.notes:
         print_text(note)
     print_files(done.files)

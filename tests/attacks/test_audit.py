@@ -55,7 +55,7 @@ RECIPE: dict[str, Any] = {
     "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
     "run": {"executor": "serial", "checkpoint_every": 1},
 }
-KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "transport": "indices", "size": 40}}
+KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "transport": "indices", "size": 40}}
 PARTS = {"noise_std": 0.3, "num_pairs": 5}
 
 

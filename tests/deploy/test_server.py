@@ -46,7 +46,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "fedet": {"server_steps": 2, "server_batch": 20},
 }
 RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "hyperparameters": {"alignment_data": {"size": 10}}}
-KERNELS = {**RAD, "hyperparameters": {"alignment_data": {"size": 10, "refresh": 0}, "uploads": "kernels"}}
+KERNELS = {**RAD, "hyperparameters": {"alignment_data": {"size": 10, "fixed": True}, "uploads": "kernels"}}
 
 EVERYTHING: Mapping[str, Any] = {
     "training": {"rounds": 3, "client_fraction": 0.7, "batch_size": 16},

@@ -144,7 +144,7 @@ def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.Mo
 
 MEDIAN = RobustAggregation(aggregator="median")
 BOUND, SHARE = {"privacy": Privacy(upload_clip_norm=1.0)}, {"compression": FEW}
-KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
+KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "size": 8}}
 
 
 @pytest.mark.parametrize(

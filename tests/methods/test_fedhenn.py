@@ -20,7 +20,6 @@ from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
 from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local, fedhenn
 from polyfed.models.split import SequentialSplit
-from polyfed.testing.fixtures import TIMES
 from polyfed.validation.hyperparameters import flat_fields
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import INPUTS, NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
@@ -337,60 +336,25 @@ def test_homogeneous_distances(similarity):
 
 
 def test_uploads_of_kernels_need_a_fixed_rad():
-    with pytest.raises(ValueError, match=r"expected alignment_data\.refresh 0.*got 3"):
-        FedHeNN(**nested(uploads="kernels", refresh=3))
+    with pytest.raises(ValueError, match=r"expected alignment_data\.fixed = true, got false"):
+        FedHeNN(uploads="kernels")
 
 
+@pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("form", others_slow([steady, steady_homo], quick=[steady]))
-@pytest.mark.parametrize("refresh", others_slow([1, 2, 0], quick=[2]))
-def test_transports_are_alike_but_for_bytes(form, refresh):
+def test_how_inputs_are_sent_changes_bytes_alone(form, fixed):
+    """A fixed RAD is sent in the first round alone; its number of four bytes is sent in all."""
     members = clients(["deep"] * 3)
-    reference = rounds(form(refresh=refresh), members, held=public(), rounds=3)
-    for transport in ("indices", "seed"):
-        other = rounds(form(refresh=refresh, transport=transport), members, held=public(), rounds=3)
-        for number, (a, b) in enumerate(zip(reference, other, strict=True)):
-            assert all(same(a.weights[i], b.weights[i]) for i in range(3))
-            sent = number == 0 or (refresh and number % refresh == 0)
-            saved = 20 * ROW - {"indices": 4 * 20, "seed": 8}[transport] if sent else 0
-            assert a.record["bytes_down"] - b.record["bytes_down"] == 3 * saved
-
-
-@pytest.mark.parametrize("refresh", others_slow([1, 2, 3, 0], quick=[2, 0]))
-def test_refresh(refresh):
-    history = rounds(steady(refresh=refresh), clients(MIXED), held=public(), rounds=5)
-    rads = [round.before["rad"] for round in history]
-    for number in range(1, 5):
-        fresh = bool(refresh) and number % refresh == 0
-        assert torch.equal(rads[number], rads[number - 1]) != fresh
-        down = 4 * 20 * 23 + (20 * ROW if fresh else 0) + (0 if refresh == 1 else 4)
-        assert history[number].record["bytes_down"] == 4 * down
-        assert ("rad" in history[number].after) == (refresh != 1)
-
-
-@pytest.mark.parametrize("refresh", others_slow([0, 1], quick=[0]))
-def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
-    """8 clients in the first mean kernel, then the 4 of the last round; and the same bits without any memory."""
-
-    def run():
-        count = 0
-        whole = fedhenn.public_outputs
-
-        def counted(server, models, *args):
-            nonlocal count
-            count += len(models)
-            return whole(server, models, *args)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(fedhenn, "public_outputs", counted)
-            history = rounds(steady(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
-        return count, [{**round.record, **dict.fromkeys(TIMES, 0)} for round in history]
-
-    count, records = run()
-    assert count == (8 * 4 if refresh else 8 + 3 * 4)
-    monkeypatch.setattr(fedhenn, "REMEMBERED_BYTES", 0)
-    again, plain = run()
-    assert again == 8 * 4
-    assert plain == records
+    reference = rounds(form(fixed=fixed), members, held=public(), rounds=3)
+    other = rounds(form(fixed=fixed, transport="indices"), members, held=public(), rounds=3)
+    for number, (a, b) in enumerate(zip(reference, other, strict=True)):
+        assert all(same(a.weights[i], b.weights[i]) for i in range(3))
+        is_sent = number == 0 or not fixed
+        assert a.record["bytes_down"] - b.record["bytes_down"] == (3 * 20 * (ROW - 4) if is_sent else 0)
+        assert all(("rad" in message) == is_sent for message in a.down.values())
+        assert all(("rad_draw" in message) == fixed for message in a.down.values())
+        assert torch.equal(a.before["rad"], reference[0].before["rad"]) == (fixed or number == 0)
+        assert ("rad" in a.after) == fixed
 
 
 @pytest.mark.parametrize("bad", [torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)])
@@ -429,7 +393,7 @@ def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, text):
 def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
     """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
     for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):
-        history = rounds(steady(pool=pool, uploads=uploads, refresh=0), clients(MIXED), held=public())
+        history = rounds(steady(pool=pool, uploads=uploads, fixed=True), clients(MIXED), held=public())
         assert all(set(message) == names for message in history[0].down.values())
         assert all("factor" in message for message in history[1].down.values())
         assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
@@ -444,13 +408,13 @@ def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity):
 
     for name in ("model", "client_weights", "initial_state", "store_weights", "architectures"):
         monkeypatch.setattr(Server, name, property(closed) if name == "architectures" else closed)
-    method = steady(uploads="kernels", refresh=0, similarity=similarity)
+    method = steady(uploads="kernels", fixed=True, similarity=similarity)
     history = rounds(method, clients(MIXED), held=public(), rounds=3)
     assert history[-1].record["sums"]["d_cka"] > 0
 
 
 def test_a_kernel_of_other_rows_is_refused():
-    fed, _, _, _ = received(steady(uploads="kernels", refresh=0), clients(MIXED), round=1)
+    fed, _, _, _ = received(steady(uploads="kernels", fixed=True), clients(MIXED), round=1)
     with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, got 7"):
         fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
 
@@ -495,7 +459,7 @@ def test_precision_is_metered_and_near(precision, factor, kernel):
     assert history[1].record["bytes_by_client"]["0"]["down"] == 20 * ROW + factor
     assert moved(history[1].weights[0], exact[1].weights[0]) < (0 if precision == "float32" else 1e-2) + 1e-12
     assert (moved(history[1].weights[0], exact[1].weights[0]) > 0) == (precision != "float32")
-    method = steady(precision=precision, uploads="kernels", refresh=0)
+    method = steady(precision=precision, uploads="kernels", fixed=True)
     (round,) = rounds(method, clients(MIXED), held=public(), rounds=1)
     assert round.record["bytes_by_client"]["0"]["up"] == kernel + 4
 
@@ -545,14 +509,19 @@ def test_final_average_is_of_everybodys_latest_weights():
     assert "rad" not in last.after
 
 
-def test_only_who_answers_with_the_present_draw_holds_it():
-    """Client 0's upload is late: it was made with the draw before."""
-    fed, _ = federation(steady(refresh=2), clients(MIXED), held=public())
+def test_only_who_acknowledges_the_inputs_holds_them():
+    """Client 0's upload is late: it is of a round without them."""
+    fed, _ = federation(steady(fixed=True), clients(MIXED), held=public())
     fed.server.round = 3
     fed.method.start_round(fed.server, [0, 1, 2])
-    fed.method.aggregate(
-        fed.server, {0: {"rad_draw": torch.tensor(1)}, 1: {"rad_draw": torch.tensor(3, dtype=torch.int32)}, 2: {}}
-    )
+    fed.method.aggregate(fed.server, {0: {}, 1: {"rad_draw": torch.tensor(3, dtype=torch.int32)}})
     fed.server.round = 4
     fed.method.start_round(fed.server, [0, 1, 2])
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
+
+
+def test_who_holds_no_inputs_cannot_go_on_without_them():
+    _, at, message, _ = received(steady(fixed=True), clients(MIXED))
+    at.state = {}
+    with pytest.raises(RunError, match="expected a client that holds the RAD"):
+        steady(fixed=True).receive(at, {"rad_draw": message["rad_draw"]})

@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FD, FedAvg, FedGH, FedHeNN, FedMD, FedProto, FedRep, FedSA, FedTGP, LGFedAvg, Local
 from polyfed.methods import SCAFFOLD as Scaffold
-from polyfed.methods.fedhenn import AlignmentData
+from polyfed.methods.building_blocks.alignment_data import AlignmentData
 from polyfed.plugins.settings import Availability, Devices
 from polyfed.plugins.upload_buffer import draw_starters, fill_buffer
 from polyfed.testing import ConformanceKit

@@ -540,7 +540,7 @@ test_fedgh = testing.conformance(
     methods.FedGH(header_lr=0.1), reference_loss=cross_entropy, expected_bytes=CLASS_ROWS, skip=IN_ORDER
 )
 
-FIXED = {"size": 16, "batch": 8, "refresh": 0}
+FIXED = {"size": 16, "batch": 8, "fixed": True}
 
 
 def constant(kernel: dict[str, Any], **options: Any) -> methods.FedHeNN:
@@ -562,8 +562,8 @@ test_fedhenn = testing.conformance(
     changed_values={
         "kernel.similarity": "rbf",
         "kernel.width": ChangedValue(2.0, {"kernel.similarity": "rbf"}),
-        "alignment_data.refresh": ChangedValue(0, {"eta_schedule": "constant"}),
-        "uploads": ChangedValue("kernels", {"alignment_data.refresh": 0}),
+        "alignment_data.fixed": ChangedValue(True, {"eta_schedule": "constant"}),
+        "uploads": ChangedValue("kernels", {"alignment_data.fixed": True}),
     },
     no_effect={"kernel.rank": "with few features in all the factor is exact"},
 )
@@ -574,7 +574,7 @@ test_fedhenn_homogeneous = testing.conformance(
     expected_bytes=of_weights(16 * 36 * 4, 8),  # FedAvg's, and down L s from round 2 on
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, methods.FedAvg(), "received", same_architecture=True)],
-    changed_values={"alignment_data.refresh": 0},
+    changed_values={"alignment_data.fixed": True},
     no_effect=NO_RBF,
 )
 
@@ -926,9 +926,7 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedhenn, own kernel": (constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}), {}),
     "fedhenn, permuted kernel": (constant({"control": "permuted"}, uploads="kernels", alignment_data=FIXED), {}),
     "fedhenn, procrustes": (
-        methods.HomogeneousFedHeNN(
-            kernel={"similarity": "procrustes"}, alignment_data={**FIXED, "refresh": 2}, eta0=0.5
-        ),
+        methods.HomogeneousFedHeNN(kernel={"similarity": "procrustes"}, alignment_data=FIXED, eta0=0.5),
         {},
     ),
     "fedin, noise": (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": IN_ORDER}),

@@ -13,7 +13,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, MethodCard
 from polyfed.errors import ConfigError
 from polyfed.methods import FedHeNN
-from polyfed.methods.fedhenn import AlignmentData, MeanKernel
+from polyfed.methods.building_blocks.alignment_data import AlignmentData
+from polyfed.methods.fedhenn import MeanKernel
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.hyperparameters import flat_settings, hyperparameters, table
 from tests.helpers.refusals import refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,6 @@ class Server:
         prepare: converts stored inputs to model inputs (the first client's, as all are alike).
         input_example: stored inputs without rows (0, ...), for their type and shape.
         log: numbers for the round's record; emptied after every round.
-        cache: recomputable values by purpose and client; never saved.
         upload_weights: by client, see `upload_weight`.
         run_passes: computes passes over public inputs, in order; None: `core.inference` does so by itself.
         device: where uploads and the state lie during a round (`core.message.places_of`): main memory, or a GPU.
@@ -94,7 +93,6 @@ class Server:
         self.prepare = prepare
         self.input_example = torch.empty(0) if example is None else example[:0]
         self.log: dict[str, float] = {}
-        self.cache: dict[tuple[str, int], Any] = {}
         self.upload_weights: Mapping[int, float] = {}
         self.run_passes: Callable[[Sequence[PublicPass]], list[Tensor]] | None = None
         self.device = torch.device("cpu")
@@ -133,7 +131,6 @@ class Server:
         own.state = {name.removeprefix(mark): value for name, value in self.state.items() if name.startswith(mark)}
         own.clients = {client_id: member}
         own.log = {}
-        own.cache = self.cache.setdefault(("server of one", client_id), {})
         own._members = {client_id: member}
         own._names = (member.architecture,)
         return own

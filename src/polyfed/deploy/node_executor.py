@@ -357,7 +357,6 @@ class NodeExecutor:
         trial = copy.copy(server)
         trial.state = shallow_copy(server.state)
         trial.log = {}
-        trial.cache = {}
         try:
             settings = self.federation.plugin("robust_aggregation").settings
             method.aggregate(trial, apply_rule(settings, method, trial, uploads, DefenseLog()))

@@ -291,7 +291,6 @@ def preview(method: Method, server: Server, present: Iterable[int] | None = None
     trial = copy.copy(server)
     trial.state = {}
     trial.log = {}
-    trial.cache = {}
     trial.round = 1
     if present is not None:
         trial.set_available(present)

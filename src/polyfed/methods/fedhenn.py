@@ -7,7 +7,7 @@ client k:  A_k = Phi_k(X)  (L, d_k),  in eval mode;  K_k = A_k A_k^T
            eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1
 server:    K_bar = mean of K_j over the clients' latest uploads;  no weights are averaged
            sends F (L, r),  F F^T ~ H K_bar H
-Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F at b bytes a number: down R + b L r, up 4 P_k, or
+Sent per round, P floats, a RAD of R bytes (L inputs, or 4 L), F at b bytes a number: down R + b L r, up 4 P_k, or
 b L d_k with uploads = "kernels", which sends A_k.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
@@ -26,7 +26,6 @@ the gradient in chunks are not in the paper.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from polyfed import profiling
 from polyfed.core import inference
-from polyfed.core.client import Client, PublicData
+from polyfed.core.client import Client
 from polyfed.core.inference import public_outputs
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import (
@@ -52,7 +51,7 @@ from polyfed.core.method import (
     hyperparameters,
     table,
 )
-from polyfed.core.modules import as_split_model, float_state, load_state
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import SAMPLES, Entry, Members, UploadContext, own_network
 from polyfed.errors import RunError
@@ -63,140 +62,14 @@ from polyfed.functional.kernels import MeanKernelFactor
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode
 from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.building_blocks.alignment_data import ACKNOWLEDGMENT, AlignmentData
 from polyfed.validation.effect import ActsWith
 
 ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
 
-# the alignment data --------------------------------------------------------------------------------------------------
-
-_SENT_AS = ("rad", "rad_rows", "rad_seed")  # entries of a message, one of them by `transport`
-_STATE = ("rad", "rad_indices", "rad_draw", "rad_sent", "rad_holders", "rad_live")
-
-ACKNOWLEDGMENT = Entry((), (torch.int32,), 0, lambda known: known.server.round)  # form of "rad_draw"
-
-
-@hyperparameters
-class AlignmentData:
-    """Unlabeled inputs that everybody sees (the RAD), drawn from `Server.public` as a function of one 63-bit seed.
-
-    Sent are the inputs themselves, where their rows stand in data that clients hold anyway, or that seed. In the
-    server's state: "rad" (L, ...), its rows, the round of its draw, what it is sent as, whether this round uses it, and
-    who holds it where it stays for more than one round; a client then keeps what it was sent.
-    """
-
-    size: Annotated[int, Field(ge=2)] = 5000  # L, rows of the RAD
-    # what is sent of the RAD: its inputs; "indices": their rows in public data; "seed": of the draw
-    transport: Literal["data", "indices", "seed"] = "data"
-    refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never; not 1: clients keep it
-    batch: Annotated[int, Field(ge=2)] = 256  # rows of the RAD per step; L or more: all
-    every: Annotated[int, Field(ge=1)] = 1  # compute the term every n-th step, with n times the weight
-
-    # server ------------------------------------------------------------------------------------------------
-
-    def draw(self, server: Server) -> None:
-        """The RAD for this round, drawn anew where that is due."""
-        if "rad" in server.state and not (self.refresh and (server.round - 1) % self.refresh == 0):
-            server.state["rad_live"] = torch.tensor(True)
-            return
-        self._clear(server)
-        seed = server.generator("rad").initial_seed()
-        rows = self._rows(seed, server.public)
-        if server.public is None:
-            raise RunError("expected data that everybody may see, got none")
-        server.state |= {"rad": server.public.samples.x[rows], "rad_indices": rows}
-        if self.transport == "indices":
-            server.state["rad_sent"] = {"rad_rows": rows.int()}
-        elif self.transport == "seed":
-            server.state["rad_sent"] = {"rad_seed": torch.tensor(seed)}
-        server.state |= {"rad_draw": torch.tensor(server.round, dtype=torch.int32), "rad_live": torch.tensor(True)}
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        """Down, in a round that uses it: the RAD in the form it travels in, or only its number for who holds it.
-
-        The number of a draw, four bytes each way, is sent where clients keep the RAD, so that it is never taken for
-        another one.
-        """
-        if "rad" not in server.state or "rad_live" not in server.state:
-            return {}
-        number = {} if self.refresh == 1 else {"rad_draw": server.state["rad_draw"]}
-        if client_id in self._holders(server):
-            return number
-        sent = get_group(server.state, "rad_sent") if "rad_sent" in server.state else {"rad": server.state["rad"]}
-        return {**sent, **number}
-
-    def end_round(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """After a round: who answered holds the RAD; where it lives for one round it is dropped."""
-        if self.refresh == 1 or "rad" not in server.state:
-            self._clear(server)
-        elif "rad_live" in server.state:
-            draw = server.state["rad_draw"]
-            hold = [i for i, message in uploads.items() if "rad_draw" in message and message["rad_draw"] == draw]
-            server.state["rad_holders"] = torch.tensor(sorted({*self._holders(server), *hold}))
-            del server.state["rad_live"]
-
-    def _clear(self, server: Server) -> None:
-        """Drop the present draw."""
-        server.state = {name: kept for name, kept in server.state.items() if name not in _STATE}
-
-    def _holders(self, server: Server) -> list[int]:
-        return get_tensor(server.state, "rad_holders").tolist() if "rad_holders" in server.state else []
-
-    # client ------------------------------------------------------------------------------------------------
-
-    def receive(self, client: Client, message: Message) -> Tensor | None:
-        """The RAD (L, ...) as stored inputs, as received or as the client keeps it; None where there is none.
-
-        Raises:
-            RunError: what was received fits neither the client's own inputs nor the data that everybody may see.
-        """
-        sent = {name: get_tensor(message, name) for name in _SENT_AS if name in message}
-        if "rad_draw" in message:
-            copies = {name: tensor.clone() for name, tensor in sent.items()}
-            sent = self._kept(client, copies, get_tensor(message, "rad_draw").clone())
-        if not sent:
-            return None
-        own = client.data.train.x
-        if "rad" in sent:
-            if _kind(sent["rad"]) != _kind(own):
-                raise RunError(f"expected a RAD of inputs {_kind(own)}, got {_kind(sent['rad'])}")
-            return sent["rad"]
-        seed = int(sent["rad_seed"]) if "rad_seed" in sent else 0
-        rows = sent["rad_rows"].long() if "rad_rows" in sent else self._rows(seed, client.public)
-        held = 0 if client.public is None else len(client.public)
-        if client.public is None or not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= held:
-            raise RunError(f"expected a RAD of rows below {held} of what everybody may see, got others")
-        x = client.public.samples.at(next(client.model.parameters()).device).x
-        return x[rows.to(x.device)]
-
-    def _kept(self, client: Client, sent: dict[str, Tensor], draw: Tensor) -> dict[str, Tensor]:
-        """What the client keeps of this draw: what was sent, which it keeps from now on, or what it kept before."""
-        if sent:
-            others = {name: kept for name, kept in client.state.items() if name not in _SENT_AS}
-            client.state = {**others, **sent, "rad_draw": draw}
-        elif "rad_draw" not in client.state or get_tensor(client.state, "rad_draw") != draw:
-            raise RunError(f"expected a client that holds the RAD of round {int(draw)}, got one that does not")
-        return {name: get_tensor(client.state, name) for name in _SENT_AS if name in client.state}
-
-    def acknowledge(self, client: Client) -> Message:
-        """Up, after a round that used it: which draw the client holds, where it keeps it."""
-        return {"rad_draw": client.state["rad_draw"]} if self.refresh != 1 and "rad" in client.context else {}
-
-    # both --------------------------------------------------------------------------------------------------
-
-    def _rows(self, seed: int, public: PublicData | None) -> Tensor:
-        """The rows of a draw, in random order, among all that everybody may see."""
-        held = 0 if public is None else len(public)
-        return torch.randperm(held, generator=torch.Generator().manual_seed(seed))[: self.size]
-
-
-def _kind(x: Tensor) -> str:
-    """Shape and type of one stored input, e.g. "(3, 32, 32) uint8"."""
-    return f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-
-
 # the mean kernel -----------------------------------------------------------------------------------------------------
 
-REMEMBERED_BYTES = 2**28  # of representations in all that are not computed again while weights and RAD are the same
+NETWORKS_AT_ONCE = 16  # clients whose representations are in memory at the same time
 EXACT_RANK = 256  # columns up to which the factor is exact
 LANDMARKS = 256  # RBF: Nystroem rows per client in the factor; with L or more it is exact
 
@@ -269,7 +142,10 @@ class MeanKernel(KernelSimilarity):
         for owner, stream in streams.items():
             if stream.count:
                 factor = stream.result()
-                server.state[f"factor {owner}"] = quantize_columns(self._ordered(server, factor.matrix), self.precision)
+                matrix = factor.matrix
+                if self.control == "permuted":
+                    matrix = matrix[torch.randperm(len(matrix), generator=server.generator("permuted"))]
+                server.state[f"factor {owner}"] = quantize_columns(matrix, self.precision)
                 # part of K_bar that is left out
                 server.log["factor_tail"] = max(factor.truncation_error, server.log.get("factor_tail", 0.0))
 
@@ -307,12 +183,6 @@ class MeanKernel(KernelSimilarity):
             known = [j for j in known if j in last]
         return sorted(known)
 
-    def _ordered(self, server: Server, factor_Lr: Tensor) -> Tensor:
-        """The factor as it is, or for the control with its rows in another order."""
-        if self.control != "permuted":
-            return factor_Lr
-        return factor_Lr[torch.randperm(len(factor_Lr), generator=server.generator("permuted"))]
-
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""
         draws = server.generator("landmarks", client_id)
@@ -328,86 +198,18 @@ class MeanKernel(KernelSimilarity):
         return quantize_columns(a_LD, self.precision)
 
 
-# representations of the RAD, as many at a time as memory allows -----------------------------------------------------
-
-
 def representations(server: Server, members: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     """A_j of all members in their order, as it was uploaded, or by a pass of the network."""
-    for block in _blocks(server, members):
-        by_pass = _passed(server, [j for j in block if f"kernel {j}" not in server.state])
+    rows = get_tensor(server.state, "rad_rows")
+    for start in range(0, len(members), NETWORKS_AT_ONCE):
+        block = members[start : start + NETWORKS_AT_ONCE]
+        weights = {j: server.client_weights(j) for j in block if f"kernel {j}" not in server.state}
+        passed = dict(zip(weights, public_outputs(server, weights, "representations", rows), strict=True))
         for j in block:
-            if j in by_pass:
-                yield j, by_pass[j]
+            if j in passed:
+                yield j, passed[j]
             else:
                 yield j, dequantize_columns(move_group(get_group(server.state, f"kernel {j}"), server.device))
-
-
-def _blocks(server: Server, members: Sequence[int]) -> Iterator[list[int]]:
-    """The members in their order, so many together as may be in memory at the same time."""
-    block: list[int] = []
-    held = 0
-    for j in members:
-        nbytes = 0 if f"kernel {j}" in server.state else _pass_nbytes(server, j)
-        if block and held + nbytes > REMEMBERED_BYTES:
-            yield block
-            block = []
-            held = 0
-        block.append(j)
-        held += nbytes
-    yield block
-
-
-def _passed(server: Server, members: Sequence[int]) -> dict[int, Tensor]:
-    """A_j by passes, which are not made again for the same weights and RAD."""
-    rad = get_tensor(server.state, "rad")
-    cache: _RepresentationCache | None = server.cache.get(("representations", 0))
-    if cache is None or cache.rad() is not rad:
-        cache = server.cache["representations", 0] = _RepresentationCache(rad)
-    firsts = {j: next(iter(server.client_weights(j).values())) if server.has_weights(j) else None for j in members}
-    known = {j: cache.get(j, firsts[j]) for j in members}
-    found = {j: a_LD for j, a_LD in known.items() if a_LD is not None}
-    missing = {j: server.client_weights(j) for j in members if j not in found}
-    rows = get_tensor(server.state, "rad_indices")
-    outputs = public_outputs(server, missing, "representations", rows)
-    for j, a_LD in zip(missing, outputs, strict=True):
-        found[j] = a_LD
-        cache.keep(j, firsts[j], a_LD)
-    return found
-
-
-class _RepresentationCache:
-    """Representations of one RAD by clients' networks, as many as fit into `REMEMBERED_BYTES`.
-
-    A network is known by the first tensor of its weights; None: by the client's initial weights.
-    """
-
-    def __init__(self, rad: Tensor) -> None:
-        self.rad = weakref.ref(rad)
-        self._kept: dict[int, tuple[weakref.ref[Tensor] | None, Tensor]] = {}
-        self._nbytes = 0
-
-    def get(self, client_id: int, first: Tensor | None) -> Tensor | None:
-        """A_j (L, D), if it is here of these weights."""
-        if client_id not in self._kept:
-            return None
-        weights, a_LD = self._kept[client_id]
-        is_same = first is None if weights is None else weights() is first
-        return a_LD if is_same else None
-
-    def keep(self, client_id: int, first: Tensor | None, a_LD: Tensor) -> None:
-        """Keep A_j in place of what was here of this client, if there is room."""
-        if client_id in self._kept:
-            self._nbytes -= self._kept.pop(client_id)[1].nbytes
-        if self._nbytes + a_LD.nbytes <= REMEMBERED_BYTES:
-            self._kept[client_id] = (None if first is None else weakref.ref(first), a_LD)
-            self._nbytes += a_LD.nbytes
-
-
-def _pass_nbytes(server: Server, client_id: int) -> int:
-    """Bytes of A_j, and of the client's initial weights where these have to be drawn for its pass."""
-    model = as_split_model(server.model(server.clients[client_id].architecture, {}))
-    drawn = 0 if server.has_weights(client_id) else sum(p.nbytes for p in model.parameters())
-    return 4 * len(get_tensor(server.state, "rad")) * model.feature_dim + drawn
 
 
 # the methods ---------------------------------------------------------------------------------------------------------
@@ -509,9 +311,8 @@ class FedHeNN(KernelAlignment):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        refresh = self.alignment_data.refresh
-        if self.uploads == "kernels" and refresh:
-            raise ValueError(f"uploads 'kernels': expected alignment_data.refresh 0, a fixed RAD, got {refresh}")
+        if self.uploads == "kernels" and not self.alignment_data.fixed:
+            raise ValueError("uploads 'kernels': expected alignment_data.fixed = true, got false")
         return self
 
     @property

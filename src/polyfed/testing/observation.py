@@ -42,7 +42,6 @@ class AggregationScene:
         """The same in memory of its own."""
         server = copy_server(self.server)
         server.state = clone(self.server.state)
-        server.cache = dict(self.server.cache)
         uploads = {number: clone(message) for number, message in self.uploads.items()}
         return dataclasses.replace(self, server=server, uploads=uploads)
 

@@ -28,7 +28,8 @@ from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.methods import FedAvg, FedDF, FedET, FedHeNN, Local
-from polyfed.methods.fedhenn import AlignmentData, MeanKernel
+from polyfed.methods.building_blocks.alignment_data import AlignmentData
+from polyfed.methods.fedhenn import MeanKernel
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, grouped, records
 from tests.helpers import toys
@@ -381,7 +382,7 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
 
 
 RAD = AlignmentData(size=20, batch=10)
-FIXED = FedHeNN(alignment_data=AlignmentData(size=20, batch=10, refresh=0), kernel=MeanKernel(pool="seen"))
+FIXED = FedHeNN(alignment_data=AlignmentData(size=20, batch=10, fixed=True), kernel=MeanKernel(pool="seen"))
 METHODS = {
     "fedhenn": FedHeNN(alignment_data=RAD),
     "fixed": FIXED,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from polyfed import profiling
 from polyfed.profiling import SECTIONS, Stopwatch, profile, section, timed
@@ -90,39 +89,3 @@ def test_shares_add_up_to_all_workers_seconds(workers: int, turn: Turn) -> None:
     assert shares["idle"] == (0 if workers == 1 else 33 - 27 - 1)
     assert shares["other"] == (2 if workers == 1 else 1)
     assert min(watch.breakdown(0.5, workers).values()) == 0
-
-
-class Slow(torch.autograd.Function):
-    """The identity; its backward pass takes so long."""
-
-    @staticmethod
-    def forward(ctx, x, turn, forth, back):
-        ctx.turn, ctx.back = turn, back
-        turn(forth)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.turn(ctx.back)
-        return grad.clone(), None, None, None
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_backward_pass_of_a_term(shared: bool, turn: Turn) -> None:
-    """It is through with the later term, all of it, before it comes to the earlier one."""
-    w, v = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-
-    def loss() -> torch.Tensor:
-        task = Slow.apply(Slow.apply(w, turn, 1, 100).square(), turn, 1, 200).sum()
-        with section("align"):
-            term = Slow.apply(Slow.apply(w if shared else v, turn, 10, 1000).exp(), turn, 10, 2000).sum()
-        profiling.time_backward("align", term, task)
-        return task + 0.5 * term
-
-    with profile() as watch:
-        with section("train"):
-            torch.autograd.grad(loss(), [w, v], allow_unused=True)
-        turn(5)
-    assert spent(watch) == {"train": 302, "align": 3020, "other": 5}
-    (on,) = torch.autograd.grad(loss(), [w])
-    assert torch.equal(on, 2 * w + (0.5 * w.exp() if shared else 0))

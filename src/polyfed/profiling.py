@@ -1,6 +1,6 @@
 """Where a round's time went: a stopwatch with sections, of which the innermost open one counts.
 
-    train        local steps                  align      the alignment of representations in them (FedHeNN's term)
+    train        local steps                  align      FedHeNN's term in them, but for its backward pass
     prototypes   representation passes and    aggregate  the server's part: planning, aggregation
                  class means                  score      evaluation
     messages     loading, receiving, upload, copying; shared buffers and broadcasting
@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, ParamSpec, TypeVar
-
-from torch import Tensor
 
 Section = Literal["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
 SECTIONS: tuple[Section, ...] = ("train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle")
@@ -145,16 +143,3 @@ def include_processor_seconds(seconds: float) -> None:
     """Count what a worker has used for an answer."""
     global _of_workers
     _of_workers += seconds
-
-
-def time_backward(name: Section, first: Tensor, then: Tensor) -> None:
-    """The backward pass from `first` until it comes to `then` counts for `name`.
-
-    What was computed last is what autograd goes through first: of two terms of a loss the one that was made after the
-    other, as a whole. To be closed by a section around the backward pass.
-    """
-    if (watch := _watch) is None or not (first.requires_grad and then.requires_grad):
-        return
-    opened: list[int] = []
-    first.register_hook(lambda _: opened.append(watch.enter(name)))
-    then.register_hook(lambda _: watch.leave(opened.pop()) if opened else None)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-_AGAIN = 0.05  # seconds until a signal that came during an import is sent again
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found beforehand: a fork must not look for it
 # signals received, by `raise_on_termination` block that is open, innermost last
@@ -32,18 +29,13 @@ class TerminationSignal(KeyboardInterrupt):
 def raise_on_termination() -> Iterator[list[int]]:
     """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those received.
 
-    Only the first one does, as what it asks for may take a while. A second SIGINT ends the program at once. Where a
-    module is being imported within the block, they wait: PyTorch goes on without a module whose import was interrupted.
-    What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what
-    Python drops (see `raise_if_lost`) it shows no traceback.
+    Only the first one does, as what it asks for may take a while. A second SIGINT ends the program at once. What is
+    ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what Python
+    or an import drops (see `raise_if_lost`) it shows no traceback.
     """
     received: list[int] = []
-    outside = sys._getframe(2)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if _is_importing(frame, outside):
-            threading.Timer(_AGAIN, _send, (number,)).start()
-            return
         received.append(number)
         if len(received) == 1:
             raise TerminationSignal(number)
@@ -64,23 +56,6 @@ def raise_on_termination() -> Iterator[list[int]]:
         _received.pop()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _send(number: int) -> None:
-    """A signal to this program, from another thread than the main one."""
-    if os.name == "nt":
-        signal.raise_signal(number)  # there `os.kill` ends a program without asking it
-    else:
-        os.kill(os.getpid(), number)  # wakes the main thread
-
-
-def _is_importing(frame: FrameType | None, outside: FrameType) -> bool:
-    """Whether one of the calls from `outside` to `frame` is of an import."""
-    while frame is not None and frame is not outside:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
 
 
 @contextlib.contextmanager
@@ -111,7 +86,8 @@ def end_with_parent() -> None:
 def raise_if_lost() -> None:
     """Raise for a signal received in the innermost block if the program still runs.
 
-    Python drops what is raised while an object is being freed, as in the callback of a weak reference.
+    Python drops what is raised while an object is being freed, as in the callback of a weak reference; PyTorch, what is
+    raised while it imports a module that it can do without.
 
     Raises:
         TerminationSignal: there was one.

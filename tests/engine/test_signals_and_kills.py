@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from polyfed import signals
 from polyfed.cli import app
 from polyfed.signals import raise_on_termination
 from tests.helpers.processes import alive, becomes_true, children, ended, started
@@ -77,25 +74,6 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
                 signal.raise_signal(signal.SIGINT)
                 os._exit(0)
     assert ended(child) == -signal.SIGINT
-
-
-@pytest.mark.parametrize("system", ["posix", "nt"])
-def test_a_signal_waits_for_the_end_of_an_import(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch is without NumPy where NumPy's import was interrupted."""
-    monkeypatch.setattr(signals, "os", SimpleNamespace(name=system, getpid=os.getpid, kill=os.kill))
-    if system == "nt":
-        monkeypatch.setattr(signals.os, "kill", None)  # there it ends the program
-    monkeypatch.delitem(sys.modules, "swallowing", raising=False)
-    code = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    lost = True\n"
-    (tmp_path / "swallowing.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    done = []
-    with pytest.raises(KeyboardInterrupt), raise_on_termination() as received:  # noqa: PT012 - it comes at any time
-        done.append(importlib.import_module("swallowing"))
-        for _ in range(600):  # on Windows no signal ends a wait
-            threading.Event().wait(0.1)
-    assert received == [signal.SIGINT]
-    assert not hasattr(done[0], "lost")
 
 
 def test_an_interruption_that_arrives_as_another_error_is_one(

@@ -14,7 +14,6 @@ import pytest
 import polyfed as pf
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments import planned_runs
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import FedAvg
 
@@ -167,13 +166,3 @@ def test_a_run_that_fails_leaves_the_others(place: Path, monkeypatch: pytest.Mon
     assert found.failures == {"fedavg, seed 1": "server, round 1, aggregation: ValueError: wrong"}
     assert found.table is not None
     assert '<img alt="accuracy by round"' in found._repr_html_(), "a notebook shows the curves"
-
-
-def test_a_run_that_cannot_begin_takes_none_of_the_time_that_is_left(place: Path) -> None:
-    member = planned_runs.PlannedRun("fedavg", pf.Recipe.load("recipe.toml"), Path("out"))
-    left = planned_runs.RunsLeft({"first": ("fedavg", 4), "second": ("local", 4)})
-    left.round("second", 3)
-    assert left.text()
-    request = planned_runs._Request(False, planned_runs.DataCache(), [], {member.title: "first"}, left, {})
-    request.fail(member, ConfigError("no such column"))
-    assert not left.text(), "one run alone is left"

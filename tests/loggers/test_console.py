@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.loggers.console import Console, RunsLeft
+from polyfed.loggers.console import Console
 
 INFO: dict[str, Any] = {"method": "fedgh", "dataset": "digits", "clients": 10, "seed": 0, "out": "runs/a"}
 INFO |= {"rounds": 5, "start_round": 1, "evaluation": {"stage": "personal"}}
@@ -99,39 +99,17 @@ def test_the_last_score_stays_and_the_time_left_is_counted_down() -> None:
     assert stream.getvalue().endswith("round 2/5  accuracy 10.00 % (round 1)\n")
 
 
-def test_several_runs_share_the_line_and_say_how_long_all_take() -> None:
+def test_several_runs_share_the_line() -> None:
     stream, clock = Terminal(), Clock()
     shared = Console(stream=stream, terminal=True, clock=clock)
-    titles = [f"run {number} of 9: {name}" for number, name in ((4, "a, seed 0"), (5, "b, seed 0"), (7, "b, seed 1"))]
-    left = RunsLeft({title: (title.split()[4], 2) for title in titles}, clock)
-    runs = [shared.of_several(left, title) for title in titles[:2]]
+    runs = [shared.of_several(f"run {number} of 9: {name}, seed 0") for number, name in ((4, "a"), (5, "b"))]
     for run in runs:
         run.start({**INFO, "rounds": 2})
     assert "\nrun 5 of 9: b, seed 0 on digits: 10 clients, 2 rounds, accuracy" in stream.getvalue()
-    shown = []
-    for number, run, seconds in ((1, runs[0], 10), (2, runs[0], 10), (1, runs[1], 30), (2, runs[1], 30)):
-        clock.now += seconds
-        run.round(record(number), 7.0)
-        shown.append(stream.getvalue().rpartition("\r")[2])
-    assert "run 4 of 9: a, seed 0  round 1/2  accuracy 10.00 %  loss 0.5  7.0 s left, all runs 50 s" in shown[0]
-    assert "run 5 of 9: b, seed 0  round 1/2  accuracy 10.00 %  loss 0.5  7.0 s left, all runs 1 min 03 s" in shown[2]
-    assert "all runs" not in shown[3], "one run alone is left"
-
-
-def test_times_of_several_runs_are_those_of_their_names() -> None:
-    clock = Clock()
-    left = RunsLeft({"a, seed 0": ("a", 100), "b, seed 0": ("b", 100), "b, seed 1": ("b", 100)}, clock)
-    assert left.text() == "", "of a run with nothing but a final round left"
-    for title, seconds in (("a, seed 0", 1), ("b, seed 0", 9)):
-        left.set_rounds(title, 100)
-        for done in range(1, 101):
-            clock.now += seconds
-            left.round(title, 100 - done)
-            if done == 1 and title == "a, seed 0":
-                assert left.text() == "all runs 4 min 59 s"
-    left.set_rounds("a, seed 0", 10)  # gone on with
-    (minutes, seconds) = re.findall(r"\d+", left.text())
-    assert int(minutes) * 60 + int(seconds) == pytest.approx(100 * 9 + 10 * 1, rel=0.01)
+    for run in runs:
+        clock.now += 10
+        run.round(record(1), 7.0)
+        assert "seed 0  round 1/2  accuracy 10.00 %  loss 0.5  7.0 s left" in stream.getvalue().rpartition("\r")[2]
 
 
 @pytest.mark.parametrize("end", [RESULT, None])

@@ -7,7 +7,7 @@ it alone until it ends; a lock of the system's ends with the process, so that ot
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
-from polyfed.loggers.console import Console, RunsLeft
+from polyfed.loggers.console import Console
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
 
@@ -165,14 +165,26 @@ def run_planned(
         if member not in pending:
             _tell(watchers, f"{member.title}: already done, in {member.folder}")
     left = [member for member in members if member in pending and member.folder not in failures]
-    rounds_left = RunsLeft({titles[one.title]: (one.name, one.recipe.training.rounds) for one in left})
-    request = _Request(overwrite, data, watchers, titles, rounds_left, failures)
-    while left := _run_free(left, request):
-        others = AtWorkElsewhere(left[0].folder)
-        if failed is not None:
-            raise others
-        _tell(watchers, f"{left[0].title}: waiting for another process, which is at work on it")
-        others.wait()
+    while left:
+        busy = []
+        for member in left:
+            shown = [one.of_several(titles[member.title]) if isinstance(one, Console) else one for one in watchers]
+            try:
+                _run_or_skip(member, overwrite, data, shown)
+            except RunInterrupted as stop:
+                raise RunInterrupted(f"{member.title}: {stop}") from None
+            except FolderInUse:
+                busy.append(member)
+            except PolyfedError as error:
+                failures[member.folder] = str(error)
+                _tell(shown, f"{member.title} failed: {error}")
+        left = busy
+        if left:
+            others = AtWorkElsewhere(left[0].folder)
+            if failed is not None:
+                raise others
+            _tell(watchers, f"{left[0].title}: waiting for another process, which is at work on it")
+            others.wait()
     return {member.title: failures[member.folder] for member in members if member.folder in failures}
 
 
@@ -181,64 +193,26 @@ def _tell(watchers: Sequence[Logger], line: str) -> None:
         watcher.message(line)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What holds for all runs of a request. titles: for progress. left: by these. failures: folder -> why."""
+def _run_or_skip(member: PlannedRun, overwrite: bool, data: DataCache, watchers: Sequence[Logger]) -> None:
+    """Run one unless another process has done it, and free its memory.
 
-    overwrite: bool
-    data: DataCache
-    watchers: Sequence[Logger]
-    titles: Mapping[str, str]
-    left: RunsLeft
-    failures: dict[Path, str]
+    A federation's parts know each other, so that only the collector frees them.
 
-    def watchers_of(self, member: PlannedRun) -> list[Logger]:
-        """Who watches one of the runs."""
-        title = self.titles[member.title]
-        return [one.of_several(self.left, title) if isinstance(one, Console) else one for one in self.watchers]
-
-    def leave(self, member: PlannedRun) -> None:
-        """As none of its rounds are left, for the time that all take."""
-        self.left.set_rounds(self.titles[member.title], 0)
-
-    def fail(self, member: PlannedRun, error: PolyfedError) -> None:
-        """Note it and tell."""
-        self.failures[member.folder] = str(error)
-        self.leave(member)
-        _tell(self.watchers_of(member), f"{member.title} failed: {error}")
-
-
-def _run_free(members: Sequence[PlannedRun], request: _Request) -> list[PlannedRun]:
-    """Run those that no other process is at; returns the others."""
-    busy = []
-    for member in members:
-        place = RunFolder(member.folder)
+    Raises:
+        FolderInUse: another process is at it.
+        PolyfedError: it failed, or was interrupted.
+    """
+    place = RunFolder(member.folder)
+    with place.claim():
+        if not overwrite and place.finished(member.recipe.to_dict()) is not None:
+            _tell(watchers, f"{member.title}: done by another process, in {member.folder}")
+            return
         try:
-            with place.claim():
-                if request.overwrite or place.finished(member.recipe.to_dict()) is None:
-                    _run_one(member, request)
-                else:
-                    request.leave(member)
-                    _tell(request.watchers, f"{member.title}: done by another process, in {member.folder}")
-        except RunInterrupted as stop:
-            raise RunInterrupted(f"{member.title}: {stop}") from None
-        except FolderInUse:
-            request.leave(member)
-            busy.append(member)
-        except PolyfedError as error:
-            request.fail(member, error)
-    return busy
-
-
-def _run_one(member: PlannedRun, request: _Request) -> None:
-    """Run one, and free its memory: a federation's parts know each other, so that only the collector frees them."""
-    watchers = request.watchers_of(member)
-    try:
-        build_federation(member.recipe, out=member.folder, loggers=watchers, data=request.data).run(
-            resume=not request.overwrite, overwrite=request.overwrite
-        )
-    finally:
-        gc.collect()
+            build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
+                resume=not overwrite, overwrite=overwrite
+            )
+        finally:
+            gc.collect()
 
 
 def nothing_learnt_in(members: Sequence[PlannedRun], runs: Sequence[RunRecord]) -> dict[str, str]:

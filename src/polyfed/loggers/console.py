@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
@@ -20,7 +19,7 @@ from polyfed.escaping import client_text, visible
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["Console", "RunsLeft"]
+__all__ = ["Console"]
 
 _REWRITE = 0.2  # seconds before a line is rewritten, at least
 _PAUSES = (1.0, 60.0)  # seconds between two lines of a log, from a run's first seconds to its hours
@@ -28,45 +27,6 @@ _PATIENCE = 30.0  # seconds without a line after which a long round says in a lo
 _REFUSALS = 3  # that are named per round; the rest is counted
 # closed, full, hung up; None under pythonw; of an encoding that Python does not know
 _BROKEN = (OSError, ValueError, AttributeError, LookupError)
-
-
-class RunsLeft:
-    """How long the rest of several runs takes, one after the other.
-
-    Args:
-        runs: title -> name, and rounds to be run; those of one name take alike long. clock: seconds, monotonic.
-    """
-
-    def __init__(self, runs: Mapping[str, tuple[str, int]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._names = {title: name for title, (name, _) in runs.items()}
-        self._rounds = {title: rounds for title, (_, rounds) in runs.items()}
-        self._clock = clock
-        self._told = clock()
-        self._seconds: Counter[str] = Counter()  # by name; those since the last round of any run are the next one's
-        self._done: Counter[str] = Counter()
-
-    def set_rounds(self, title: str, rounds: int) -> None:
-        """So many rounds of a run are left; 0 at its end, or where others do it."""
-        self._rounds[title] = rounds
-
-    def round(self, title: str, rounds: int) -> None:
-        """A round of a run is through; so many are left."""
-        now = self._clock()
-        self._seconds[self._names[title]] += now - self._told  # type: ignore[assignment]
-        self._done[self._names[title]] += 1
-        self._told = now
-        self.set_rounds(title, rounds)
-
-    def text(self) -> str:
-        """For the line of a run: the time that all take, once a round is through; "" for one alone."""
-        if not self._done or sum(rounds > 0 for rounds in self._rounds.values()) < 2:
-            return ""
-        usual = self._seconds.total() / self._done.total()
-        names = set(self._names.values())
-        # two usual rounds are counted with each name's own, so that its first, slow one does not decide alone
-        paces = {name: (self._seconds[name] + 2 * usual) / (self._done[name] + 2) for name in names}
-        left = sum(rounds * paces[self._names[title]] for title, rounds in self._rounds.items())
-        return f"all runs {human_seconds(left)}"
 
 
 class Console:
@@ -88,7 +48,6 @@ class Console:
         self._clock = clock
         self._line = _Line(stream, terminal, clock)
         self._title = ""  # in place of a run's own name
-        self._runs: RunsLeft | None = None
         self._begin({})
 
     def _begin(self, info: Mapping[str, Any]) -> None:
@@ -101,10 +60,9 @@ class Console:
         self._scored = self._done  # the round of the score
         self._ends = math.nan  # when the run will be over
 
-    def of_several(self, runs: RunsLeft, title: str) -> Console:
+    def of_several(self, title: str) -> Console:
         """For one of several runs, which share the line."""
         other = copy.copy(self)
-        other._runs = runs
         other._title = visible(title)
         return other
 
@@ -116,8 +74,6 @@ class Console:
                 first to be done), seed, evaluation, out.
         """
         self._begin(info)
-        if self._runs is not None:
-            self._runs.set_rounds(self._title, self._rounds - self._done)
         score = main_score_of(str(info.get("score")).split())
         begin = f", from round {self._done + 1}" if self._done else ""
         where = f", into {info['out']}" if info.get("out") else ""
@@ -141,8 +97,6 @@ class Console:
         """
         self._done = int(record.get("round") or self._done + 1)
         self._show_refused(record)
-        if self._runs is not None:
-            self._runs.round(self._title, max(0, self._rounds - self._done))
         self._ends = self._clock() + remaining_seconds if remaining_seconds > 0 else math.nan
         score = main_score_of(record)
         mean = ((record.get(score.name) or {}).get(self._stage()) or {}).get("mean")
@@ -160,8 +114,6 @@ class Console:
 
     def end(self, result: Mapping[str, Any] | None) -> None:
         """The run is over; ``result`` is None when it was interrupted or failed. May be called more than once."""
-        if self._runs is not None:
-            self._runs.set_rounds(self._title, 0)
         last = ""
         if result is not None:
             score = main_score_of(result)
@@ -177,15 +129,11 @@ class Console:
 
     def _text(self, client: str = "") -> str:
         left = self._ends - self._clock()
-        times = [
-            f"{human_seconds(max(0.0, left))} left" if math.isfinite(left) else "",
-            "" if self._runs is None else self._runs.text(),
-        ]
+        time_left = f"{human_seconds(max(0.0, left))} left" if math.isfinite(left) else ""
         score = self._score
         if score and self._scored < self._done:
             score += f" (round {self._scored})"
-        parts = [self._row, self._number, client, score, self._loss, ", ".join(filter(None, times))]
-        return "  ".join(filter(None, parts))
+        return "  ".join(filter(None, [self._row, self._number, client, score, self._loss, time_left]))
 
     def _stage(self) -> str:
         return visible(str((self._info.get("evaluation") or {}).get("stage", "?")))

@@ -270,7 +270,6 @@ class KernelAlignment(Method):
             return task
         with profiling.section("align"), eval_mode(model):
             d = self.distance(model.represent(context["rad_x"]), context)
-        profiling.time_backward("align", d, task)
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:

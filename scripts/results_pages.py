@@ -184,7 +184,7 @@ def _page_of_suite(suite: str) -> str:
     title, _, rest = page.partition("\n")
     files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in [*found, "processor-seconds"])
     command = f"    polyfed benchmark suites/{suite} --results docs/results/{folder.name}"
-    about = "The command runs what the figures lack, and draws them; what each part of this page is: [benchmarks]"
+    about = "The command runs all of it; what each part of this page is: [benchmarks]"
     return f"{title}\n\n{command}\n\n{about}(../benchmark.md#result). JSON: {files}\n{rest}"
 
 

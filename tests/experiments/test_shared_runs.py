@@ -190,47 +190,25 @@ def test_three_processes_each_take_what_is_free(share: Callable[[str], Shared]) 
     assert [by_run[run] for run in runs] == [first, second, *[third] * 4]
 
 
-def test_figures_that_another_process_has_written_meanwhile_stay(
+def test_figures_and_page_are_written_by_one_process_at_a_time(
     share: Callable[[str], Shared], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share("benchmark")
-    protocol = 'title = "Untuned"\nmethods = ["fedavg"]\nseeds = [0]\n[settings.short]\nrecipe = "recipe.toml"\n'
-    Path("protocol.toml").write_text(protocol)
-    benchmark(".", "shared")
-    Path("protocol.toml").write_text(protocol.replace("[0]", "[0, 1, 2]"))
-    run, write, write_page = module.run_planned, module.write_result, module.write_page
-    others: list[object] = []
-    written: list[str] = []
-    pages: list[object] = []
+    written = []
 
-    def run_and_be_overtaken(*asked: Any) -> dict[str, str]:
-        failures = run(*asked)
-        if not others:
-            others.append(None)
-            others.append(benchmark(".", "shared"))
-        return failures
+    def under_lock(name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*asked: Any, **further: Any) -> Any:
+            with pytest.raises(FolderInUse), lock_folder(Path("shared/results")):
+                pass
+            written.append(name)
+            return write(*asked, **further)
 
-    def nobody_else_writes() -> None:
-        with pytest.raises(FolderInUse), lock_folder(Path("shared/results")):
-            pass
+        return checked
 
-    def write_under_lock(*asked: Any) -> None:
-        nobody_else_writes()
-        written.append(Path("shared/results/short.json").read_text())
-        write(*asked)
-
-    def write_page_under_lock(*asked: Any) -> Any:
-        nobody_else_writes()
-        pages.append(None)
-        return write_page(*asked)
-
-    monkeypatch.setattr(module, "run_planned", run_and_be_overtaken)
-    monkeypatch.setattr(module, "write_result", write_under_lock)
-    monkeypatch.setattr(module, "write_page", write_page_under_lock)
-    (found,) = benchmark(".", "shared").settings
-    assert [(row.name, sorted(row.accuracy)) for row in found.rows] == [("local", [*"012"]), ("fedavg", [*"012"])]
-    assert len(written) == 2, "by the other process"
-    assert len(pages) == 2
+    for name in ("add_result", "write_page"):
+        monkeypatch.setattr(module, name, under_lock(name, getattr(module, name)))
+    benchmark(".", "shared", settings=["short"], methods=["fedavg"])
+    assert written[:3] == ["add_result", "add_result", "write_page"], "of local, of fedavg"
 
 
 # in one process -----------------------------------------------------------------------------------------------------

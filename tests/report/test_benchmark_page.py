@@ -15,9 +15,6 @@ from polyfed.report.benchmark_results import (
     ProcessorTime,
     RowResult,
     SettingResult,
-    join_processor_time,
-    join_results,
-    mean_curve,
     read_processor_time,
     read_results,
     write_result,
@@ -83,29 +80,12 @@ def test_the_lowest_error_is_the_best() -> None:
     assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
 
 
-def test_what_was_tried_is_told_and_what_lies_at_an_end() -> None:
-    """After widening, 1 is in the middle; words have no ends."""
+def test_what_was_tried_and_chosen_is_told() -> None:
     grid = {"tried": {"rate": [0.1, 1.0], "how": ["a", "b"], "steps": [1, 2]}, "seeds": [7], "widened": {"rate": 10.0}}
     tuning = {"above": grid | {"chosen": {"rate": 1.0, "how": "a", "steps": 1}}}
     found = validated(SettingResult, setting("one", "accuracy").model_dump() | {"tuning": tuning})
     page = to_markdown("Tuned", [found], {})
-    assert "| above | rate 0.1, 1, 10; how a, b; steps 1, 2 | rate 1; how a; steps 1 | steps |" in page
-    assert "may lie beyond; 1 of 2." in page
-
-
-def test_rounds_that_were_run_and_curves_are_shown(tmp_path: Path) -> None:
-    known = setting("one", "accuracy")
-    curved = row("above", ABOVE) | {"rounds": {"0": 10, "1": 20, "2": 15}, "curve": {"5": 0.5, "20": 0.64}}
-    for one in (join_results(known, part(curved), []), known.model_copy(update={"setting": "two"})):
-        write_result(one, SPENT, tmp_path)
-    _, files = write_page(tmp_path, "Curves", {"one": NOTHING, "two": NOTHING})
-    page = (tmp_path / "benchmark.md").read_text(encoding="utf-8")
-    first, second = page.split("## one")[1].split("## two")
-    assert " | +9.00 | 15 | 1.0 KiB | " in lines(first, "above")[0]
-    assert "| rounds |" not in second
-    assert [path.name for path in files if path.stem.startswith("curves")] == ["curves-one.png", "curves-one.svg"]
-    assert page.count("](curves-one.png)") == 1
-    assert "curves-two" not in page
+    assert "| above | rate 0.1, 1, 10; how a, b; steps 1, 2 | rate 1; how a; steps 1 |" in page
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -128,33 +108,6 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert "Not finished: three." in page.read_text()
     assert "](gains.png)" in page.read_text()
     assert sorted(path.name for path in drawn) == ["gains.csv", "gains.json", "gains.png", "gains.svg"]
-
-
-def test_a_method_stands_beside_its_variants_with_other_targets() -> None:
-    """0.12 above Local with what the others know, 0.03 with something else in its place."""
-    plain = setting("one", "accuracy")
-    own = validated(RowResult, row("above-own", ALONE, "targets", "above"))
-    found = plain.model_copy(update={"rows": [*plain.rows, own]})
-    page = to_markdown("Two", [found, setting("two", "accuracy")], {})
-    assert "## Gains over other targets" in page
-    assert "| above - above-own | +9.00 [+6.52, +11.48] | - |" in page
-    assert "other targets" not in to_markdown("None", [plain], {})
-
-
-def test_a_control_stands_beside_the_variant_that_differs_in_its_targets_alone() -> None:
-    """Not beside the method itself, which has the labels of public rows."""
-    plain = setting("one", "accuracy")
-    settings = {"above": (1, "none", 1), "unlabeled": (0, "none", 2), "pseudo": (0, "labels", 5)}
-    rows = [
-        row(name, ABOVE if name == "above" else ALONE, "targets" if name == "pseudo" else "", "above")
-        | {"hyperparameters": {"public": {"epochs": epochs}, "control": control, "digest": tuned}}
-        for name, (epochs, control, tuned) in settings.items()
-    ]
-    tuning = {"pseudo": {"tried": {"digest": [1, 5]}, "seeds": [7], "chosen": {"digest": 5}}}
-    found = validated(SettingResult, plain.model_dump() | {"rows": [row("local", LOCAL), *rows], "tuning": tuning})
-    page = to_markdown("One", [found], {})
-    assert "| unlabeled - pseudo | +0.00 [+0.00, +0.00] |" in page
-    assert "above - pseudo" not in page
 
 
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
@@ -180,24 +133,13 @@ def test_what_is_lacking_is_told() -> None:
     assert "Readings of papers whose formulas, or code, were not at hand: above." in page
 
 
-def test_an_overview_counts_who_gains_and_by_whom() -> None:
-    stored = setting("one", "accuracy")
-    errors = setting("two", "rmse")
-    page = to_markdown("Both", [stored, errors], {}, {"one": NOTHING, "two": NOTHING})
-    (_, part_) = page.split("## Overview")
-    part_ = part_.split("## Federated gains")[0]
-    assert "| one | 2 | 1 | 1 | 0 | 1 of 1 |" in part_
-    assert "| two | 2 | 1 | 0 | 1 | 1 of 1 |" in part_, "of errors, less is better"
-
-
 def test_what_lies_below_local_has_gained_nothing() -> None:
     """Together 10 points above alone, and 10 below Local."""
     stored = setting("one", "accuracy")
-    alone = part(row("below-alone", (0.30, 0.32, 0.34), "alone", "below"))
-    found = join_results(stored, alone, [])
+    alone = validated(RowResult, row("below-alone", (0.30, 0.32, 0.34), "alone", "below"))
+    rows = [alone if one.name == alone.name else one for one in stored.rows]
+    found = stored.model_copy(update={"rows": rows})
     page = to_markdown("Below", [found], {})
-    (_, counted) = page.split("## Overview")
-    assert "| one | 2 | 1 | 1 | 0 |" in counted, "above alone gains by the others"
     assert "| below | *+10.00 [+10.00, +10.00]* |" in page
     assert "| -20.00 | *+10.00* |" in lines(page, "below")[-1]
     figure = gains_figure({"one": gains_of(found)}, ["above", "below"])
@@ -208,62 +150,11 @@ def test_what_lies_below_local_has_gained_nothing() -> None:
 
 def test_gains_over_a_tuned_local() -> None:
     stored = setting("one", "accuracy")
-    tuned = part(row("local-tuned", (0.55, 0.57, 0.59), method="local"))
-    page = to_markdown("Tuned", [join_results(stored, tuned, [])], {})
+    tuned = validated(RowResult, row("local-tuned", (0.55, 0.57, 0.59), method="local"))
+    page = to_markdown("Tuned", [stored.model_copy(update={"rows": [*stored.rows, tuned]})], {})
     (_, part_) = page.split("## Gains over local-tuned")
     assert "| above | +7.00 [+2.03, +11.97] |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
     assert "| local" not in part_.split("As far as")[0]
-
-
-# rows from several places -------------------------------------------------------------------------------------------
-
-
-def part(*rows: dict[str, Any]) -> SettingResult:
-    return validated(SettingResult, setting("one", "accuracy").model_dump() | {"rows": list(rows)})
-
-
-def test_further_seeds_join_a_row_and_others_stay() -> None:
-    more = row("above", (0.1,))
-    more["accuracy"] = {"4": 0.1}
-    joined = join_results(setting("one", "accuracy"), part(more, row("fd", LOCAL)), ["fd"])
-    assert [one.name for one in joined.methods] == ["local", "fd", "above", "below"]
-    above = joined.row("above")
-    assert above is not None
-    assert above.by_seed == {0: 0.60, 1: 0.64, 2: 0.68, 4: 0.1}
-    assert above.bytes_of_run == 1024
-    assert "Fewer seeds: local 0, 1, 2; fd 0, 1, 2;" in to_markdown("Joined", [joined], {})
-    spent = ProcessorTime(tuning={"fd": 1.0}, runs={"above": {"4": 5.0}})
-    found = join_processor_time(SPENT, spent, joined.rows)
-    assert found.runs["above"] == {"0": 60.0, "1": 120.0, "2": 180.0, "4": 5.0}
-    assert found.tuning == {"above": 90.0, "fd": 1.0}
-
-
-def test_a_curve_goes_on_with_the_last_accuracy_of_a_seed_that_has_stopped() -> None:
-    first, second = {"5": 0.2, "10": 0.4}, {"5": 0.4, "10": 0.6, "13": 0.7}
-    both = {"5": 0.3, "10": 0.5, "13": 0.55}
-    assert mean_curve([(first, 1), (second, 1)]) == both
-    stored = row("above", (0.4,)) | {"validation": {"0": 0.3}, "best": {"0": 0.4}, "rounds": {"0": 10}, "curve": first}
-    found = row("above", (0.0,)) | {"accuracy": {"1": 0.6, "2": 0.8}, "validation": {"1": 0.5, "2": None}}
-    found |= {"best": {"1": 0.7}}
-    joined = join_results(part(stored), part(found | {"rounds": {"1": 12, "2": 13}, "curve": second}), []).rows[0]
-    assert joined.validation == {"0": 0.3, "1": 0.5, "2": None}
-    assert joined.best == {"0": 0.4, "1": 0.7}
-    assert joined.rounds == {"0": 10, "1": 12, "2": 13}
-    assert joined.curve == {"5": 0.333333, "10": 0.533333, "13": 0.6}, "two of three seeds are in the second"
-    assert join_results(part(stored), part(found), []).rows[0].curve == {}, "not known of all seeds"
-
-
-@pytest.mark.parametrize("change", [{"hyperparameters": {"rate": 2.0}}, {"accuracy": {"2": 0.1}}])
-def test_a_row_of_other_hyperparameters_or_run_again_replaces(change: dict[str, Any]) -> None:
-    anew = row("above", (0.3,)) | change
-    joined = join_results(setting("one", "accuracy"), part(anew), [])
-    above = joined.row("above")
-    assert above is not None
-    assert above.model_dump() == {"validation": {}, "best": {}, "rounds": {}, "curve": {}} | anew
-    assert (
-        join_processor_time(SPENT, ProcessorTime(tuning={}, runs={}), [above]).runs["above"].keys()
-        == above.accuracy.keys()
-    )
 
 
 # the figure -----------------------------------------------------------------------------------------------------------
@@ -316,15 +207,3 @@ def test_figures_that_cannot_be_are_refused(
     said = refusal(lambda: read_results(tmp_path, ["one"]))
     assert str(path) in said
     assert told in said
-
-
-def test_figures_of_other_data_are_not_joined() -> None:
-    stored, found = (
-        setting("one", "accuracy").model_copy(update={"data": data}) for data in ({"0": "a", "1": "b"}, {"1": "b"})
-    )
-    joined = join_results(stored, found, [])
-    assert joined.data == {"0": "a", "1": "b"}
-    other = found.model_copy(update={"data": {"1": "c", "2": "d"}, "rows": found.rows[:1]})
-    assert join_results(stored, other, []) == other
-    unknown = stored.model_copy(update={"data": {}})
-    assert join_results(unknown, other, []).data == {"1": "c", "2": "d"}

@@ -217,7 +217,7 @@ def benchmark(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for its runs [runs/SUITE].")] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of figures and page; what it has is not run again [OUT/results]."),
+        typer.Option(metavar="DIR", help="Folder of figures and page; rows that it has stay [OUT/results]."),
     ] = None,
     overwrite: RunAgain = False,
     workers: Workers = None,
@@ -229,8 +229,8 @@ def benchmark(
     """Run a suite: tune, compare over seeds, say what the others' data are worth.
 
     Each method is tuned by validation with as many trials, on seeds that are not scored; then all are compared, in
-    every setting. Writes a small JSON file per setting and a page of all. What is done already, here or by
-    whom the figures in --results are, is not run again; what was interrupted goes on.
+    every setting. Writes a small JSON file per setting and a page of all. What is done already is not run again, what was
+    interrupted goes on; rows of other methods that --results has stay.
 
     \b
     polyfed benchmark suites/digits

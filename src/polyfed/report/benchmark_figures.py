@@ -1,12 +1,11 @@
-"""The figures of a benchmark: gains of every method in every setting, and curves of a setting's main rows."""
+"""The figure of a benchmark: gains of every method in every setting."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.findings import Gains
 from polyfed.report.plot_style import (
     GRAY,
@@ -14,15 +13,9 @@ from polyfed.report.plot_style import (
     FigureWithData,
     add_colorbar,
     canvas,
-    empty_figure,
     inches,
-    legend,
-    line_style,
 )
 from polyfed.report.statistics import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `Gains` -> panel of the figure
 _MOST = 10.0  # percentage points from which on the figure's color is full
@@ -30,10 +23,6 @@ _DARK = 6.5  # percentage points from which on its text is white
 _PALE = 0.25  # opacity of a cell that is no gain by the others
 _SIZE = 8  # points of it
 _ROW, _COLUMN = 0.25, 0.5  # inches of a cell
-_LINES = 10  # of a figure of curves
-_MARKERS = 12  # of a line
-
-# gains --------------------------------------------------------------------------------------------------------------
 
 
 def gains_figure(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str]) -> FigureWithData | None:
@@ -107,39 +96,3 @@ def _map(
     return axes.imshow(
         points, alpha=opacity, cmap="RdBu", vmin=-_MOST, vmax=_MOST, aspect="auto", interpolation="nearest"
     )
-
-
-# curves -------------------------------------------------------------------------------------------------------------
-
-
-def main_rows(setting: SettingResult, first: Sequence[str]) -> list[RowResult]:
-    """The rows that a figure has room for, of those with curves: Local, those of the names `first`, then methods."""
-    names = dict.fromkeys(["local", *first, *(row.name for row in setting.methods)])
-    rows = [row for row in map(setting.row, names) if row is not None and row.curve]
-    return rows[:_LINES]
-
-
-def curves_figure(setting: SettingResult, rows: Sequence[RowResult]) -> Figure | None:
-    """Score against rounds, so that one sees whether rows have converged; None where no curve is known."""
-    from matplotlib.ticker import MaxNLocator
-
-    if not rows:
-        return None
-    score = setting.main_score
-    about = (
-        f"{setting.about}. {score.title[0].upper()}{score.title[1:]} on test data, mean over seeds; a seed that has "
-        "stopped early counts with its last one."
-    )
-    figure, axes = empty_figure(f"Curves: {setting.setting}", about)
-    handles = []
-    for number, row in enumerate(rows):
-        look = line_style(number - 1 if rows[0].name == "local" else number)
-        rounds = list(map(int, row.curve))
-        values = [score.shown(value) for value in row.curve.values()]
-        every = max(1, math.ceil(len(rounds) / _MARKERS))
-        handles += axes.plot(rounds, values, **look, markersize=5, markevery=every, gid=f"curve {row.name}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("round")
-    axes.set_ylabel(score.axis)
-    legend(axes, handles, [row.name for row in rows])
-    return figure

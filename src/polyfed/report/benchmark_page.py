@@ -1,12 +1,10 @@
 """The page of a benchmark, in Markdown: what the others' data are worth and the primary comparisons, both of
-`polyfed.report.benchmark_worth`; then what is only described: an overview, gains over several rivals, a table for each
-setting.
+`polyfed.report.benchmark_worth`; then what is only described: gains, and a table for each setting.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,20 +12,25 @@ from typing import Any
 
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.benchmark_figures import curves_figure, gains_figure, main_rows
-from polyfed.report.benchmark_results import ProcessorTime, SettingResult, Tuning, read_processor_time, read_results
+from polyfed.report.benchmark_figures import gains_figure
+from polyfed.report.benchmark_results import (
+    NO_TIME,
+    ProcessorTime,
+    SettingResult,
+    Tuning,
+    read_processor_time,
+    read_results,
+)
 from polyfed.report.benchmark_worth import (
     Comparison,
     Side,
     Worth,
     comparisons,
-    counterpart,
     gain_between,
     gains_of,
     worth_of,
 )
 from polyfed.report.findings import Gains
-from polyfed.report.plot_style import save
 from polyfed.report.run_records import format_setting
 from polyfed.report.statistics import LEVEL, Estimate, mean_of
 from polyfed.report.text_tables import (
@@ -47,7 +50,6 @@ from polyfed.units import human_seconds
 
 PAGE = "benchmark.md"
 Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
-_NO_TIME = ProcessorTime(tuning={}, runs={})
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,8 @@ def write_page(
     methods = dict.fromkeys(name for gains in known.values() for name in gains)
     figure = gains_figure(known, list(methods))
     drawn = [] if figure is None else figure.write(folder)
-    for one in found:
-        curves = curves_figure(one, main_rows(one, _named_first(worth_of(one), primary)))
-        drawn += [] if curves is None else save(curves, folder, f"curves-{one.setting}")
-    names = {path.name for path in drawn}
-    page = to_markdown(title, found, read_processor_time(folder), wanted, primary, names)
+    page = to_markdown(title, found, read_processor_time(folder), wanted, primary, bool(drawn))
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
-
-
-def _named_first(worth: Worth, primary: Pairs) -> list[str]:
-    """The rows of most interest: those that are compared first of all."""
-    picked = [side.best.name for side in (worth.federated, worth.without, worth.pooled) if side.best is not None]
-    return [*picked, *(name for pair in primary for name in pair)]
 
 
 def to_markdown(
@@ -101,9 +93,9 @@ def to_markdown(
     spent: Mapping[str, ProcessorTime],
     wanted: Mapping[str, Wanted] = MappingProxyType({}),
     primary: Pairs = (),
-    drawn: Collection[str] = (),
+    has_figure: bool = False,
 ) -> str:
-    """The page. spent: by setting. wanted, primary: see `write_page`. drawn: names of the figures beside the page."""
+    """The page. spent: by setting. wanted, primary: see `write_page`. has_figure: whether ``gains.png`` lies beside."""
     parts = [f"# {markdown_text(title)}"]
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
@@ -114,14 +106,12 @@ def to_markdown(
     parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]
     parts += map(markdown_text, _about_worth(worth))
     parts += _primary(comparisons(found, primary))
-    parts += _overview(found, gains)
-    if "gains.png" in drawn:
+    if has_figure:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _federated_gains(found, gains)
-    parts += _over_other_targets(found)
     parts += _over_tuned_locals(found)
     for one in found:
-        parts += _about_setting(one, gains[one.setting], spent.get(one.setting, _NO_TIME), drawn)
+        parts += _about_setting(one, gains[one.setting], spent.get(one.setting, NO_TIME))
     scored_runs = human_seconds(sum(one.scored for one in spent.values()))
     trials = human_seconds(sum(one.trials for one in spent.values()))
     parts.append(f"Processor time: {scored_runs} of all scored runs, {trials} of all trials.")
@@ -239,130 +229,48 @@ def gain_text(gain: Estimate, score: MainScore) -> str:
 # over settings ------------------------------------------------------------------------------------------------------
 
 
-def _overview(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]]) -> Iterator[str]:
-    """In each setting, how many methods gain, and how many by the other clients; nothing without any interval."""
-    counted = [one for one in found if any(parts.gain.margin is not None for parts in gains[one.setting].values())]
-    if not counted:
-        return
-    yield "## Overview"
-    rows = [_overview_cells(one, gains[one.setting]) for one in counted]
-    columns = [Column(title, [row[title] for row in rows]) for title in rows[0]]
-    names = Column("setting", [one.setting for one in counted], words=True)
-    yield markdown_table([names, *(column for column in columns if not column.is_empty)])
-    ends = (
-        "; how many of the tuned values are the first or last of those tried"
-        if any(one.tuning for one in counted)
-        else ""
-    )
-    yield (
-        "Of the methods that also ran with each client alone, how many lie distinguishably above Local, and how "
-        "many gain or lose by the other clients (together minus alone), by their 95 % intervals. What lies below Local "
-        f"has gained nothing. If nothing made a difference, one in forty would on either side{ends}."
-    )
-
-
-def _overview_cells(one: SettingResult, gains: Mapping[str, Gains]) -> dict[str, str]:
-    """A setting's cells by column."""
-    gained = (parts.federated for parts in gains.values() if not parts.rises_below_local)
-    return {
-        "methods": str(len(gains)),
-        "above Local": _count(parts.gain for parts in gains.values()),
-        "gain by the others": _count(gained),
-        "lose by the others": _count((parts.federated for parts in gains.values()), sign=-1),
-        "tuned to an end": _tuned_to_an_end(one),
-    }
-
-
-def _count(gains: Iterable[Estimate], sign: int = 1) -> str:
-    """How many lie distinguishably above zero; with sign -1, below."""
-    return str(sum(bool(gain.is_distinguishable) and sign * (gain.mean or 0.0) > 0 for gain in gains))
-
-
-def _gains_section(
-    title: str,
-    rows: Mapping[str, str],
-    found: Sequence[SettingResult],
-    gain: Callable[[SettingResult, str], Estimate],
-    about: str,
-    heading: str = "method",
-    is_vain: Callable[[SettingResult, str], bool] = lambda *_: False,
-) -> Iterator[str]:
-    """A section with a gain per row and setting. Nothing without rows.
-
-    rows: what a row is called -> what `gain` and `is_vain` take for it. is_vain: whether a gain does not count.
-    """
-    if not rows:
-        return
-    columns = [Column(heading, list(rows), words=True)]
-    for one in found:
-        gains = [gain(one, name) for name in rows.values()]
-        vain = frozenset(at for at, name in enumerate(rows.values()) if is_vain(one, name))
-        columns.append(Column(one.setting, [gain_text(each, one.main_score) for each in gains], italic=vain))
-    yield from (f"## {markdown_text(title)}", markdown_table(columns), markdown_text(about))
-
-
 def _federated_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]]) -> Iterator[str]:
-    names = dict.fromkeys(name for of_setting in gains.values() for name in of_setting)
-
-    def federated(one: SettingResult, name: str) -> Estimate:
-        parts = gains[one.setting].get(name)
-        return Estimate() if parts is None else parts.federated
-
-    def is_vain(one: SettingResult, name: str) -> bool:
-        return name in gains[one.setting] and gains[one.setting][name].rises_below_local
-
-    yield from _gains_section(
-        "Federated gains",
-        {name: name for name in names},
-        found,
-        federated,
-        "How much better together is than alone (every client a federation of its own): accuracy in percentage points, "
-        "RMSE in the target's unit; paired by seed, with the 95 % interval. In italics: together is better than alone, "
-        "but worse than Local, and so no gain by the others.",
-        is_vain=is_vain,
-    )
+    """How much better together is than alone, per method and setting; nothing where no method ran alone."""
+    names = list(dict.fromkeys(name for of_setting in gains.values() for name in of_setting))
+    columns = [Column("method", names, words=True)]
+    for one in found:
+        apart = [gains[one.setting].get(name) for name in names]
+        cells = [NOT_KNOWN if parts is None else gain_text(parts.federated, one.main_score) for parts in apart]
+        columns.append(Column(one.setting, cells, italic=_in_vain(apart)))
+    if names:
+        yield "## Federated gains"
+        yield markdown_table(columns)
+        yield (
+            "How much better together is than alone (every client a federation of its own): accuracy in percentage "
+            "points, RMSE in the target's unit; paired by seed, with the 95 % interval. In italics: together is better "
+            "than alone, but worse than Local, and so no gain by the others."
+        )
 
 
-def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
-    """How far methods lie above their variants with something else in the place of what the others know."""
-    controls = [(one, row) for one in found for row in one.rows if row.control == "targets"]
-    pairs = {f"{upper} - {row.name}": (row.name, upper) for one, row in controls for upper in [counterpart(one, row)]}
-    yield from _gains_section(
-        "Gains over other targets",
-        {pair: pair for pair in pairs},
-        found,
-        lambda one, pair: gain_between(one, *pairs[pair]),
-        "How much better a method is than its variant with something else in the place of what the others know, such "
-        "as a client's own part of it.",
-        heading="method - control",
-    )
+def _in_vain(apart: Sequence[Gains | None]) -> frozenset[int]:
+    """The places of methods that are better together than alone, but below Local."""
+    return frozenset(at for at, parts in enumerate(apart) if parts is not None and parts.rises_below_local)
 
 
 def _over_tuned_locals(found: Sequence[SettingResult]) -> Iterator[str]:
     """How far methods lie above variants of Local that were tuned."""
-    tuned = dict.fromkeys(row.name for one in found for row in one.methods if row.method == "local" != row.name)
-    for local in tuned:
+    for local in dict.fromkeys(row.name for one in found for row in one.methods if row.method == "local" != row.name):
         having = [one for one in found if one.row(local) is not None]
-        names = dict.fromkeys(row.name for one in having for row in one.methods if row.method != "local")
-        yield from _gains_section(
-            f"Gains over {local}",
-            {name: name for name in names},
-            having,
-            functools.partial(_gain_over, local),
-            f"As far as each method lies above {local}, Local with what validation chose for it.",
-        )
-
-
-def _gain_over(local: str, one: SettingResult, name: str) -> Estimate:
-    return gain_between(one, local, name)
+        names = list(dict.fromkeys(row.name for one in having for row in one.methods if row.method != "local"))
+        columns = [Column("method", names, words=True)]
+        columns += [
+            Column(one.setting, [gain_text(gain_between(one, local, name), one.main_score) for name in names])
+            for one in having
+        ]
+        yield f"## {markdown_text(f'Gains over {local}')}"
+        yield markdown_table(columns)
+        yield markdown_text(f"As far as each method lies above {local}, Local with what validation chose for it.")
 
 
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
-def _about_setting(
-    one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime, drawn: Collection[str]
-) -> Iterator[str]:
+def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime) -> Iterator[str]:
     yield f"## {markdown_text(one.setting)}"
     yield markdown_text(_caption(one))
     score = one.main_score
@@ -371,7 +279,6 @@ def _about_setting(
     spent = [mean_of(list(time.runs.get(row.name, {}).values())) for row in one.rows]
     sent = [row.bytes_of_run for row in one.rows]
     apart = [gains.get(row.name) for row in one.rows]
-    vain = frozenset(at for at, parts in enumerate(apart) if parts is not None and parts.rises_below_local)
     rounds = [mean_of(list(row.rounds.values())) for row in one.rows]
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
@@ -383,7 +290,7 @@ def _about_setting(
         Column(
             "+ federated",
             [NOT_KNOWN if parts is None else scored(parts.federated.mean, score, "+") for parts in apart],
-            italic=vain,
+            italic=_in_vain(apart),
         ),
         Column("rounds", [NOT_KNOWN if number is None else f"{number:.4g}" for number in rounds]),
         Column("bytes", list(map(size, sent))),
@@ -395,14 +302,9 @@ def _about_setting(
         "with evaluation.patience, of the same ones. Smallest shown: the smallest gain over Local that as many seeds "
         "of this spread would tell from zero four times in five; a smaller one cannot be excluded."
     )
-    if (curves := f"curves-{one.setting}.png") in drawn:
-        yield f"![Curves of {markdown_text(one.setting)}]({curves})"
     if one.tuning:
         yield markdown_table(_tuning_columns(one.tuning))
-        yield (
-            "Chosen by validation of all that was tried. At an end: the lowest or highest number tried was chosen, so "
-            f"that a better one may lie beyond; {_tuned_to_an_end(one)}."
-        )
+        yield "Chosen by validation of all that was tried."
 
 
 def _caption(one: SettingResult) -> str:
@@ -416,49 +318,19 @@ def _caption(one: SettingResult) -> str:
     return " ".join(parts)
 
 
-# tuning -------------------------------------------------------------------------------------------------------------
-
-
 def _tuning_columns(tuning: Mapping[str, Tuning]) -> list[Column]:
-    """What was tried and chosen for each row, and which of it lies at an end."""
-    tried = []
-    chosen = []
-    for one in tuning.values():
-        values = {name: ", ".join(map(format_setting, _values_tried(one, name))) for name in one.tried}
-        tried.append("; ".join(f"{name} {listed}" for name, listed in values.items()))
-        chosen.append("; ".join(f"{name} {format_setting(value)}" for name, value in one.chosen.items()))
-    ends = [", ".join(_at_an_end(one)) or NOT_KNOWN for one in tuning.values()]
+    """What was tried and chosen for each row."""
+
+    def listed(values: Mapping[str, Sequence[Any]]) -> str:
+        return "; ".join(f"{name} {', '.join(map(format_setting, each))}" for name, each in values.items())
+
+    tried = [
+        {name: [*values, *([one.widened[name]] if name in one.widened else [])] for name, values in one.tried.items()}
+        for one in tuning.values()
+    ]
+    chosen = [{name: [value] for name, value in one.chosen.items()} for one in tuning.values()]
     return [
         Column("row", list(tuning), words=True),
-        Column("tried", tried, words=True),
-        Column("chosen", chosen, words=True),
-        Column("at an end", ends, words=True),
+        Column("tried", list(map(listed, tried)), words=True),
+        Column("chosen", list(map(listed, chosen)), words=True),
     ]
-
-
-def _values_tried(tuned: Tuning, name: str) -> list[Any]:
-    """All values of a hyperparameter, numbers in order."""
-    values = [*tuned.tried[name], *([tuned.widened[name]] if name in tuned.widened else [])]
-    return sorted(values) if _are_numbers(values) else values
-
-
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _numbers_tried(tuned: Tuning) -> dict[str, list[Any]]:
-    """Hyperparameter -> its values, in order, of those that have several numbers, and so ends."""
-    every = {name: _values_tried(tuned, name) for name in tuned.tried}
-    return {name: values for name, values in every.items() if len(values) > 1 and _are_numbers(values)}
-
-
-def _at_an_end(tuned: Tuning) -> list[str]:
-    """The hyperparameters of which the lowest or the highest number was chosen."""
-    return [name for name, (low, *_, high) in _numbers_tried(tuned).items() if tuned.chosen[name] in (low, high)]
-
-
-def _tuned_to_an_end(one: SettingResult) -> str:
-    """``"4 of 9"``: of all numbers that were tuned; "-" where none was."""
-    numbers = sum(len(_numbers_tried(tuned)) for tuned in one.tuning.values())
-    at_an_end = sum(len(_at_an_end(tuned)) for tuned in one.tuning.values())
-    return f"{at_an_end} of {numbers}" if numbers else NOT_KNOWN

@@ -1,16 +1,13 @@
 """The figures of a benchmark: one small JSON file per setting, and one with all processor time.
 
-A setting's file says what was run: the recipe, and each row's hyperparameters and seeds. So a benchmark goes on from
-its figures, wherever they were made: a row that has a seed does not need it again.
-
-The file holds what does not depend on the machine's speed or on interruptions: equal runs, equal files.
+A setting's file says what was run: the recipe, and each row's hyperparameters and seeds. It holds what does not depend
+on the machine's speed or on interruptions: equal runs, equal files.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,11 +25,7 @@ from polyfed.results.read import parse_json
 
 PROCESSOR_TIME = "processor-seconds.json"
 CONTROLS = ("", "targets", "alone", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
-
-_DIGITS = 6  # of a curve's points
-
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
-Round = Seed
 
 
 class RowResult(Record):
@@ -48,8 +41,7 @@ class RowResult(Record):
         accuracy: seed -> in [0, 1], reported round. validation: likewise, on validation rows; empty: not known.
         best: seed -> accuracy in the round with the best validation score; empty: not known.
         rounds: seed -> how many were run; empty: not known.
-        curve: evaluated round -> mean accuracy over seeds; one that has stopped early counts with its last accuracy.
-        bytes_up, bytes_down: of all seeds together, so that rows can be joined; None: not known.
+        bytes_up, bytes_down: of all seeds together; None: not known.
     """
 
     name: Text
@@ -61,7 +53,6 @@ class RowResult(Record):
     validation: dict[Seed, Number | None] = Field({})
     best: dict[Seed, Number | None] = Field({})
     rounds: dict[Seed, Count] = Field({})
-    curve: dict[Round, Number] = Field({})
     bytes_up: Number | None
     bytes_down: Number | None
 
@@ -159,42 +150,98 @@ class ProcessorTime(Record):
         return sum(value or 0.0 for value in self.tuning.values())
 
 
+NO_TIME = ProcessorTime(tuning={}, runs={})
+
 # rows of finished runs ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RowRuns:
-    """A row's finished runs, one for each seed, and what their recipe says (`RowResult`).
+def rows_of(
+    name: str, runs: Sequence[RunRecord], hyperparameters: Mapping[str, Any], is_control: bool = False
+) -> list[RowResult]:
+    """The row of finished runs, one for each seed; of runs on pooled data all that come of them, called as controls.
 
-    is_control: whether their method is (`Method.is_control`).
+    Args:
+        name, hyperparameters: see `RowResult`. is_control: whether their method is one (`Method.is_control`).
     """
+    if runs[0].control != "pooled":
+        return [_row(name, runs, hyperparameters, "targets" if is_control else "")]
+    every = rows_of_pooled(runs)
+    controls = dict.fromkeys(run.control for run in every)
+    return [_row(one, [run for run in every if run.control == one], hyperparameters, "") for one in controls]
 
-    name: str
-    runs: Sequence[RunRecord]
-    hyperparameters: Mapping[str, Any]
-    is_control: bool = False
+
+def _row(name: str, runs: Sequence[RunRecord], hyperparameters: Mapping[str, Any], control: str) -> RowResult:
+    runs = sorted(runs, key=lambda run: run.seed)
+    first = runs[0]
+    return RowResult(
+        name=name,
+        method=first.method,
+        control=first.control or control,
+        hyperparameters=dict(hyperparameters),
+        stage=first.stage,
+        accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},
+        validation={str(run.seed): finite(run.result.validation) for run in runs},
+        best={str(run.seed): finite(run.result.accuracy_best_by_validation) for run in runs},
+        rounds={str(run.seed): run.result.stopped_after or run.result.rounds for run in runs},
+        bytes_up=sum_of([run.result.bytes_up for run in runs]),
+        bytes_down=sum_of([run.result.bytes_down for run in runs]),
+    )
 
 
-def setting_result(
+def add_result(
+    folder: Path,
     setting: str,
-    found: Sequence[RowRuns],
+    rows: Sequence[RowResult],
+    runs: Mapping[str, Sequence[RunRecord]],
+    *,
     recipe: Mapping[str, Any],
     tuning: Mapping[str, Tuning],
-) -> SettingResult:
-    """The figures of some rows. recipe, tuning: see `SettingResult`.
+    trials: Mapping[str, Sequence[RunRecord]],
+    order: Sequence[str],
+) -> None:
+    """Write rows into the figures of a setting, in the place of those of the same names.
+
+    Args:
+        rows: of `rows_of`. runs: row -> the runs that it was made of.
+        recipe: see `SettingResult`. tuning: of these rows. trials: row -> the runs of its tuning.
+        order: of methods in tables; others follow.
 
     Raises:
-        ConfigError: the runs cannot stand in one table.
+        ConfigError: the runs cannot stand in one table, or the folder cannot be written to.
     """
-    runs = [run for row in found for run in row.runs]
+    every = [run for own in runs.values() for run in own]
+    result = next(iter(read_results(folder, [setting])), None) or _empty(setting, every, recipe)
+    versions = list(result.versions)
+    for run in every:
+        if dict(run.result.versions) not in versions:
+            versions.append(dict(run.result.versions))
+    data = result.data | {str(run.seed): run.data_checksum for run in every if run.data_checksum}
+    by_name = {row.name: row for row in (*result.rows, *rows)}
+    known = list(dict.fromkeys([*order, *map(_subject, by_name.values())]))
+
+    def place(row: RowResult) -> tuple[int, int, str]:
+        return CONTROLS.index(row.control), known.index(_subject(row)), row.name
+
+    tuned = result.tuning | dict(tuning)
+    update = {
+        "data": {seed: data[seed] for seed in sorted(data, key=int)},
+        "tuning": {name: tuned[name] for one in known for name in (one, f"{one}-alone") if name in tuned},
+        "versions": versions,
+        "rows": sorted(by_name.values(), key=place),
+    }
+    before = read_processor_time(folder).get(setting, NO_TIME)
+    scored = {name: {str(run.seed): finite(run.result.processor_seconds) for run in own} for name, own in runs.items()}
+    searched = {name: sum_of([trial.result.processor_seconds for trial in tried]) for name, tried in trials.items()}
+    spent = ProcessorTime(tuning=before.tuning | searched, runs=before.runs | scored)
+    write_result(result.model_copy(update=update), spent, folder)
+
+
+def _empty(setting: str, runs: Sequence[RunRecord], recipe: Mapping[str, Any]) -> SettingResult:
+    """The figures of a setting before its first rows."""
     groups, _ = group_runs(runs)
     if len(groups) != 1:
         raise ConfigError(f"{setting}: expected runs that one table can hold, got those of {len(groups)} tables")
     (group,) = groups
-    versions: list[dict[str, str]] = []
-    for run in runs:
-        if dict(run.result.versions) not in versions:
-            versions.append(dict(run.result.versions))
     return SettingResult(
         setting=setting,
         score=group.score.name,
@@ -204,134 +251,10 @@ def setting_result(
         rounds=runs[0].result.rounds,
         clients=runs[0].result.clients,
         recipe=dict(recipe),
-        data={str(run.seed): run.data_checksum for run in runs if run.data_checksum},
-        tuning=dict(tuning),
-        versions=versions,
-        rows=[_row(row) for one in found for row in _with_rows_of_pooled(one)],
+        tuning={},
+        versions=[],
+        rows=[],
     )
-
-
-def _with_rows_of_pooled(found: RowRuns) -> list[RowRuns]:
-    """The row; of runs on pooled data, all that come of them, each called as its control."""
-    if found.runs[0].control != "pooled":
-        return [found]
-    by_control: dict[str, list[RunRecord]] = {}
-    for run in rows_of_pooled(found.runs):
-        by_control.setdefault(run.control, []).append(run)
-    return [replace(found, name=control, runs=runs) for control, runs in by_control.items()]
-
-
-def _row(found: RowRuns) -> RowResult:
-    runs = sorted(found.runs, key=lambda run: run.seed)
-    first = runs[0]
-    return RowResult(
-        name=found.name,
-        method=first.method,
-        control=first.control or ("targets" if found.is_control else ""),
-        hyperparameters=dict(found.hyperparameters),
-        stage=first.stage,
-        accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},
-        validation={str(run.seed): finite(run.result.validation) for run in runs},
-        best={str(run.seed): finite(run.result.accuracy_best_by_validation) for run in runs},
-        rounds={str(run.seed): run.result.stopped_after or run.result.rounds for run in runs},
-        curve=mean_curve([(_curve_of(run), 1) for run in runs]),
-        bytes_up=sum_of([run.result.bytes_up for run in runs]),
-        bytes_down=sum_of([run.result.bytes_down for run in runs]),
-    )
-
-
-def _curve_of(run: RunRecord) -> dict[str, float]:
-    """Evaluated round -> accuracy in the run's own stage."""
-    scores = {str(record.round): finite(record.mean(run.stage)) for record in run.rounds if record.evaluated}
-    return {number: score for number, score in scores.items() if score is not None}
-
-
-def mean_curve(curves: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """The mean of curves, round -> accuracy; each goes on with its last accuracy to the end of the longest.
-
-    curves: each with the number of seeds that it is of. Empty where one of them is.
-    """
-    if not all(curve for curve, _ in curves):
-        return {}
-    begin = max(min(map(int, curve)) for curve, _ in curves)
-    seeds = sum(count for _, count in curves)
-    found = {}
-    for number in sorted({int(key) for curve, _ in curves for key in curve}):
-        if number >= begin:
-            total = sum(count * curve[str(_last_round(curve, number))] for curve, count in curves)
-            found[str(number)] = float(f"{total / seeds:.{_DIGITS}g}")
-    return found
-
-
-def _last_round(curve: Mapping[str, float], number: int) -> int:
-    """The last round of a curve up to this one."""
-    return max(known for known in map(int, curve) if known <= number)
-
-
-def processor_time(found: Sequence[RowRuns], trials: Mapping[str, Sequence[RunRecord]]) -> ProcessorTime:
-    """What runs have used. trials: method -> its runs for tuning."""
-    runs = {row.name: {str(run.seed): finite(run.result.processor_seconds) for run in row.runs} for row in found}
-    tuning = {name: sum_of([trial.result.processor_seconds for trial in tried]) for name, tried in trials.items()}
-    return ProcessorTime(tuning=tuning, runs=runs)
-
-
-# rows from several places -------------------------------------------------------------------------------------------
-
-
-def join_results(stored: SettingResult, found: SettingResult, order: Sequence[str]) -> SettingResult:
-    """A setting's stored figures with those that were found since.
-
-    A row of the same hyperparameters gets the further seeds; any other row is added, or replaces that of its name.
-    Stored figures of other data, which all are made again, are left out.
-
-    Args:
-        order: of methods in tables; others follow.
-    """
-    if any(stored.data.get(seed, checksum) != checksum for seed, checksum in found.data.items()):
-        return found
-    rows = {row.name: row for row in stored.rows}
-    for row in found.rows:
-        rows[row.name] = _join_rows(rows.get(row.name), row)
-    tuning = stored.tuning | found.tuning
-    known = list(dict.fromkeys(["local", *order, *map(_subject, rows.values())]))
-    new_versions = [versions for versions in found.versions if versions not in stored.versions]
-    return stored.model_copy(
-        update={
-            "data": dict(sorted((stored.data | found.data).items(), key=lambda entry: int(entry[0]))),
-            "rows": sorted(rows.values(), key=lambda row: (CONTROLS.index(row.control), known.index(_subject(row)))),
-            "tuning": {name: tuning[name] for one in known for name in (one, f"{one}-alone") if name in tuning},
-            "versions": [*stored.versions, *new_versions],
-        }
-    )
-
-
-def _join_rows(stored: RowResult | None, found: RowResult) -> RowResult:
-    if stored is None or stored.hyperparameters != found.hyperparameters or stored.accuracy.keys() & found.accuracy:
-        return found
-    return found.model_copy(
-        update={
-            "accuracy": _by_seed(stored.accuracy | found.accuracy),
-            "validation": _by_seed(stored.validation | found.validation),
-            "best": _by_seed(stored.best | found.best),
-            "rounds": _by_seed(stored.rounds | found.rounds),
-            "curve": mean_curve([(row.curve, len(row.accuracy)) for row in (stored, found)]),
-            "bytes_up": sum_of([stored.bytes_up, found.bytes_up]),
-            "bytes_down": sum_of([stored.bytes_down, found.bytes_down]),
-        }
-    )
-
-
-def _by_seed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {seed: values[seed] for seed in sorted(values, key=int)}
-
-
-def join_processor_time(stored: ProcessorTime, found: ProcessorTime, rows: Sequence[RowResult]) -> ProcessorTime:
-    """The same for processor time. rows: as they are joined; times of other runs are left out."""
-    runs = {}
-    for row in rows:
-        spent = stored.runs.get(row.name, {}) | found.runs.get(row.name, {})
-        runs[row.name] = {seed: spent.get(seed) for seed in row.accuracy}
-    return ProcessorTime(tuning=stored.tuning | found.tuning, runs=runs)
 
 
 def _subject(row: RowResult) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.findings import Gains, take_apart
@@ -44,18 +43,6 @@ def gains_of(setting: SettingResult) -> dict[str, Gains]:
 def gain_between(setting: SettingResult, lower: str, upper: str) -> Estimate:
     """How far the row `upper` lies above the row `lower`, paired by seed; not known where either is lacking."""
     return _gain(setting, setting.row(lower), setting.row(upper))
-
-
-def counterpart(setting: SettingResult, control: RowResult) -> str:
-    """The row that differs from a control in its targets alone, and in what was tuned; else that of its method."""
-    tuned = {key for tuning in setting.tuning.values() for key in tuning.tried}
-
-    def rest(row: RowResult) -> dict[str, Any]:
-        settings = flat_table(row.hyperparameters)
-        return {key: settings[key] for key in settings.keys() - tuned if key.split(".")[-1] != "control"}
-
-    alike = [row.name for row in setting.methods if row.method == control.method and rest(row) == rest(control)]
-    return next(iter(alike), control.method)
 
 
 # picked by validation -----------------------------------------------------------------------------------------------

@@ -229,8 +229,8 @@ def benchmark(
     """Run a suite: tune, compare over seeds, say what the others' data are worth.
 
     Each method is tuned by validation with as many trials, on seeds that are not scored; then all are compared, in
-    every setting. Writes a small JSON file per setting and a page of all. What is done already is not run again, what was
-    interrupted goes on; rows of other methods that --results has stay.
+    every setting. Writes a small JSON file per setting and a page of all. What is done already is not run again, what
+    was interrupted goes on; rows of other methods that --results has stay.
 
     \b
     polyfed benchmark suites/digits

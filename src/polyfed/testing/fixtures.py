@@ -80,13 +80,7 @@ def model_family(needs: Sequence[Requirements], one: bool = False, norm: bool = 
         kinds = [(1, 4, 6), (2, 3, 6), (0, 5, 6)]
     else:
         kinds = [(1, 4, 6), (2, 3, 5), (0, 5, 7)]
-    return [_builder(*kind, norm) for kind in kinds]
-
-
-@functools.cache
-def _builder(depth: int, width: int, features: int, norm: bool) -> Build:
-    """One object for each network, by which equal federations are known."""
-    return functools.partial(tiny_model, depth, width, features, norm)
+    return [functools.partial(tiny_model, *kind, norm) for kind in kinds]
 
 
 def draw(size: int, labels: Sequence[int], place: int) -> LabeledSamples:

@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, first_nonfinite, flatten
+from polyfed.core.message import Message, first_nonfinite
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
-from polyfed.testing import fixtures as worlds
+from polyfed.testing import fixtures
 from polyfed.testing.fixtures import SHORT, TinyFederation
 from polyfed.testing.observation import AggregationScene, ConformanceError, Observation
-from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
+from polyfed.testing.spy import Spy
 from polyfed.validation.hyperparameters import flat_settings
 
 
@@ -104,27 +103,28 @@ class ConformanceKit:
 
     def same(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], text: str, tolerance: float = 0.0) -> None:
         """Both must agree; `text` says what it means if they do not."""
-        if found := worlds.difference(a, b, tolerance):
+        if found := fixtures.difference(a, b, tolerance):
             self.fail(f"{text}: {found}")
 
     def all_finite(self, federation: Federation, when: str) -> None:
         """Weights and states must be finite after a run; `when` says in which."""
-        if bad := first_nonfinite({"all": worlds.state(federation)}):
+        if bad := first_nonfinite({"all": fixtures.state(federation)}):
             self.fail(f"'{bad}' is not finite {when}")
 
-    def no_offence(self, *kinds: str) -> None:
-        """Nothing of these kinds may have been seen in the watched run."""
-        for kind, text in self.watched:
-            if kind in kinds:
-                self.fail(text)
+    def no_offense(self, asked: str) -> None:
+        """Nothing of this kind may have been seen in the plain run."""
+        assert self.base
+        for kind, text in self.observed.offenses:
+            if kind == asked:
+                self.fail(text.removeprefix(f"{self.name}: "))
 
     # federations ----------------------------------------------------------------------------------------------------
 
     def world(self, *others: Method, one: bool = False, norm: bool = False, **options: Any) -> TinyFederation:
         """Clients that fit the method (and others): `one` architecture, networks with BatchNorm (`norm`)."""
         needs = [m.requirements for m in (self.method, *others)]
-        builds = self.models if self.models and not norm else worlds.model_family(needs, one, norm)
-        return worlds.world(
+        builds = self.models if self.models and not norm else fixtures.model_family(needs, one, norm)
+        return fixtures.world(
             builds[:1] if one else builds, max(24, *(2 * n.public for n in needs)), device=self.device, **options
         )
 
@@ -166,25 +166,6 @@ class ConformanceKit:
         assert self.base
         return self.observed.scenes
 
-    # looking on -----------------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def watched(self) -> list[tuple[str, str]]:
-        """What a run did that no method may do: (kind of offence, what was seen)."""
-        watch = _Watch()
-        spy = Spy(self.method, every=watch.every, broadcast=watch.broadcast)
-        training = SHORT.model_copy(update={"client_fraction": 0.7})
-        federation = self.usual.federation(spy, training, loggers=[watch])
-        watch.federation = federation
-        before = repr(vars(self.method))
-        try:
-            federation.run()
-        except PolyfedError as error:
-            raise ConformanceError(f"{self.name}: {error}") from error
-        if repr(vars(self.method)) != before:
-            watch.note("state", "the method object has changed; whatever outlives a call belongs into explicit state")
-        return watch.offences
-
     def aggregations(
         self, among: TinyFederation, training: Training, look: Callable[[AggregationScene], None], **options: Any
     ) -> None:
@@ -204,84 +185,7 @@ class ConformanceKit:
             raise ConformanceError(f"{self.name}: {error}") from error
 
 
-class _Watch:
-    """Looks on at every hook: writes in place, shared memory, draws from global generators."""
-
-    def __init__(self) -> None:
-        self.federation: Federation | None = None
-        self.offences: list[tuple[str, str]] = []
-        self.networks: list[nn.Module] = []
-        self.sent: list[tuple[str, Tensor, Tensor]] = []
-
-    def note(self, kind: str, text: str) -> None:
-        """Keep an offence once."""
-        if (kind, text) not in self.offences:
-            self.offences.append((kind, text))
-
-    def every(self, hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Around all hooks."""
-        given = [(place, t, t.detach().clone()) for one in arguments for place, t in tensors(one)]
-        if hook in ("gradients", "loss", "predict"):
-            weights = arguments[0].named_parameters()
-            given += [(f" the network's '{name}'", p, p.detach().clone()) for name, p in weights]
-        draws = global_draws()
-        for one in arguments:
-            bound = getattr(one, "bound", None)
-            if isinstance(bound, nn.Module) and not any(bound is known for known in self.networks):
-                self.networks.append(bound)
-        result = call(*arguments)
-        for place, now, before in given:
-            if not _equal(now, before):
-                self.note("written", f"{hook} writes into{place or ' a tensor that it was given'}")
-        if hook not in ("build", "join_models") and global_draws() != draws:
-            self.note("draws", f"{hook} draws from a global generator, or seeds it; take the generator handed in")
-        return result
-
-    def broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
-        """Twice the same, with the server as it was."""
-        before = {k: id(v) for k, v in flatten(server.state).items()}
-        names = list(server.state)
-        first: Message = self.every("broadcast", call, server, number)
-        second: Message = self.every("broadcast", call, server, number)
-        if {k: id(v) for k, v in flatten(server.state).items()} != before or list(server.state) != names:
-            self.note(
-                "broadcast", "broadcast changes the server's state; it may be called again for a retry or scoring"
-            )
-        if found := worlds.difference(flatten(first), flatten(second)):
-            self.note("broadcast", f"broadcast called twice gives two messages: {found}")
-        self.sent += [(f"'{k}' for client {number}", t, t.detach().clone()) for k, t in flatten(second).items()]
-        return second
-
-    # as a logger
-    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        """After a round: who shares memory with whom, and whether what was sent is still what it was."""
-        assert self.federation is not None
-        for place, now, before in self.sent:
-            if not _equal(now, before):
-                self.note("alias", f"the message {place} changed after it was sent")
-        self.sent = []
-        parties = {"the server's state": storages(self.federation.server.state)}
-        for client in self.federation.clients:
-            parties[f"client {client.id}'s state"] = storages(client.state)
-            parties[f"client {client.id}'s weights"] = storages(client.weights or {})
-        for count, module in enumerate(self.networks):
-            parties[f"a live network ({count})"] = live(module)
-        seen: dict[int, str] = {}
-        for party, addresses in parties.items():
-            for address, name in addresses.items():
-                if address in seen:
-                    self.note("alias", f"{party} shares memory ('{name}') with {seen[address]}")
-                seen[address] = party
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-# hyperparameters
-# ------------------------------------------------------------------------------------------------------------
+# hyperparameters -----------------------------------------------------------------------------------------------------
 
 
 def is_fixed(method: Method, hyperparameter: str) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -20,9 +19,9 @@ from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import Server
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError, RunError, kind_and_line
-from polyfed.testing import fixtures as worlds
+from polyfed.testing import fixtures
 from polyfed.testing.fixtures import SHORT, TinyFederation
-from polyfed.testing.spy import Spy, global_draws
+from polyfed.testing.spy import Spy, global_draws, storages, tensors
 
 
 class ConformanceError(AssertionError):
@@ -60,83 +59,149 @@ def copy_server(server: Server) -> Server:
     return trial
 
 
-@dataclass
 class Observation:
-    """A run, watched.
+    """The plain run, watched: what a method must not do is noted at every hook.
 
     Args:
-        method: what runs. among: whose clients. oracle: the loss again by independent means, if there is any.
+        method: what runs.
+        clients: who take part.
+        oracle: the loss again by independent means, if there is one.
 
     Attributes:
         federation: after its run; None where it could not be made. error: what ended the run.
         scenes: the aggregations, as they were before each.
         first_weights: all clients' weights after the first round.
-        impure, off: what is wrong with the loss in the second step of a client in the second round; under torch.func
-            it is asked of one client of each architecture, else of all.
+        offenses: (kind, what was seen): "written" into what was given, "draws" from a global generator, "alias" of
+            another's memory, "broadcast" that is not repeatable, "state" in the method object; "impure" and "oracle" of
+            the loss in the second step of each client's second round, under torch.func of one client of each network.
     """
 
-    method: Method
-    among: TinyFederation
-    oracle: Callable[[Any, Batch, Context], Any] | None
-    federation: Federation | None = None
-    error: PolyfedError | None = None
-    scenes: list[AggregationScene] = field(default_factory=list)
-    first_weights: dict[str, Tensor] = field(default_factory=dict)
-    impure: str = ""
-    off: str = ""
-    looked_at: set[str] = field(default_factory=set)
-    client: Client | None = None
-    step: int = 0
+    def __init__(
+        self, method: Method, clients: TinyFederation, oracle: Callable[[Any, Batch, Context], Any] | None
+    ) -> None:
+        self.method = method
+        self.clients = clients
+        self.oracle = oracle
+        self.federation: Federation | None = None
+        self.error: PolyfedError | None = None
+        self.scenes: list[AggregationScene] = []
+        self.first_weights: dict[str, Tensor] = {}
+        self.offenses: dict[tuple[str, str], None] = {}
+        self._sent: list[tuple[str, Tensor, Tensor]] = []
+        self._networks: list[nn.Module] = []
+        self._architectures: set[str] = set()  # those whose loss has been called under torch.func
+        self._client: Client | None = None
+        self._step = 0
 
     def run(self) -> None:
         """Run, and note what is seen."""
-        hooks = {name: getattr(self, name) for name in ("receive", "gradients", "aggregate")}
-        speech = {name: functools.partial(self.speak, name) for name in ("broadcast", "upload")}
+        before = repr(vars(self.method))
         try:
-            self.federation = self.among.federation(Spy(self.method, **hooks, **speech), SHORT)
+            self.federation = self.clients.federation(Spy(self.method, self._every), SHORT, loggers=[self])
             self.federation.run()
         except PolyfedError as error:
             self.error = error
+        if repr(vars(self.method)) != before:
+            self._note("state", "the method object has changed; whatever outlives a call belongs into explicit state")
 
-    def speak(self, hook: str, call: Callable[..., Message], first: Any, second: Any) -> Message:
-        """Around broadcast and upload."""
-        if hook == "broadcast" and first.round == 2 and not self.first_weights and self.federation is not None:
-            self.first_weights = {name: t.clone() for name, t in worlds.weights(self.federation).items()}
-        message = call(first, second)
-        self._all_tensors(hook, "a message", message)
-        self._all_tensors("the method", "a state", first.state)
+    def _note(self, kind: str, text: str) -> None:
+        self.offenses[kind, text] = None
+
+    def _every(self, hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        given = [(where, t, t.detach().clone()) for one in arguments for where, t in tensors(one)]
+        if hook in ("gradients", "loss", "predict"):
+            weights = arguments[0].named_parameters()
+            given += [(f" the network's '{name}'", p, p.detach().clone()) for name, p in weights]
+        draws = global_draws()
+        for one in arguments:
+            bound = getattr(one, "bound", None)
+            if isinstance(bound, nn.Module) and not any(bound is known for known in self._networks):
+                self._networks.append(bound)
+        look: Callable[..., Any] | None = getattr(self, f"_{hook}", None)
+        result = look(call, *arguments) if look else call(*arguments)
+        for where, now, before in given:
+            if not _equal(now, before):
+                self._note("written", f"{hook} writes into{where or ' a tensor that it was given'}")
+        if hook not in ("build", "join_models") and global_draws() != draws:
+            self._note("draws", f"{hook} draws from a global generator, or seeds it; take the generator handed in")
+        return result
+
+    def _broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
+        if server.round == 2 and not self.first_weights and self.federation is not None:
+            self.first_weights = {name: t.clone() for name, t in fixtures.weights(self.federation).items()}
+        before = {name: id(t) for name, t in flatten(server.state).items()}
+        first = call(server, number)
+        self._all_tensors("broadcast", "a message", first)
+        self._all_tensors("the method", "a state", server.state)
+        second = call(server, number)
+        if {name: id(t) for name, t in flatten(server.state).items()} != before:
+            self._note(
+                "broadcast", "broadcast changes the server's state; it may be called again for a retry or scoring"
+            )
+        if found := fixtures.difference(flatten(first), flatten(second)):
+            self._note("broadcast", f"broadcast called twice gives two messages: {found}")
+        self._sent += [(f"'{name}' for client {number}", t, t.detach().clone()) for name, t in flatten(second).items()]
+        return second
+
+    def _upload(self, call: Callable[..., Message], client: Client, trained: Any) -> Message:
+        message = call(client, trained)
+        self._all_tensors("upload", "a message", message)
+        self._all_tensors("the method", "a state", client.state)
         return message
 
-    def aggregate(self, call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        """Around the hook of that name."""
+    def _aggregate(self, call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
         assert self.federation is not None
         self.scenes.append(AggregationScene(self.method, server, dict(uploads), self.federation).snapshot())
         call(server, uploads)
         self._all_tensors("aggregate", "the server's state", server.state)
 
-    def receive(self, call: Callable[..., Context], client: Client, message: Message) -> Context:
-        """Around the hook of that name."""
-        self.client = client
-        self.step = 0
+    def _receive(self, call: Callable[..., Context], client: Client, message: Message) -> Context:
+        self._client = client
+        self._step = 0
         return call(client, message)
 
-    def gradients(self, call: Callable[..., StepResult], model: Any, batch: Batch, context: Context) -> StepResult:
-        """Around the hook of that name."""
-        self.step += 1
-        if self.client is not None and self.client.round == 2 and self.step == 2:
+    def _gradients(self, call: Callable[..., StepResult], model: Any, batch: Batch, context: Context) -> StepResult:
+        self._step += 1
+        if self._client is not None and self._client.round == 2 and self._step == 2:
             buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
             with keep_global_rng():
-                self._look(self.client.architecture, model, batch, context)
+                self._look_at_loss(self._client.architecture, model, batch, context)
             for buffer, before in buffers:
                 buffer.copy_(before)  # the statistics of BatchNorm, which a look has moved
         return call(model, batch, context)
 
-    def _look(self, architecture: str, model: Any, batch: Batch, context: Context) -> None:
-        self.off = self.off or self._fault(self._ask_the_oracle, model, batch, context)
-        self.impure = self.impure or self._fault(self._ask_again, model, batch, context)
-        if architecture not in self.looked_at:
-            self.looked_at.add(architecture)
-            self.impure = self.impure or self._fault(self._ask_torch_func, model, batch, context)
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        """As a logger, after a round: who shares memory with whom, and whether what was sent is still what it was."""
+        assert self.federation is not None
+        for where, now, before in self._sent:
+            if not _equal(now, before):
+                self._note("alias", f"the message {where} changed after it was sent")
+        self._sent = []
+        parties = {"the server's state": storages(self.federation.server.state)}
+        for client in self.federation.clients:
+            parties[f"client {client.id}'s state"] = storages(client.state)
+            parties[f"client {client.id}'s weights"] = storages(client.weights or {})
+        for count, module in enumerate(self._networks):
+            parties[f"a live network ({count})"] = storages(module.state_dict())
+        seen: dict[int, str] = {}
+        for party, addresses in parties.items():
+            for address, name in addresses.items():
+                if address in seen:
+                    self._note("alias", f"{party} shares memory ('{name}') with {seen[address]}")
+                seen[address] = party
+
+    def _look_at_loss(self, architecture: str, model: Any, batch: Batch, context: Context) -> None:
+        looks = [("oracle", self._ask_the_oracle), ("impure", self._ask_again)]
+        if architecture not in self._architectures:
+            self._architectures.add(architecture)
+            looks.append(("impure", self._ask_torch_func))
+        for kind, look in looks:
+            try:
+                look(model, batch, context)
+            except ConformanceError as error:
+                self._note(kind, str(error))
+            except Exception as error:  # of the loss or the oracle, called with what the property makes
+                self._note(kind, f"{self.method.name}: {kind_and_line(error)}")
 
     def _all_tensors(self, who: str, where: str, message: Message) -> None:
         """Whether a message or a state holds nothing but tensors."""
@@ -145,21 +210,11 @@ class Observation:
         except RunError as error:
             self._fail(f"{who} puts something else than tensors into {where}: {error}")
 
-    def _fault(self, look: Callable[..., None], *arguments: Any) -> str:
-        """What a look finds; "" where all is well."""
-        try:
-            look(*arguments)
-        except ConformanceError as error:
-            return str(error)
-        except Exception as error:  # of the loss or the oracle, called with what the property makes
-            return f"{self.method.name}: {kind_and_line(error)}"
-        return ""
-
     def _fail(self, text: str) -> NoReturn:
         raise ConformanceError(f"{self.method.name}: {text}")
 
     def _same(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], text: str) -> None:
-        if found := worlds.difference(a, b, 1e-5):
+        if found := fixtures.difference(a, b, 1e-5):
             self._fail(f"{text}: {found}")
 
     def _ask_again(self, model: Any, batch: Batch, context: Context) -> None:
@@ -212,6 +267,11 @@ class _Whole(nn.Module):
 
     def forward(self, batch: Batch, context: Context) -> Tensor:
         return _loss(self.method, self.model, batch, context)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """NaN is as good as NaN."""
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _loss(method: Method, model: nn.Module, batch: Batch, context: Context) -> Tensor:

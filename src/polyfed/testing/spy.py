@@ -6,10 +6,11 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import flatten
@@ -94,11 +95,6 @@ def storages(message: Mapping[str, Any]) -> dict[int, str]:
     return {t.untyped_storage().data_ptr(): name for name, t in flatten(message).items() if t.numel()}
 
 
-def live(module: nn.Module) -> dict[int, str]:
-    """The same of a network's parameters and buffers."""
-    return {t.untyped_storage().data_ptr(): name for name, t in module.state_dict().items() if t.numel()}
-
-
 def global_draws() -> tuple[object, ...]:
     """The state of the global generators."""
     _, key, place, *_ = np.random.get_state(legacy=True)
@@ -109,30 +105,23 @@ def global_draws() -> tuple[object, ...]:
 def logged_seeds() -> Iterator[set[int]]:
     """The seeds that generators are given inside the block."""
     seeds: set[int] = set()
-    generator = torch.Generator
-    manual_seed = torch.manual_seed
-    default_rng = np.random.default_rng
 
     class Logged(torch.Generator):
         def manual_seed(self, seed: int) -> torch.Generator:
             seeds.add(int(seed))
             return super().manual_seed(seed)
 
-    def seeded(seed: int) -> torch.Generator:
-        seeds.add(int(seed))
-        return manual_seed(seed)
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(seed: Any = None) -> Any:
+            if isinstance(seed, int):
+                seeds.add(seed)
+            return function(seed)
 
-    def numpy_seeded(seed: Any = None) -> np.random.Generator:
-        if isinstance(seed, int):
-            seeds.add(seed)
-        return default_rng(seed)
+        return call
 
-    torch.Generator = Logged  # type: ignore
-    torch.manual_seed = seeded
-    np.random.default_rng = numpy_seeded
-    try:
+    with (
+        mock.patch("torch.Generator", Logged),
+        mock.patch("torch.manual_seed", noting(torch.manual_seed)),
+        mock.patch("numpy.random.default_rng", noting(np.random.default_rng)),
+    ):
         yield seeds
-    finally:
-        torch.Generator = generator  # type: ignore
-        torch.manual_seed = manual_seed
-        np.random.default_rng = default_rng

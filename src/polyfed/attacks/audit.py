@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.attacks.inference import (
     HOLDER,
     SERVER,
-    MembershipSamples,
     MembershipScores,
-    client_model_loss_attack,
     infer_labels,
     lira,
     loss_attack,
@@ -23,7 +21,6 @@ from polyfed.attacks.inference import (
 )
 from polyfed.attacks.reconstruction import Reconstruction, draw_images, reconstruct
 from polyfed.attacks.replay import (
-    ExposedModel,
     Replay,
     Transcript,
     describe,
@@ -56,15 +53,6 @@ _ABOUT = "Members: rows that a client trained on. Others: test rows that nobody 
 _HOLDER_IS = "holder: an attacker with the clients' own networks as the run left them, in any way; not the server."
 
 
-@dataclass(frozen=True, eq=False)
-class Leak:
-    """What one run gave away. content: its entry in ``leakage.json``. images: of its first client, where there are."""
-
-    record: RunRecord
-    content: dict[str, Any]
-    images: Reconstruction | None
-
-
 def leakage(
     runs: str | Path | Sequence[str | Path],
     *,
@@ -91,7 +79,7 @@ def leakage(
         Each run's entry in ``leakage.json``, and the files written.
 
     Raises:
-        ConfigError: the request is wrong, or a run does not come out as recorded; nothing has been written.
+        ConfigError: the request is wrong, or a run does not come out as recorded; no file has been written.
     """
     if shadows % 2 or not (shadows == 0 or shadows >= _FEWEST):
         raise ConfigError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {shadows}")
@@ -105,15 +93,21 @@ def leakage(
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
     check_links(above)
     folder = above / ATTACK if out is None else Path(out)
-    _check_place(folder, overwrite)
-    leaks = [audit_run(record, shadows, images, steps, say) for record in records]
-    found = [leak.content for leak in leaks]
-    content = {"options": {"shadows": shadows, "images": images, "steps": steps}, "runs": found}
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    files = [write_whole(make_folder(folder) / "leakage.json", text.encode())]
+    if not overwrite and any((folder / name).exists() for name in FILES):
+        raise ConfigError(f"{folder} already holds a report; replace it with --overwrite or choose another --out")
+    make_folder(folder)  # before the work, which takes minutes
+    found = []
+    pictures = {}
+    for record in records:
+        content, made = audit_run(record, shadows, images, steps, say)
+        found.append(content)
+        if made is not None:
+            pictures[record.name] = made
+    options = {"shadows": shadows, "images": images, "steps": steps}
+    text = json.dumps({"options": options, "runs": found}, indent=2, allow_nan=False) + "\n"
+    files = [write_whole(folder / "leakage.json", text.encode())]
     files.append(write_whole(folder / "leakage.md", _to_markdown(found).encode()))
-    files += save(roc_curves(leaks), folder, "membership")
-    pictures = {leak.record.name: leak.images for leak in leaks if leak.images is not None}
+    files += save(roc_curves(records, found), folder, "membership")
     if pictures:
         files += save(draw_images(pictures), folder, "reconstructions")
     return found, files
@@ -128,60 +122,45 @@ def _named_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
     ]
 
 
-def _check_place(folder: Path, overwrite: bool) -> None:
-    """Whether the files can be written there without loss."""
-    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"expected a place for the report's folder {folder}, got {above}, where nothing can be written"
-        )
-    there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    if there - {*FILES}:
-        raise ConfigError(f"expected an empty or new folder for the report, got {folder} with other files in it")
-    if there and not overwrite:
-        raise ConfigError(f"{folder} already holds a report; replace it with --overwrite or choose another --out")
-
-
 # one run --------------------------------------------------------------------------------------------------------------
 
 
 def audit_run(
     record: RunRecord, shadows: int, images: int, steps: int, say: Callable[[str], None] = lambda _: None
-) -> Leak:
+) -> tuple[dict[str, Any], Reconstruction | None]:
     """Look into one run.
 
     Args:
         record: a finished run of a recipe. shadows, images, steps, say: see `leakage`.
+
+    Returns:
+        Its entry in ``leakage.json``, and the images of its first client, where there are some.
 
     Raises:
         ConfigError: numbers are predicted; or it cannot be run again, see `replay`.
     """
     if record.result.main_score.lower_is_better:
         raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
-    worked = list(last_upload_rounds(record))
-    if not worked:
+    sent_last = list(last_upload_rounds(record))
+    if not sent_last:
         raise ConfigError(f"expected a run in which the server received an upload, got {record.path}")
     say(f"{record.name}: running its last rounds again")
-    run = replay(record, worked)
-    transcripts = {number: run.transcript(number) for number in worked}
+    run = replay(record, sent_last)
+    transcripts = {number: run.transcript(number) for number in sent_last}
     facts = [plaintext_facts(transcript.up, run.client(number)) for number, transcript in transcripts.items()]
     guesses: dict[tuple[str, str], list[MembershipScores]] = {}  # (by, how) -> each client's
     why_not_members = ""
     for number, transcript in transcripts.items():
         say(f"{record.name}: client {number}")
-        rows = membership_samples(run.client(number), run.federation.task.test is not None)
-        if rows is None:
-            why_not_members = "no test samples to tell members from"
-            continue
-        found, why = _members(run, transcript, rows, shadows)
+        found, why = _members(run, transcript, shadows)
         why_not_members = why_not_members or why
         for guess in found:
             guesses.setdefault((guess.by, guess.how), []).append(guess)
-    rebuilt: Reconstruction | str = "not asked for"
+    made: Reconstruction | None = None
+    why_no_images: str | None = "not asked for"
     if images:
         say(f"{record.name}: images")
-        rebuilt = reconstruct(run, transcripts[worked[0]], images, steps)
-    first = transcripts[worked[0]].traveled
+        made, why_no_images = reconstruct(run, transcripts[sent_last[0]], images, steps)
     settings = [*record.recipe.privacy.items(), *record.recipe.compression.items()]
     content = {
         "name": record.name,
@@ -192,42 +171,43 @@ def audit_run(
         "on_the_way": ", ".join(f"{key} {format_setting(value)}" for key, value in settings) or None,
         "replay_equal": run.equal,
         "bytes_up_per_client": sum(nbytes(each.traveled) for each in transcripts.values()) / len(transcripts),
-        "goes_up": describe(first),
+        "goes_up": describe(transcripts[sent_last[0]].traveled),
         "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
         "classes": infer_labels(run, transcripts),
         "membership": [pool(found).summary() for found in guesses.values()],
         "membership_why_not": why_not_members or None,
-        "reconstruction": None if isinstance(rebuilt, str) else rebuilt.summary,
-        "reconstruction_why_not": rebuilt if isinstance(rebuilt, str) else None,
+        "reconstruction": None if made is None else made.summary,
+        "reconstruction_why_not": why_no_images,
     }
-    return Leak(record, content, None if isinstance(rebuilt, str) else rebuilt)
+    return content, made
 
 
-def _members(
-    run: Replay, transcript: Transcript, rows: MembershipSamples, shadows: int
-) -> tuple[list[MembershipScores], str]:
+def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[list[MembershipScores], str]:
     """All guesses about one client's rows, and the reason for none by the server, or no LiRA."""
+    client = run.client(transcript.job.client.id)
+    rows = membership_samples(client, run.federation.task.test is not None)
+    if rows is None:
+        return [], "no test samples to tell members from"
     found = []
     why = ""
-    network: ExposedModel | None = find_full_model(run, transcript)
+    network = find_full_model(run, transcript)
     if not transcript.up:
         why = "nothing goes up"
     elif network is None:
         why = f"what goes up ({', '.join(transcript.up)}) holds no whole network: no way from a row to a score"
     else:
-        found.append(loss_attack(run, transcript, network, rows))
+        found.append(loss_attack(SERVER, network.logits(run, transcript.up, rows.samples.x, client), rows))
         if shadows and not network.was_broadcast(run, transcript):
             why = "no LiRA: where the client's weights started did not come down, so that no shadow model starts there"
         elif shadows:
             guess = lira(run, transcript, network, rows, shadows)
             why = "" if guess else "no LiRA: shadow models were refused"
             found += [guess] if guess else []
-    number = transcript.job.client.id
     try:
-        holder = load_model(run.record.path, number, run.recipe.run.device, run.record.trusted, "personal")
+        holder = load_model(run.record.path, client.id, run.recipe.run.device, run.record.trusted, "personal")
     except ConfigError:  # networks that a run folder cannot rebuild
         return found, why
-    return [*found, client_model_loss_attack(holder, rows)], why
+    return [*found, loss_attack(HOLDER, holder.scores(rows.samples.x), rows)], why
 
 
 # the tables and the figure --------------------------------------------------------------------------------------------
@@ -323,18 +303,18 @@ def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def roc_curves(leaks: Sequence[Leak]) -> Figure:
+def roc_curves(records: Sequence[RunRecord], found: Sequence[Mapping[str, Any]]) -> Figure:
     """ROC curves on logarithmic axes: one panel for each attacker, one line for each run."""
-    guesses = [{(one["by"], one["how"]): one for one in leak.content["membership"]} for leak in leaks]
-    panels = [panel for panel in _PANELS if any(panel[:2] in each for each in guesses)]
+    guesses = {each["name"]: {(one["by"], one["how"]): one for one in each["membership"]} for each in found}
+    panels = [panel for panel in _PANELS if any(panel[:2] in own for own in guesses.values())]
     about = f"{_ABOUT} Logarithmic; dotted: by chance. {_HOLDER_IS}"
     width = max(5.6, 2.7 * len(panels))
     figure, (axes,) = canvas("Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=width)
-    looks = looks_of([leak.record for leak in leaks])
+    looks = looks_of(records)
     lines: dict[str, Any] = {}
     for one, (by, how, title) in zip(axes, panels, strict=False):
         style_axes(one)
-        shown = {leak.record.name: of[by, how] for leak, of in zip(leaks, guesses, strict=True) if (by, how) in of}
+        shown = {name: own[by, how] for name, own in guesses.items() if (by, how) in own}
         for name, guess in shown.items():
             rates = [[max(rate, 1e-12) for rate in guess["roc"][key]] for key in ("fpr", "tpr")]
             marks = {"markersize": 4, "markevery": max(1, len(rates[0]) // 8)}

@@ -16,10 +16,11 @@ PoPETs 2022); without a bias the sum of its weights' step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +29,7 @@ from polyfed.core.client import Client
 from polyfed.core.modules import head_names
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
-from polyfed.experiments.prediction import ClientModel
 from polyfed.functional.membership_scores import (
-    Interval,
     auc,
     likelihood_ratio,
     logit_of_true_class,
@@ -41,9 +40,9 @@ from polyfed.functional.membership_scores import (
 from polyfed.models.split import SplitModel
 
 SEED = 0  # of the attacker's draws
+SERVER, HOLDER = "server", "holder of the network"
 _FPR = 0.01
 _POINTS = 200  # of a curve in the records, at most
-SERVER, HOLDER = "server", "holder of the network"
 _STATED = "which classes"  # the fact of `plaintext_facts`
 
 
@@ -61,8 +60,13 @@ class MembershipScores:
     member: Tensor
 
     def summary(self) -> dict[str, Any]:
-        """How good it is, as JSON takes it; the rate is None where there are too few rows for it."""
+        """How good it is, as JSON takes it; the rate is None where there are too few rows for it.
+
+        The ROC curve has at most `_POINTS` points, denser where few others are called members.
+        """
         rate = tpr_at_fpr(self.scores, self.member, _FPR)
+        alarms, hits = roc(self.scores, self.member)
+        points = sorted({0, *np.geomspace(1, len(alarms) - 1, _POINTS).round().astype(int).tolist()})
         return {
             "by": self.by,
             "how": self.how,
@@ -70,24 +74,15 @@ class MembershipScores:
             "others": int((~self.member).sum()),
             "auc": auc(self.scores, self.member)._asdict(),
             "tpr_at_1_percent": None if rate is None else rate._asdict(),
-            "roc": self.curve(),
+            "roc": {"fpr": alarms[points].tolist(), "tpr": hits[points].tolist()},
         }
-
-    def curve(self) -> dict[str, list[float]]:
-        """Its ROC curve in at most `_POINTS` points, denser where few others are called members."""
-        alarms, hits = roc(self.scores, self.member)
-        last = len(alarms) - 1
-        places = {round(last ** (k / (_POINTS - 1))) for k in range(_POINTS)} if last > _POINTS else {*range(last + 1)}
-        kept = sorted({0, last, *places})
-        return {"fpr": alarms[kept].tolist(), "tpr": hits[kept].tolist()}
 
 
 def pool(guesses: Sequence[MembershipScores]) -> MembershipScores:
     """The rows of several clients, guessed in the same way, as one."""
     first = guesses[0]
-    return MembershipScores(
-        first.by, first.how, torch.cat([g.scores for g in guesses]), torch.cat([g.member for g in guesses])
-    )
+    scores = torch.cat([guess.scores for guess in guesses])
+    return MembershipScores(first.by, first.how, scores, torch.cat([guess.member for guess in guesses]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,22 +92,19 @@ class MembershipSamples:
     samples: LabeledSamples
     member: Tensor
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
 
 def membership_samples(client: Client, shared_test: bool) -> MembershipSamples | None:
     """A client's training samples and test samples; None where one of the two is missing.
 
     Args:
-        client: with its data. shared_test: its test samples are everybody's.
+        client: with its data.
+        shared_test: its test samples are everybody's, so that some are drawn with the client's shares of classes.
     """
-    draws = generator(SEED, "candidates", client.id)
     train, test = client.data.train, client.data.test
-    if shared_test and len(test):
-        test = test.select(_alike(test.y, train.y, draws))
     if not len(train) or not len(test):
         return None
+    if shared_test:
+        test = test.select(_alike(test.y, train.y, generator(SEED, "candidates", client.id)))
     samples = LabeledSamples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
     return MembershipSamples(samples, torch.arange(len(samples)) < len(train))
 
@@ -120,31 +112,17 @@ def membership_samples(client: Client, shared_test: bool) -> MembershipSamples |
 def _alike(pool: Tensor, like: Tensor, draws: torch.Generator) -> Tensor:
     """Places in `pool` (M,), classes, of as many rows as have the class shares of `like`; at most as many as these."""
     classes, wanted = like.unique(return_counts=True)
-    there = torch.stack([(pool == label).sum() for label in classes])
-    share = min(1.0, float((there / wanted).min()))
+    places = [(pool == label).nonzero().flatten() for label in classes]
+    share = min(1.0, *(len(own) / int(n) for own, n in zip(places, wanted, strict=True)))
     if share == 0:  # a class is missing: those that are there
         share = 1.0
-    counts = [min(int(n), math.ceil(share * int(w))) for n, w in zip(there, wanted, strict=True)]
-    picked = [_of_class(pool, int(label), count, draws) for label, count in zip(classes, counts, strict=True)]
-    return torch.cat(picked)
+    shuffled = [own[torch.randperm(len(own), generator=draws)] for own in places]
+    return torch.cat([own[: math.ceil(share * int(n))] for own, n in zip(shuffled, wanted, strict=True)])
 
 
-def _of_class(y: Tensor, label: int, count: int, draws: torch.Generator) -> Tensor:
-    places = (y == label).nonzero().flatten()
-    return places[torch.randperm(len(places), generator=draws)[:count]]
-
-
-def client_model_loss_attack(model: ClientModel, rows: MembershipSamples) -> MembershipScores:
-    """The loss threshold of an attacker with the client's own network as the run left it."""
-    return MembershipScores(HOLDER, "loss", loss_scores(model.scores(rows.samples.x), rows.samples.y), rows.member)
-
-
-def loss_attack(
-    replay: Replay, transcript: Transcript, network: ExposedModel, rows: MembershipSamples
-) -> MembershipScores:
-    """The loss threshold of the server, on a network that went up."""
-    logits = network.logits(replay, transcript.up, rows.samples.x, transcript.job.client)
-    return MembershipScores(SERVER, "loss", loss_scores(logits, rows.samples.y), rows.member)
+def loss_attack(by: str, logits: Tensor, rows: MembershipSamples) -> MembershipScores:
+    """The loss threshold on a network's outputs (N, C) for the rows."""
+    return MembershipScores(by, "loss", loss_scores(logits, rows.samples.y), rows.member)
 
 
 def lira(
@@ -157,16 +135,15 @@ def lira(
     scores = []
     inside = []
     for number in range(shadows):
-        half = _half(len(rows), number, client.id)
+        half = _half(len(samples), number, client.id)
         own = samples.select(half.nonzero().flatten())
         message = replay.rerun_with(transcript, own, f"shadow online {SEED}", number)
         if message is None:
             return None
         scores.append(logit_of_true_class(network.logits(replay, message, samples.x, client), samples.y))
         inside.append(half)
-    return MembershipScores(
-        SERVER, "LiRA", likelihood_ratio(target, torch.stack(scores), torch.stack(inside)), rows.member
-    )
+    ratio = likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
+    return MembershipScores(SERVER, "LiRA", ratio, rows.member)
 
 
 def _half(count: int, number: int, client: int) -> Tensor:
@@ -180,42 +157,31 @@ def _half(count: int, number: int, client: int) -> Tensor:
 # classes --------------------------------------------------------------------------------------------------------------
 
 
-def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> dict[str, Any]:
+def infer_labels(replay: Replay, transcripts: Mapping[int, Transcript]) -> dict[str, Any]:
     """What the server learns of the clients' classes, in the best way that the messages offer.
 
     how: "stated" or "head's step". auc: over pairs of client and class. why_not: the reason where there is
     none; the others are None then.
     """
-
-    def found(how: str, auc: Interval) -> dict[str, Any]:
-        return {"how": how, "auc": auc._asdict(), "why_not": None}
-
-    def nothing(why: str) -> dict[str, Any]:
-        return {"how": None, "auc": None, "why_not": why}
-
-    if not any(transcript.up for transcript in transcripts.values()):
-        return nothing("nothing goes up")
+    nothing = {"how": None, "auc": None}
     clients = {number: replay.client(number) for number in transcripts}
     held = [client.data.train.y.bincount(minlength=client.classes)[: client.classes] > 0 for client in clients.values()]
     member = torch.stack(held).flatten()
+    if not any(transcript.up for transcript in transcripts.values()):
+        return {**nothing, "why_not": "nothing goes up"}
     if bool(member.all()):
-        return nothing("every client has every class")
+        return {**nothing, "why_not": "every client has every class"}
     if all(_STATED in plaintext_facts(transcript.up, clients[number]) for number, transcript in transcripts.items()):
-        return found("stated", Interval(1.0, 1.0, 1.0))
-    scores = _by_head(replay, transcripts)
-    if scores is None:
-        return nothing("neither stated, nor the step of a head")
-    return found("head's step", auc(scores.flatten(), member))
-
-
-def _by_head(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
-    """(K, C) steps of the head's biases, each client's over its largest; None where no head went both ways."""
-    rows = [_head_step(replay, transcript) for transcript in transcripts.values()]
-    found = [row / row.abs().max().clamp(min=1e-12) for row in rows if row is not None]
-    return torch.stack(found) if len(found) == len(rows) else None
+        return {"how": "stated", "auc": {"value": 1.0, "low": 1.0, "high": 1.0}, "why_not": None}
+    steps = [step for transcript in transcripts.values() if (step := _head_step(replay, transcript)) is not None]
+    if len(steps) < len(transcripts):
+        return {**nothing, "why_not": "neither stated, nor the step of a head"}
+    scores = torch.cat([step / step.abs().max().clamp(min=1e-12) for step in steps])
+    return {"how": "head's step", "auc": auc(scores, member)._asdict(), "why_not": None}
 
 
 def _head_step(replay: Replay, transcript: Transcript) -> Tensor | None:
+    """(C,) the step of the head's biases, else of its weights' sums; None where no head went both ways."""
     client, server = transcript.job.client, replay.federation.server
     network = server.model(client.architecture, {}, transcript.job.variant)
     if not isinstance(network, SplitModel):

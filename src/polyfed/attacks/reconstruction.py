@@ -61,38 +61,42 @@ class Reconstruction:
     summary: dict[str, Any]
 
 
-def reconstruct(replay: Replay, transcript: Transcript, count: int, steps: int) -> Reconstruction | str:
+def reconstruct(
+    replay: Replay, transcript: Transcript, count: int, steps: int
+) -> tuple[Reconstruction | None, str | None]:
     """Images made again from a client's upload, or why there are none.
 
     Args:
         count: how many features, or class means of the rarest classes, are attacked; of sums all rows are. steps: of
             Adam.
     """
-    if not transcript.up:
-        return "nothing goes up"
     exposed = replay.federation.method.exposed
+    client = transcript.job.client
+    x, y = client.data.train.x, client.data.train.y
+    prepare = client.prepare
+    if not transcript.up:
+        return None, "nothing goes up"
     if exposed is None:
-        return "no features, class means or sums go up, and weights are not inverted"
+        return None, "no features, class means or sums go up, and weights are not inverted"
     if exposed.entry not in transcript.up:
-        return f"its last upload holds no {exposed.entry}"
-    x, prepare = transcript.job.client.data.train.x, transcript.job.client.prepare
+        return None, f"its last upload holds no {exposed.entry}"
     if x.dtype != torch.uint8 or x.dim() != 4 or not isinstance(prepare, Prepare):
-        return "its inputs are no images of bytes"
+        return None, "its inputs are no images of bytes"
     client = _at_work(replay, transcript)
     function = exposed.function(client)
     mean, std = (torch.tensor(part).view(-1, 1, 1) for part in (prepare.mean, prepare.std))
+    pictures = x.float() / 255
     groups: Sequence[Tensor]  # the rows behind each target
     if exposed.kind == "sums":
         assert exposed.sums is not None
         sums = exposed.sums(transcript.up)
         width = sums["sums"].shape[1]
         if client.n > width:
-            return f"sums of {width} features over {client.n} rows do not determine the rows"
+            return None, f"sums of {width} features over {client.n} rows do not determine the rows"
         groups = torch.arange(client.n).split(1)
-        told, sent = sums_as_features(sums, client.data.train.y, function)
-        start = _start(client, client.n).unsqueeze(0)
-        made, loss = invert_features(told, sent, start, steps=steps, lr=_LR, tv=0.0)
-        made = made.squeeze(0)
+        told, sent = sums_as_features(sums, y, function)
+        made, loss = invert_features(told, sent, _start(client, client.n).unsqueeze(0), steps=steps, lr=_LR, tv=0.0)
+        images = _matched((made.squeeze(0) * std + mean).clamp(0, 1), pictures, y)
     else:
         if exposed.kind == "features":
             sent = _features(transcript.up, exposed, count)
@@ -100,18 +104,15 @@ def reconstruct(replay: Replay, transcript: Transcript, count: int, steps: int) 
             plain = _features(method.upload(client, TrainingResult()), exposed, count)
             groups = _rows_behind(plain, function, client).split(1)
         else:
-            sent, groups = _prototypes(transcript.up, exposed, client.data.train.y, count)
+            sent, groups = _prototypes(transcript.up, exposed, y, count)
         made, loss = invert_features(
             function, sent, _start(client, len(groups)), steps=steps, lr=_LR, tv=_TV, pixel=std
         )
+        images = (made * std + mean).clamp(0, 1)
     if not bool(torch.isfinite(loss).all()):
-        return f"the loss is not finite after {steps} steps"
-    images = (made * std + mean).clamp(0, 1)
-    pictures = x.float() / 255
-    if exposed.kind == "sums":
-        images = _matched(images, pictures, client.data.train.y)
+        return None, f"the loss is not finite after {steps} steps"
     behind = [pictures[group] for group in groups]
-    return _scored(_WHAT[exposed.kind], images, behind, pictures.mean(dim=0))
+    return _scored(_WHAT[exposed.kind], images, behind, pictures.mean(dim=0)), None
 
 
 def _at_work(replay: Replay, transcript: Transcript) -> Client:

@@ -276,8 +276,8 @@ class ExposedModel:
     architecture: str
     variant: str
 
-    def load(self, replay: Replay, message: Message) -> nn.Module:
-        """The network with the message's weights, in eval mode; shared, so use it before asking for another.
+    def logits(self, replay: Replay, message: Message, x: Tensor, client: Client) -> Tensor:
+        """Outputs (N, C) for stored inputs `x` (N, ...) of the network with the message's weights, on the CPU.
 
         BatchNorm's statistics, where they are not sent, are those of a new network.
         """
@@ -285,12 +285,7 @@ class ExposedModel:
         start: Group = server.initial_state(self.architecture, self.variant)
         sent = members(message, self.group)
         weights = {**start, **{name: t for name, t in sent.items() if name in start}}
-        model: nn.Module = server.model(self.architecture, weights, self.variant)
-        return model
-
-    def logits(self, replay: Replay, message: Message, x: Tensor, client: Client) -> Tensor:
-        """Outputs (N, C) for stored inputs `x` (N, ...), on the CPU."""
-        network = self.load(replay, message)
+        network: nn.Module = server.model(self.architecture, weights, self.variant)
         return map_batches(network, network, x, client.prepare).cpu()
 
     def was_broadcast(self, replay: Replay, transcript: Transcript) -> bool:

@@ -68,7 +68,7 @@ class RayStub(types.ModuleType):
     """What of Ray the executor uses.
 
     Attributes:
-        fault: asked before a method of an actor runs. cpus: of the cluster, and its GPUs. without_room: whether
+        fault: asked before a method of an actor runs. cpus: of the cluster. without_room: whether
         further actors wait for a core for ever. actors: how many were made. ended: how many were killed. starts:
         settings of `init`. sent: arguments and answers of the actors' methods but the first two.
     """
@@ -99,7 +99,7 @@ class RayStub(types.ModuleType):
 
     def cluster_resources(self) -> dict[str, float]:
         """All that there is."""
-        return {"CPU": float(self.cpus), "GPU": float(self.cpus)}
+        return {"CPU": float(self.cpus)}
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         """Decorate a class."""

@@ -379,8 +379,7 @@ class RunSettings(Settings):
     executor: Literal["auto", "serial", "processes", "vectorized", "ray"] = Field(
         "auto",
         description="serial: one client after the other; processes: worker processes; vectorized: clients of a network "
-        "as one; ray: processes of Ray, also on a cluster, on 'cuda' each vectorized on a GPU; auto: processes "
-        "where it pays, on a GPU vectorized",
+        "as one; ray: processes of Ray, also on a cluster; auto: processes where it pays, on a GPU vectorized",
     )
     workers: Positive | None = Field(
         None, description="at most so many at once: processes (default: the cores), clients vectorized together (32)"

@@ -25,8 +25,8 @@ from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Evaluator, Measure, figures_of, held_out_of, select_missing
 from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
-from polyfed.engine.executors.process_pool import ProcessPool
 from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
+from polyfed.engine.executors.worker_pool import WorkerPool
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.plugin import Plugin, Setup, reads_uploads
 from polyfed.engine.round import RoundRunner, draw_cohort
@@ -228,7 +228,7 @@ class FederationParts:
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
-        self.server.run_passes = executor.run_passes if isinstance(executor, ProcessPool) else None
+        self.server.run_passes = executor.run_passes if isinstance(executor, WorkerPool) else None
         if self._stays_on_device(executor):
             self.server.device = with_number(self.model_factory.device)
         return executor if asked.wrap is None else asked.wrap(executor)

@@ -71,9 +71,9 @@ class Execution:
         executor: "serial", one after the other in this process; "processes", by worker processes (Linux, device "cpu"),
             with the same result bit for bit; "vectorized": clients of one network as one, with the same result up to
             rounding; "auto": "processes" where it pays, on other devices "vectorized"; "ray": processes of Ray, also on
-            a cluster, with the result of "serial" bit for bit, or on device "cuda" as "vectorized", on a GPU for each.
-        workers: at most so many work at the same time; default: as many processes as this one may use cores, with "ray"
-            as there are GPUs, or stacks of 32 clients. On a cluster of Ray's there is none.
+            a cluster, with the result of "serial" bit for bit.
+        workers: at most so many work at the same time; default: as many processes as this one may use cores, or stacks
+            of 32 clients. On a cluster of Ray's there is no default.
         device: where networks compute ("cpu", "cuda", "cuda:1").
         precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
             stay float32): faster where the processor has it, slower elsewhere, and the result is another one.

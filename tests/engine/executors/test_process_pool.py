@@ -21,11 +21,12 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, TrainingResult
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine.executors import choice, client_work, process_pool
+from polyfed.engine.executors import choice, client_work, process_pool, worker_pool
 from polyfed.engine.executors.client_work import Serial
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
+from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.methods import FedAvg, FedDF, FedET, FedHeNN, Local
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
@@ -241,7 +242,7 @@ def begun(folder: Path) -> tuple[int, list[int]]:
             fed = ConformanceKit(method=Slow()).usual.federation(Slow(), training, **given)
 
             def note(_: Any) -> None:
-                notes.with_suffix(".new").write_text(json.dumps([w.process for w in fed.executor.running]))  # type: ignore[attr-defined]
+                notes.with_suffix(".new").write_text(json.dumps([w.process.pid for w in fed.executor.running]))  # type: ignore[attr-defined]
                 notes.with_suffix(".new").rename(notes)
 
             fed.loggers.append(Told(note))
@@ -314,11 +315,11 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= process_pool.available_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= worker_pool.available_cores() <= len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
     for text, expected in {"max 100000\n": 6, "250000 100000\n": 3, "10000 100000\n": 1, "?": 6}.items():
-        monkeypatch.setattr(process_pool.Path, "read_text", lambda *_, text=text, **__: text)
-        assert process_pool.available_cores() == expected
+        monkeypatch.setattr(worker_pool.Path, "read_text", lambda *_, text=text, **__: text)
+        assert worker_pool.available_cores() == expected
 
 
 @pytest.mark.parametrize("what", others_slow(["fork", "gradient"], quick=["gradient"]))
@@ -340,10 +341,10 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = [[]]
     plain = ForkedWorker.send
 
-    def ask(self: ForkedWorker, what: Any, evaluation: int = 0) -> None:
-        if isinstance(what, TrainJob):
-            asked[-1].append(what.client.id)
-        plain(self, what, evaluation)
+    def ask(self: ForkedWorker, request: bytes) -> None:
+        if (what := decode(request))["what"] == "job":
+            asked[-1].append(what["client"])
+        plain(self, request)
 
     def each(_: Any) -> None:
         asked.append([])
@@ -406,7 +407,7 @@ def fail(*_: Any) -> Tensor:
 def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serial = ran(METHODS[name], "serial")
     assert serial.server.run_passes is None
-    monkeypatch.setattr(process_pool, "run_public_pass", fail)  # with which the run's own process would make them
+    monkeypatch.setattr(worker_pool, "run_public_pass", fail)  # with which the run's own process would make them
     monkeypatch.setattr(inference, "run_pass", fail)
     same(serial, ran(METHODS[name]))
 

@@ -20,10 +20,9 @@ from polyfed.core.client import Client
 from polyfed.core.modules import export_state
 from polyfed.engine.executors import ray_executor
 from polyfed.engine.executors.client_work import WorkerContext
-from polyfed.engine.executors.stacked_clients import StackedClients
-from polyfed.engine.executors.worker_requests import unpack
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution
+from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments import build
 from polyfed.experiments import run as experiment
@@ -114,7 +113,7 @@ def test_a_run_goes_on_with_another_executor(tmp_path: Path, ray: RayStub) -> No
     whole = run(recipe)
 
     def stop(name: str, args: tuple[Any, ...]) -> None:
-        if name == "answer" and unpack(bytearray(args[0]))[0]["round"] == 2:
+        if name == "answer" and decode(args[0])["round"] == 2:
             raise KeyboardInterrupt
 
     ray.fault = stop
@@ -148,7 +147,7 @@ def dies(when: Callable[[dict[str, Any]], bool], times: int) -> Callable[[str, t
     left = [times]
 
     def fault(name: str, args: tuple[Any, ...]) -> Exception | None:
-        if name != "answer" or not left[0] or not when(unpack(bytearray(args[0]))[0]):
+        if name != "answer" or not left[0] or not when(decode(args[0])):
             return None
         left[0] -= 1
         return ActorDiedError("its node is gone")
@@ -209,128 +208,6 @@ def test_a_method_that_fails_ends_the_run_as_it_would_in_one_process(monkeypatch
     with pytest.raises(RunError) as theirs:
         run(recipe)
     assert str(ours.value) == str(theirs.value)
-
-
-# stacks, as on GPUs -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Actors have a GPU each, as far as the executor knows; a CPU trains two clients or more as one."""
-    monkeypatch.setattr(ray_executor, "_on_gpus", lambda device: True)
-    monkeypatch.setattr(ray_executor, "WORTH", 2)
-
-
-def stacks(ray: RayStub) -> list[list[int]]:
-    """The clients of each stack that was asked for in the first round."""
-    asked = [unpack(bytearray(request))[0] for request in ray.sent[::2]]
-    return sorted(
-        [job["client"] for job in each["jobs"]] for each in asked if each.get("what") == "stack" and each["round"] == 1
-    )
-
-
-def near(found: Run, expected: Run) -> None:
-    """Models, up to rounding."""
-    for number, network in expected.models.items():
-        torch.testing.assert_close(export_state(found.models[number]), export_state(network), rtol=1e-3, atol=1e-4)
-
-
-def many(method: str, clients: int, architectures: int = 1, **options: Any) -> Recipe:
-    names = [f"digits-cnn{number + 1}" for number in range(architectures)]
-    data = {"num_clients": clients, "limit_train": 40 * clients, **options.pop("data", {})}
-    return recipe_of(method, models={"architectures": names}, data=data, **options)
-
-
-@pytest.mark.usefixtures("on_gpus")
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("scaffold", {}),  # with states
-        ("fedavg", {"compression": {"top_k_fraction": 0.2, "error_feedback": True}}),
-        ("fedgh", {"evaluation": STAGES, "devices": {"profiles": ["laptop", "phone-mid"]}}),
-        slow("fedmd", {"data": {"holdout": 20}}),
-    ],
-)
-def test_one_process_trains_the_stacks_of_vectorized(method: str, options: Mapping[str, Any]) -> None:
-    """Messages, weights and states are the same, bit for bit."""
-    recipe = many(method, 4, **options)
-    same(run(on_ray(recipe, workers=1)), run(recipe.with_run(executor="vectorized")))
-
-
-@pytest.mark.usefixtures("on_gpus")
-@pytest.mark.parametrize(
-    ("clients", "architectures", "workers", "most", "expected"),
-    [
-        (8, 1, 2, 32, [4, 4]),
-        (8, 1, 3, 32, [2, 3, 3]),
-        (5, 1, 4, 32, [2, 3]),  # no stack of one
-        (3, 1, 8, 32, [1, 1, 1]),  # but where each has a process
-        (9, 3, 2, 32, [3, 3, 3]),  # a network is not divided among all where there are enough others
-        (9, 1, 2, 3, [2, 2, 2, 3]),  # as many stacks for each, of 3 at most
-    ],
-)
-def test_clients_of_a_network_are_dealt_to_all(
-    clients: int,
-    architectures: int,
-    workers: int,
-    most: int,
-    expected: list[int],
-    ray: RayStub,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ray_executor, "SIZE", most)
-    recipe, watch = many("fedproto", clients, architectures, training={"rounds": 1}), Told()
-    found = run(on_ray(recipe, workers=workers), loggers=[watch])
-    dealt = stacks(ray)
-    assert sorted(map(len, dealt)) == expected
-    assert sorted(client for each in dealt for client in each) == list(range(clients))
-    assert watch.progress[-1] == (clients, clients)
-    near(found, run(recipe))
-
-
-@pytest.mark.usefixtures("on_gpus")
-def test_a_stack_whose_actor_died_is_trained_again(ray: RayStub) -> None:
-    recipe = many("fedavg", 4)
-    expected = run(on_ray(recipe))
-    ray.fault = dies(lambda asked: asked["what"] == "stack", 1)
-    same(run(on_ray(recipe)), expected)
-
-
-@pytest.mark.usefixtures("on_gpus")
-def test_of_a_stack_that_kills_twice_only_the_culprit_drops_out(ray: RayStub) -> None:
-    def holds_one(asked: dict[str, Any]) -> bool:
-        trains = asked["what"] in ("stack", "job")
-        return trains and 1 in [job["client"] for job in asked.get("jobs", [asked])]
-
-    ray.fault, watch = dies(holds_one, 99), Told()
-    found = run(on_ray(many("fedavg", 4)), loggers=[watch])
-    assert [record["dropped"] for record in found.history] == [[1], [1]]
-    assert "round 1: the worker of client 1, client 2 died again; each is trained alone" in watch.messages
-    assert "round 1: the worker of client 1 died again; it counts as dropped out" in watch.messages
-
-
-@pytest.mark.usefixtures("on_gpus")
-def test_where_memory_runs_out_stacks_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, sizes = many("fedproto", 5), []
-    train = StackedClients.train
-
-    def train_few(stack: StackedClients, phases: Any) -> Any:
-        sizes.append(len(stack._walks))
-        if sizes[-1] > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return train(stack, phases)
-
-    expected = run(recipe)
-    monkeypatch.setattr(StackedClients, "train", train_few)
-    near(run(on_ray(recipe, workers=1)), expected)
-    assert sizes == 2 * [5, 2, 3, 2]
-
-
-@pytest.mark.usefixtures("on_gpus")
-def test_what_cannot_be_stacked_is_said_once() -> None:
-    watch = Told()
-    run(on_ray(many("fedin", 4)), loggers=[watch])
-    assert len([text for text in watch.messages if "one after the other" in text]) == 1
 
 
 # what cannot be ---------------------------------------------------------------------------------------------------

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from polyfed.core.settings import Training, problem_of_workers
 from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
-from polyfed.engine.executors.process_pool import (
-    Estimates,
-    ProcessPool,
-    Rebuild,
-    Say,
-    available_cores,
-    unavailable_reason,
-)
+from polyfed.engine.executors.process_pool import ProcessPool, unavailable_reason
 from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
+from polyfed.engine.executors.worker_pool import Estimates, Say, available_cores
 from polyfed.errors import ConfigError
 
 _NAMES = ("auto", "serial", "processes", "vectorized", "ray")
@@ -25,7 +22,7 @@ def make_executor(
     context: WorkerContext,
     training: Training,
     say: Say,
-    rebuild: Rebuild | None = None,
+    rebuild: Callable[[], Any] | None = None,
 ) -> Executor:
     """The executor of a run.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State
-from polyfed.core.method import Exchange, TrainingResult
+from polyfed.core.message import Message, State, freeze
+from polyfed.core.method import Exchange, Method, TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.engine.scoring import Score
 from polyfed.errors import PolyfedError, RunError
@@ -36,6 +37,22 @@ class TrainJob:
     uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is
 
 
+def make_job(
+    method: Method, client: Client, message: Message, *, round: int, exchange_index: int, is_final: bool, **more: Any
+) -> TrainJob:
+    """The job that a server asks for in another process or on another machine. more: fields of `TrainJob`."""
+    exchanges = method.final_exchanges() if is_final else method.exchanges(round)
+    return TrainJob(
+        client,
+        freeze(message),
+        exchange=exchanges[exchange_index],
+        round=round,
+        is_final=is_final,
+        exchange_index=exchange_index,
+        **more,
+    )
+
+
 @dataclass(frozen=True)
 class EvalJob:
     """A client that is to be scored: as it stands, or after receiving `message`."""
@@ -48,10 +65,11 @@ class EvalJob:
     shared: Collection[str] = ()  # those that are the same samples for all clients
 
 
-class _Batch:
-    """Jobs that are carried out together."""
+@dataclass(frozen=True)
+class EvalBatch:
+    """Clients that are scored together: one, or several that are sent the same and then hold the same model."""
 
-    jobs: Sequence[TrainJob] | Sequence[EvalJob]
+    jobs: Sequence[EvalJob]
 
     @property
     def client(self) -> Client:
@@ -74,20 +92,6 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class EvalBatch(_Batch):
-    """Clients that are scored together: one, or several that are sent the same and then hold the same model."""
-
-    jobs: Sequence[EvalJob]
-
-
-@dataclass(frozen=True)
-class TrainBatch(_Batch):
-    """Clients of one network that train as one, in one process."""
-
-    jobs: Sequence[TrainJob]
-
-
-@dataclass(frozen=True)
 class PassJob:
     """A pass over public inputs that the server asks for, by the network of this client."""
 
@@ -99,7 +103,7 @@ class PassJob:
         return self.asked.round
 
 
-Job = TrainJob | TrainBatch | EvalBatch | PassJob
+Job = TrainJob | EvalBatch | PassJob
 Scores = Mapping[str, Score]  # part of the data -> score
 
 

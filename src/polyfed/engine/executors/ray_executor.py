@@ -1,16 +1,14 @@
 """The executor `ray`: clients' work done by processes of Ray, here or on a cluster. Only this file knows Ray.
 
 With RAY_ADDRESS set, the work goes to the machines of that cluster, else to processes that are started here and end
-with the run. Every process is an actor of Ray's with one core, and with one GPU where networks compute on these: so a
-run uses several. It makes the federation anew, from the recipe, and does what any worker does (`worker_requests`): so
-on a CPU the result is that of `serial` bit for bit, and a run goes on with any executor. On GPUs each process trains
-clients of one network as one, as `vectorized` does.
+with the run. Every process is an actor of Ray's with one core. It makes the federation anew, from the recipe, and does
+what any worker does (`worker_requests`): so the result is that of `serial` bit for bit, and a run goes on with any
+executor.
 
-What polyfed hands to Ray are bytes, facts as JSON and tensors as they lie in memory, and nothing of ours is unpickled
-from them. Ray itself pickles what it needs to run them: the actor's class, the name of the function that makes the
-federation, with the recipe's text, and its own errors. So who can speak to Ray's processes can run code in them.
-Those that are started here listen on the loopback interface alone, and to those who know a token that is made for the
-run; a cluster is for its keeper to guard.
+What polyfed hands to Ray are bytes (`engine.wire`), and nothing of ours is unpickled from them. Ray itself pickles what
+it needs to run them: the actor's class, the name of the function that makes the federation, with the recipe's text, and
+its own errors. So who can speak to Ray's processes can run code in them. Those that are started here listen on the
+loopback interface alone, and to those who know a token that is made for the run; a cluster is for its keeper to guard.
 
 Ray is imported when it is first needed, as it reads its settings from the environment then: no reports of its use, no
 dashboard, the loopback interface alone, and a token.
@@ -21,9 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 import logging
-import math
 import os
 import secrets
 import signal
@@ -40,27 +36,10 @@ import torch
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import figures_of
 from polyfed.engine.executors.client_work import WorkerContext
-from polyfed.engine.executors.jobs import JobResult, TrainBatch, TrainJob
-from polyfed.engine.executors.process_pool import (
-    Estimates,
-    ProcessPool,
-    Rebuild,
-    Say,
-    available_cores,
-    tune_process,
-    unavailable_reason,
-)
-from polyfed.engine.executors.vectorized import SIZE, WORTH, alike
-from polyfed.engine.executors.worker_requests import (
-    Buffer,
-    Tree,
-    Worker,
-    WorkerDied,
-    WorkerLoop,
-    check_reply,
-    described_error,
-    pack,
-)
+from polyfed.engine.executors.process_pool import tune_process, unavailable_reason
+from polyfed.engine.executors.worker_pool import Estimates, Say, Worker, WorkerDied, WorkerPool, available_cores
+from polyfed.engine.executors.worker_requests import WorkerLoop, check_answer, describe_error
+from polyfed.engine.wire import decode, encode
 from polyfed.errors import ConfigError, MissingPackage, RunError
 from polyfed.places import temporary_folder
 from polyfed.signals import TERMINATION_SIGNALS
@@ -73,21 +52,22 @@ _REACHABLE = 10.0  # seconds that a cluster has to be found
 _SOON = "5"  # seconds after which Ray's processes here end once their head has
 _SHORT = 18  # characters that the place of a folder may have, so that Ray can give its sockets names
 
+Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
 
-class RayExecutor(ProcessPool):
+
+class RayExecutor(WorkerPool):
     """Actors of Ray that stay for a run: made when they are first needed, ended by `close`.
 
-    An actor that dies is replaced as a worker of `ProcessPool` is; where the cluster has no core left for another one,
-    the run goes on with those that are there.
+    An actor that dies is replaced; where the cluster has no core left for another one, the run goes on with those that
+    are there.
 
     Args:
-        context: what is worked on. workers: how many actors; None: the cores of this machine, or its GPUs, where
-            networks compute on them. training: how much. say: is given a line when one died. rebuild: makes the same
-            federation in an actor; Ray pickles it.
+        context: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
+        say: is given a line when one died. rebuild: makes the same federation in an actor; Ray pickles it.
 
     Raises:
-        ConfigError: Ray is not installed, this is not Linux, the device is another one than the CPU and NVIDIA's GPUs,
-            there is no `rebuild`, or no number of workers for a cluster.
+        ConfigError: Ray is not installed, this is not Linux, the device is another one than the CPU, there is no
+            `rebuild`, or no number of workers for a cluster.
     """
 
     def __init__(
@@ -102,7 +82,8 @@ class RayExecutor(ProcessPool):
             raise MissingPackage(
                 "the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'"
             )
-        on_gpus = _on_gpus(context.model_factory.device)
+        if reason := unavailable_reason(context.model_factory.device.type):
+            raise ConfigError(f"expected another executor than 'ray', as {reason}")
         if rebuild is None:
             raise ConfigError(
                 "expected a recipe for the executor 'ray', whose processes make the federation anew, got a federation "
@@ -110,54 +91,19 @@ class RayExecutor(ProcessPool):
             )
         address = address_of_cluster()
         if workers is None and address is not None:
-            kind = "GPUs" if on_gpus else "cores"
             raise ConfigError(
-                f"expected workers with {CLUSTER}={address}: how many of the cluster's {kind} to take (--workers)"
+                f"expected workers with {CLUSTER}={address}: how many of the cluster's cores to take (--workers)"
             )
         if address is not None and address.startswith("ray://"):
             raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
-        here = torch.cuda.device_count() if on_gpus else available_cores()
-        super().__init__(context, min(workers or here, len(context.clients)), Estimates(context, training), say)
+        count = min(workers or available_cores(), len(context.clients))
+        super().__init__(context, count, Estimates(context, training), say)
         context.store.keep_in_main_memory()  # as weights travel
-        self._on_gpus = on_gpus
         self._rebuild = rebuild
         self._ray: RaySession | None = None
-        self._told: set[str] = set()
 
     def hire(self) -> Worker:
-        return _RayWorker(self._context, self._session(), self._rebuild, self._say_once)
-
-    def train_all(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult | None]:
-        """See `ProcessPool`; on GPUs in stacks. Of one that workers die of, each client is tried alone."""
-        if not self._on_gpus:
-            return super().train_all(jobs, done)
-        dealt = self._dealt(jobs)
-        stacks = self._run_all([TrainBatch([jobs[place] for place in places]) for places in dealt], done)
-        found = dict[int, JobResult | None]()
-        for places, results in zip(dealt, stacks, strict=True):
-            alone = results or self._run_all([jobs[place] for place in places], lambda count: None)
-            found |= zip(places, alone, strict=True)
-        return [found[place] for place in range(len(jobs))]
-
-    def _dealt(self, jobs: Sequence[TrainJob]) -> list[list[int]]:
-        """The places of those who train as one: of each network as many stacks as its share of all work has workers."""
-        seconds = [self.estimates.training(job.client) for job in jobs]
-        share = sum(seconds) / self.workers or 1.0
-        found = []
-        for together in alike(jobs, len(jobs)):
-            places = sorted(together, key=lambda place: -seconds[place])
-            count = max(1, round(sum(seconds[place] for place in places) / share))
-            if count < len(places):  # else each has a worker of its own
-                count = max(1, min(count, len(places) // WORTH))
-            count = min(count * math.ceil(len(places) / (count * SIZE)), len(places))
-            found += [sorted(places[first::count]) for first in range(count)]
-        return found
-
-    def _say_once(self, text: str) -> None:
-        """What several workers may say."""
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
+        return self._hire()
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         asked = {worker.pending: worker for worker in busy if isinstance(worker, _RayWorker)}
@@ -169,17 +115,11 @@ class RayExecutor(ProcessPool):
             self._ray.end()
         self._ray = None
 
-    def _session(self) -> RaySession:
-        """Ray, started when it is first needed."""
-        if self._ray is None:
-            self._ray = RaySession(self.workers, self._on_gpus)
-        return self._ray
-
-    def _replace(self, worker: Worker) -> None:
-        """Another worker where a core, or a GPU, is free; a node that was lost may be offered for a while."""
+    def replace(self, worker: Worker) -> None:
+        """Have another worker where a core is free; a node that was lost may be offered for a while."""
         self.running.remove(worker)
         worker.terminate()
-        other = _RayWorker(self._context, self._session(), self._rebuild, self._say_once)
+        other = self._hire()
         try:
             if other.is_placed(_PATIENCE):
                 other.wait_ready()
@@ -188,29 +128,25 @@ class RayExecutor(ProcessPool):
         except RunError:  # it died as it began
             pass
         other.terminate()
-        needed = "GPU" if self._on_gpus else "core"
         if not self.running:
-            raise RunError(f"the last of Ray's workers died, and there is no free {needed} for another one")
+            raise RunError("the last of Ray's workers died, and there is no free core for another one")
         self.workers -= 1
-        self._say(f"no {needed} of the cluster is free in place of it; the run goes on with {self.workers} workers")
+        self.say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")
 
+    def _hire(self) -> _RayWorker:
+        return _RayWorker(self._session(), self._rebuild)
 
-def _on_gpus(device: torch.device) -> bool:
-    """Whether each worker gets a GPU of its own."""
-    if device.type == "cuda" and device.index is not None:
-        raise ConfigError(
-            f"expected device 'cuda' with the executor 'ray', whose workers have a GPU each, got '{device}'"
-        )
-    if reason := unavailable_reason("cpu" if device.type == "cuda" else device.type):
-        raise ConfigError(f"expected another executor than 'ray', as {reason}")
-    return device.type == "cuda"
+    def _session(self) -> RaySession:
+        """Ray, started when it is first needed."""
+        if self._ray is None:
+            self._ray = RaySession(self.workers)
+        return self._ray
 
 
 class _RayWorker(Worker):
     """See `Worker`; it answers when `pending` is ready."""
 
-    def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild, say: Say) -> None:
-        super().__init__(context.store, say)
+    def __init__(self, ray: RaySession, rebuild: Rebuild) -> None:
         self._ray = ray
         self._actor = actor = ray.actor(WorkerActor)
         self._alive = True
@@ -223,17 +159,17 @@ class _RayWorker(Worker):
 
     def wait_ready(self) -> None:
         try:
-            reply = json.loads(bytes(self.await_reply()))
+            answer = decode(self.receive())
         except WorkerDied as how:
             raise RunError(f"a worker of Ray's died as it began: {how}") from None
-        check_reply(reply)
+        check_answer(answer)
 
-    def transmit(self, facts: Mapping[str, Any], tree: Tree) -> None:
-        self.pending = self._actor.answer.remote(bytes(pack(facts, tree)))
+    def send(self, request: bytes) -> None:
+        self.pending = self._actor.answer.remote(request)
 
-    def await_reply(self) -> Buffer:
+    def receive(self) -> bytes:
         try:
-            return bytearray(self._ray.received(self.pending))
+            return self._ray.received(self.pending)
         except WorkerDied:
             self._alive = False
             raise
@@ -257,7 +193,7 @@ class WorkerActor:
         return True
 
     def begin(self, version: str, torch_version: str, folder: str, rebuild: Rebuild) -> bytes:
-        """Make the federation; what went wrong, if anything did, in JSON.
+        """Make the federation; what went wrong, if anything did.
 
         Args:
             version, torch_version: of polyfed and PyTorch where the run is. folder: where the run is: relative paths
@@ -276,14 +212,14 @@ class WorkerActor:
             made = rebuild()
             figures = figures_of(made.evaluation, made.metrics)
             self._loop = WorkerLoop(WorkerContext(made.method, made.model_factory, made.clients, made.store, figures))
-            return b"{}"
+            return encode({})
         except Exception as error:
-            return json.dumps(described_error(error)).encode()
+            return encode(describe_error(error))
 
     def answer(self, request: bytes) -> bytes:
         """Do what is asked."""
         assert self._loop is not None
-        return bytes(self._loop.reply(bytearray(request)))
+        return self._loop.reply(request)
 
 
 # Ray itself ----------------------------------------------------------------------------------------------------------
@@ -299,14 +235,13 @@ class RaySession:
     """Ray: started here, or the cluster that was named. One that the program has started itself is used, and left.
 
     Args:
-        workers: how many actors there will be. on_gpus: each has a GPU.
+        workers: how many actors there will be.
 
     Raises:
-        RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores or GPUs.
+        RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores.
     """
 
-    def __init__(self, workers: int, on_gpus: bool = False) -> None:
-        self._on_gpus = on_gpus
+    def __init__(self, workers: int) -> None:
         self._folders = contextlib.ExitStack()
         self._is_ours = False
         with _own_handlers():
@@ -316,18 +251,16 @@ class RaySession:
                 self._join()
         import ray
 
-        total = int(ray.cluster_resources().get("GPU" if on_gpus else "CPU", 0))
+        total = int(ray.cluster_resources().get("CPU", 0))
         if total < workers:
             self.end()
-            what = "GPUs" if on_gpus else "cores"
-            raise ConfigError(f"expected at most {total} workers, as Ray has so many {what} here, got {workers}")
+            raise ConfigError(f"expected at most {total} workers, as Ray has so many cores here, got {workers}")
 
     def actor(self, kind: type) -> Any:
-        """A new actor of a class, with a core, and a GPU where each has one, where most are free."""
+        """A new actor of a class, with a core, where most are free."""
         import ray
 
-        gpus = int(self._on_gpus)
-        return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind).remote()
+        return ray.remote(num_cpus=1, num_gpus=0, max_restarts=0, scheduling_strategy="SPREAD")(kind).remote()
 
     def ready(self, promises: Sequence[Any], seconds: float | None = None) -> list[Any]:
         """The first of what was promised that is there; [] when so many seconds have passed."""
@@ -373,7 +306,7 @@ class RaySession:
                 lambda problem: RunError(f"Ray did not start: {problem}"),
                 address="local",
                 num_cpus=workers,
-                num_gpus=torch.cuda.device_count() if self._on_gpus else 0,
+                num_gpus=0,
                 include_dashboard=False,
                 _temp_dir=str(open_to_all),
             )

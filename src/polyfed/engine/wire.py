@@ -1,0 +1,79 @@
+"""What leaves a process, or lies on a disk: values as JSON has them, and tensors in them, as one safetensors file.
+
+Worker processes, the nodes of a deployment and checkpoints share it. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from polyfed.errors import RunError
+
+_TENSOR = "$"  # the only key of what stands for a tensor, whose name it gives
+_VALUE = "value"  # the only entry of the file's metadata
+_LENGTH = 8  # bytes of the header's length, with which every safetensors file begins
+_ALIGNED = 64  # bytes; as PyTorch aligns its own tensors, on which the last bits of a product may depend
+_REASON = 300  # characters of an error's reason
+
+
+def encode(value: Any) -> bytes:
+    """A value as bytes: what JSON has, mappings, and tensors, of which one that is there twice travels once.
+
+    Tensors arrive in main memory, their entries in the plain order.
+
+    Raises:
+        RunError: there is something else in it.
+    """
+    names: dict[Hashable, str] = {}
+    tensors: dict[str, Tensor] = {}
+    memory = set[int]()  # of these tensors; safetensors takes none that share some
+
+    def place(part: Any) -> dict[str, Any]:
+        if isinstance(part, Mapping):
+            return dict(part)
+        if not isinstance(part, Tensor):
+            raise RunError(f"expected tensors in messages and states, got {type(part).__name__}")
+        name = names.setdefault((part.data_ptr(), part.dtype, part.shape, part.stride()), str(len(names)))
+        if name not in tensors:
+            plain = part.detach().cpu().contiguous()
+            begin = plain.untyped_storage().data_ptr()
+            tensors[name] = plain.clone() if begin in memory else plain
+            memory.add(begin)
+        return {_TENSOR: name}
+
+    text = json.dumps(value, default=place)
+    return safetensors.torch.save(tensors, {_VALUE: text})
+
+
+def decode(data: bytes, most_header: int | None = None, most_tensors: int | None = None) -> Any:
+    """The inverse of `encode`. most_header, most_tensors: bytes and entries that a server takes of a node, at most.
+
+    Raises:
+        RunError: `encode` makes no such bytes, or they are more.
+    """
+    try:
+        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        if most_header is not None and end - _LENGTH > most_header:
+            raise ValueError(f"expected a header of at most {most_header} bytes, got {end - _LENGTH}")
+        header = json.loads(data[_LENGTH:end])
+        if most_tensors is not None and len(header) > most_tensors:
+            raise ValueError(f"expected at most {most_tensors} tensors, got {len(header)}")
+        tensors = {name: _aligned(tensor) for name, tensor in safetensors.torch.load(data).items()}
+
+        def taken(part: dict[str, Any]) -> Any:
+            return tensors[part[_TENSOR]] if part.keys() == {_TENSOR} else part
+
+        return json.loads(header["__metadata__"][_VALUE], object_hook=taken)
+    except Exception as error:  # the bytes may be another party's
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
+        raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.uint8 or tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()

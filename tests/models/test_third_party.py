@@ -75,7 +75,7 @@ def same_in_train_mode(model: SplitModel, x: Tensor) -> None:
             for _ in range(2):
                 steps.zero_grad()
                 out = network(x)
-                out.square().sum().backward()
+                getattr(out, "logits", out).square().sum().backward()
                 steps.step()
         ended.append(again.export())
     assert all(torch.equal(tensor, ended[1][name]) for name, tensor in ended[0].items())
@@ -127,9 +127,12 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
     [
         ("our_nets:residual@layer9", "no submodule 'layer9' to be its extractor; did you mean 'layer"),
         ("our_nets:already@layer1", "is a SplitModel already; expected no '@layer1'"),
+        ("our_nets:Tensor", "failed"),
+        ("digits-cnn1@extractor", "is a SplitModel already"),
         ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
-        ("digits-cnn1?pretrained", r"a network of timm or torchvision, .* got .* behind 'digits-cnn1'"),
+        ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* got .* behind 'digits-cnn1'"),
         ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* got 8 x 8; set data.image_size = 224"),
+        ("mynets:tiny?pretrained", r"behind 'mynets:tiny'"),
         ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
     ],
 )
@@ -184,10 +187,8 @@ def test_a_network_of_timm_gets_channels_classes_and_size(made: Made) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [("timm:resnet10t", ImportError("No module\nhere")), ("torchvision:resnet18", RuntimeError("nms"))],
-)
+@pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18", "hf:owner/name"])
+@pytest.mark.parametrize("error", [ImportError("No module\nhere"), RuntimeError("operator nms does not exist")])
 def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(package: str) -> None:
         raise error
@@ -216,6 +217,27 @@ def test_networks_of_the_packages(name: str, s_in: tuple[int, ...], width: int) 
     same_in_train_mode(model, torch.rand(4, *IMAGE))
     with pytest.raises(ConfigError, match=r"unknown model '(timm|torchvision):resnet1O'; did you mean .*resnet1"):
         build(f"{name.partition(':')[0]}:resnet1O", IMAGE, 5)
+
+
+@pytest.mark.slow
+def test_networks_of_hugging_face(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra 'vision' is not installed")
+    transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    ).save_pretrained(tmp_path / "net")
+    name = f"hf:{tmp_path / 'net'}"
+    model = build(name, IMAGE, 5)
+    assert isinstance(model, Adapted)
+    assert (model.names("head")[0], cut_shapes(model, torch.rand(2, *IMAGE))[0]) == (
+        "original.classifier.1.weight",
+        (8, 8, 8),
+    )
+    same_in_train_mode(model, torch.rand(4, *IMAGE))
+    transformers.BertConfig().save_pretrained(tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"classifies no images .model type 'bert'.; for others write a function"):
+        build(f"hf:{tmp_path / 'text'}", IMAGE, 5)
+    with pytest.raises(ConfigError, match=r"^unknown model 'hf:.*nothing'"):
+        build(f"hf:{tmp_path / 'nothing'}", IMAGE, 5)
 
 
 RECIPE = """
@@ -256,8 +278,13 @@ def test_all_begin_with_the_same_body_and_a_head_of_their_own(made: Made) -> Non
     drawn = build("timm:small", GRAY, 10)
     assert torch.equal(trained.head.weight, drawn.head.weight), "the head that it has without"
     assert not (body(drawn.export()) == 0.5).all()
-    cut = build("timm:small?pretrained@bn1", GRAY, 10, feature_dim=6)
-    assert (cut.names("extractor")[-1].split(".")[1], cut.feature_dim) == ("bn1", 6)
+    assert trained.architecture == "timm:small?pretrained"
+
+
+def test_the_cut_stands_behind(made: Made) -> None:
+    model = build("timm:small?pretrained@bn1", GRAY, 10, feature_dim=6)
+    assert model.names("extractor")[-1].startswith("original.bn1")
+    assert model.feature_dim == 6
 
 
 def test_images_are_normalized_as_the_weights_want(made: Made) -> None:
@@ -266,6 +293,8 @@ def test_images_are_normalized_as_the_weights_want(made: Made) -> None:
     (mean,), (std,) = (getattr(alike.clients[0].prepare, key) for key in ("mean", "std"))
     assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "gray: the mean of the channels"
     assert alike.server.prepare == alike.server.public.prepare == alike.clients[1].prepare  # type: ignore[union-attr]
+    plain = build_federation(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
+    assert plain.clients[0].prepare != alike.clients[0].prepare
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
     assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == alike.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
@@ -356,8 +385,9 @@ def test_the_zoos_transformers_begin_as_timms_do(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision = pytest.importorskip("torchvision", reason="the extra 'vision' is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra 'vision' is not installed")
     asked: list[dict[str, Any]] = []
     kept = torchvision.models.resnet18().state_dict()
 
@@ -373,3 +403,22 @@ def test_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [{"progress": False, "check_hash": True, "weights_only": True}], "nothing is unpickled"
     mean, std = pretrained_normalization("torchvision:resnet18?pretrained") or ((), ())
     assert (mean, std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+    folder = tmp_path / "net"
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24, num_labels=7
+    )
+    saved = transformers.ViTForImageClassification(config)
+    saved.save_pretrained(folder)
+    name = f"hf:{folder}?pretrained"
+    layers = {key: value for key, value in saved.state_dict().items() if "classifier" not in key}
+    export = build(name, (3, 224, 224), 10).export()
+    assert all(torch.equal(export[key], value) for key, value in layers.items())
+    assert pretrained_normalization(name) is None, "the folder does not tell"
+    transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.2, 0.2]).save_pretrained(folder)
+    third_party.read_normalization.cache_clear()
+    assert pretrained_normalization(name) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    with pytest.raises(ConfigError, match=r"position_embeddings' of shape .*data.image_size"):
+        build(name, (3, 32, 32), 10)
+    with pytest.raises(ConfigError, match="unknown model 'hf:"):
+        build(f"hf:{tmp_path / 'nothing'}?pretrained", (3, 32, 32), 10)

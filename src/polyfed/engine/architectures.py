@@ -21,7 +21,7 @@ from polyfed.engine.held_attributes import same, settings
 from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
-from polyfed.models.wrappers import refuse_wrapped
+from polyfed.models.wrappers import unwrapped
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS
 
@@ -64,9 +64,7 @@ def build_model_factory(
 
 
 def _built(builder: Builder) -> nn.Module:
-    network = builder()
-    refuse_wrapped(network)
-    return network
+    return unwrapped(builder())
 
 
 def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:
@@ -135,8 +133,7 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         if client.given is None:
             named[client.architecture] = builders[client.architecture]
             continue
-        module = client.given
-        refuse_wrapped(module, f"client {number}: ")
+        module = client.given = unwrapped(client.given, f"client {number}: ")
         who = f"client {number} ('{type(module).__name__}')"
         check_parameters(module, who)
         state = module.state_dict()

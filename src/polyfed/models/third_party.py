@@ -1,6 +1,6 @@
-"""Networks of timm and torchvision by name, and where a network that nobody cut is cut.
+"""Networks of timm, torchvision and Hugging Face by name, and where a network that nobody cut is cut.
 
-    timm:resnet10t   torchvision:resnet18   package.module:function   any of them with @layer1 behind
+    timm:resnet10t   torchvision:resnet18   hf:owner/name   package.module:function   any of them with @layer1 behind
 
 The part behind ``@`` names the submodule that ends the extractor; ``@none`` leaves the intermediate part empty. Weights
 are drawn, unless ``?pretrained`` stands behind the name of another package's network: then all but the head are those
@@ -17,6 +17,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     package, _, called = plain.partition(":")
     if mark and (mark + wanted != _PRETRAINED or (package not in _MAKERS and plain not in _TRAINED)):
         raise ConfigError(
-            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm or torchvision, or "
+            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, or "
             f"behind vit-s8 to vit-s12, got '{mark}{wanted}' behind '{plain}'"
         )
     if mark and plain in _TRAINED:
@@ -155,9 +156,12 @@ def fetch_weights(package: str, called: str, in_shape: tuple[int, ...], classes:
         if package == "timm":
             options = timm_options(called, in_shape, classes)
             fetched = _package("timm").create_model(called, pretrained=True, **options).state_dict()
-        else:
+        elif package == "torchvision":
             entries = _package("torchvision").models.get_model_weights(called).DEFAULT
             fetched = entries.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        else:
+            kinds = _package("transformers").AutoModelForImageClassification
+            fetched = kinds.from_pretrained(called, use_safetensors=True, trust_remote_code=False).state_dict()
     return {name: tensor.detach() for name, tensor in fetched.items()}
 
 
@@ -220,8 +224,15 @@ def read_normalization(package: str, called: str) -> tuple[Any, Any] | None:
         if package == "timm":
             config = _package("timm").get_pretrained_cfg(called)
             return None if config is None else (config.mean, config.std)
-        used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
-        return used.mean, used.std
+        if package == "torchvision":
+            used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
+            return used.mean, used.std
+        folder = Path(called)
+        if folder.is_dir() and not (folder / "preprocessor_config.json").exists():
+            return None
+        processors = _package("transformers").image_processing_base.ImageProcessingMixin
+        stated, _ = processors.get_image_processor_dict(called)
+        return (stated["image_mean"], stated["image_std"]) if stated.get("do_normalize") else None
 
 
 # the packages -------------------------------------------------------------------------------------------------------
@@ -264,14 +275,45 @@ def _torchvision(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modul
     known = models.list_models(module=models)
     if name not in known:
         raise _unknown(name, "torchvision", known)
-    sized = {"image_size": in_shape[1]} if name.startswith("vit_") else {}
-    plain = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_HEADS else {}
-    module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **sized, **plain)
+    module: nn.Module = models.get_model(name, **_torchvision_options(name, in_shape, classes))
     if in_shape[0] != 3:
-        first, conv = next((name, part) for name, part in module.named_modules() if isinstance(part, nn.Conv2d))
+        first, conv = _first_convolution(module)
         kept = {key: getattr(conv, key) for key in ("kernel_size", "stride", "padding", "dilation")}
         module.set_submodule(first, nn.Conv2d(in_shape[0], conv.out_channels, **kept, bias=conv.bias is not None))
     return module
 
 
-_MAKERS = {"timm": _timm, "torchvision": _torchvision}  # (name, image shape, classes) -> network
+def _torchvision_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    sized = {"image_size": in_shape[1]} if name.startswith("vit_") else {}
+    plain = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_HEADS else {}
+    return {"weights": None, "num_classes": classes, **sized, **plain}
+
+
+def _first_convolution(module: nn.Module) -> tuple[str, nn.Conv2d]:
+    return next((name, m) for name, m in module.named_modules() if isinstance(m, nn.Conv2d))
+
+
+def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    transformers = _package("transformers")
+    options = _hf_options(in_shape, classes)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+    except Exception as error:  # no such repository, no network, or no configuration of a network in it
+        raise ConfigError(f"unknown model 'hf:{name}': {kind_and_line(error)}") from error
+    kinds = transformers.AutoModelForImageClassification
+    try:
+        module: nn.Module = kinds.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"'hf:{name}' classifies no images (model type '{config.model_type}'); for others write a function that "
+            "returns polyfed.split(module, head=..., extractor=None)"
+        ) from error
+    return module
+
+
+def _hf_options(in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    channels, *size = in_shape
+    return {"num_labels": classes, "num_channels": channels, "image_size": size[0] if len(set(size)) == 1 else size}
+
+
+_MAKERS = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}  # (name, image shape, classes) -> network

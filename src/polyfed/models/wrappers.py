@@ -1,30 +1,54 @@
-"""What PyTorch can put around a network, and polyfed does not take: it runs networks in its own way."""
+"""The network itself, out of what PyTorch can put around it: its tensors then have its own names everywhere."""
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from polyfed.errors import ConfigError
 
-_AROUND = {  # names of classes -> what they are of; some of them few installs of PyTorch have
-    "OptimizedModule": "torch.compile",
-    "DataParallel": "DataParallel",
-    "DistributedDataParallel": "DistributedDataParallel",
-    "AveragedModel": "AveragedModel",
-    "FullyShardedDataParallel": "FSDP",
-    "FSDPModule": "FSDP",
-    "ScriptModule": "TorchScript",
-}
+_AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)  # hold the network as `module`
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # classes of torch.distributed.fsdp, which few installs need
 
 
-def refuse_wrapped(network: nn.Module, who: str = "") -> None:
-    """Refuse a network that is, or has a layer that is, in torch.compile, DataParallel, TorchScript or their like.
+def unwrapped(network: nn.Module, who: str = "") -> nn.Module:
+    """The network within torch.compile, DataParallel and their like; where a layer is in one, a copy without it.
 
     Args:
-        who: begins the message.
+        who: begins messages.
+
+    Raises:
+        ConfigError: it is sharded over processes, or a program of TorchScript.
     """
     kinds = {kind.__name__ for layer in network.modules() for kind in type(layer).__mro__}
-    if found := [what for name, what in _AROUND.items() if name in kinds]:
+    if not kinds.isdisjoint((*_SHARDED, "ScriptModule")):
+        what = "a program of TorchScript" if "ScriptModule" in kinds else "one that FSDP has sharded"
         raise ConfigError(
-            f"{who}expected a network in Python, whole in one process, got one in {found[0]}; give the network itself"
+            f"{who}expected a network in Python, whole in one process, got {what}; give the network itself"
         )
+    inner = network
+    while (within := _within(inner)) is not None:
+        inner = within
+    if any(_within(layer) is not None for layer in inner.modules()):
+        inner = copy.deepcopy(inner)
+        names = [name for name, _ in inner.named_modules(remove_duplicate=False)]
+        for name in sorted(names, reverse=True):  # the inner ones first
+            while (within := _within(inner.get_submodule(name))) is not None:
+                inner.set_submodule(name, within)
+    if inner is not network:
+        warnings.warn(
+            f"{who}'{type(inner).__name__}' is taken out of torch.compile, DataParallel or the like, as polyfed runs "
+            "networks in its own way; its tensors have the network's own names",
+            stacklevel=2,
+        )
+    return inner
+
+
+def _within(layer: nn.Module) -> nn.Module | None:
+    """What a layer only stands around; None where it is a layer of its own."""
+    if type(layer).__name__ == "OptimizedModule":
+        return layer._modules["_orig_mod"]
+    return layer._modules["module"] if isinstance(layer, _AROUND) else None

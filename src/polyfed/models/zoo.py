@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.split import PARTS, HiddenHead, Part, SplitModel, with_projection
-from polyfed.models.wrappers import refuse_wrapped
+from polyfed.models.wrappers import unwrapped
 from polyfed.registry import MODELS, import_object
 
 _CIFAR10 = ((3, 32, 32), 10)
@@ -72,7 +72,7 @@ def build(
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
     Args:
-        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, and with
+        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, ``"hf:owner/name"``, and with
             ``"?pretrained"`` behind it all but the head has been trained; or
             ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
             returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
@@ -131,8 +131,8 @@ def page(name: str) -> dict[str, Any]:
     """Describe one model: name, in_shape, classes, parameters and feature_dim on its home data, paper, about and parts
     (part -> parameters).
 
-    Counted on a network built `without_memory`. A network of timm or torchvision is at home on images of 3 x 32 x 32, a
-    model of your own nowhere: its counts are None.
+    Counted on a network built `without_memory`. A network of timm, torchvision or hf is at home on images of 3 x 32 x
+    32, a model of your own nowhere: its counts are None.
 
     Raises:
         ConfigError: there is no such model, or its package is not installed.
@@ -205,5 +205,4 @@ def _call(
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module, got a {type(model).__name__}")
-    refuse_wrapped(model, f"model '{name}': ")
-    return model
+    return unwrapped(model)

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.inference import representations
 from polyfed.experiments.data_cache import DataCache, data_generators
-from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.experiments.prediction import ClientModel, load
 
 
 def finished_run(text: str) -> Path:
@@ -24,7 +24,7 @@ def finished_run(text: str) -> Path:
 def personal_models(run: Path) -> list[ClientModel]:
     """Every client's personal model, in order of number."""
     index = json.loads((run / "models" / "index.json").read_text())
-    return [load_model(run, number, stage="personal") for number in index]
+    return [load(run, number, stage="personal") for number in index]
 
 
 def representations_of(run: Path, count: int) -> list[Tensor]:

@@ -20,7 +20,7 @@ from polyfed import registry
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.registry import folders_of, import_object
 from tests.helpers.small_recipe import small_recipe
 
@@ -161,7 +161,7 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
         forget()
         assert polyfed(*after) == 0, capsys.readouterr().err
     assert "own_all.Gentle" in (folder / "comparison.md").read_text()
-    assert type(load_model(folder, 0, trust=True).method).__name__ == "Gentle"
+    assert type(load(folder, 0, trust=True).method).__name__ == "Gentle"
 
 
 ROOT = Path(__file__).parents[1]
@@ -289,11 +289,11 @@ def test_a_module_that_has_gone_is_one_line_that_says_where_it_was(project: Path
     shutil.move(project / "own_all.py", "own_all.py.gone")
     forget()
     with pytest.raises(ConfigError, match=f"No module named 'own_all'; looked in {project} and on Python's path: put"):
-        load_model("run", 0, trust=True)
+        load("run", 0, trust=True)
     with pytest.raises(ConfigError, match="No module named 'own_all'"):
         Recipe.of_run("run", trust=True)
     shutil.move("own_all.py.gone", project / "own_all.py")
-    load_model("run", 0, trust=True)
+    load("run", 0, trust=True)
 
 
 def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
     Path("run/own_all.py").write_text("raise SystemExit('run from a run folder')")
     Path("own_all.py").write_text("raise SystemExit('run from the present folder')")
     forget()
-    for read in (lambda: load_model("run", 0, trust=True), lambda: Recipe.of_run("run", trust=True)):
+    for read in (lambda: load("run", 0, trust=True), lambda: Recipe.of_run("run", trust=True)):
         with pytest.raises(ConfigError, match="cannot import method"):
             read()
 

@@ -22,7 +22,7 @@ from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.deploy.node_registry import release
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import Local
 from polyfed.report.run_records import load_runs
@@ -46,7 +46,7 @@ USES: dict[str, Callable[[str], object]] = {
     "vectors": lambda name: load_word_vectors(Path(name), {"a"}),
     "new inputs": lambda name: read(Path(name), InputSpec((2,), torch.float32, None, ("a", "b"))),
     "recipe": lambda name: pf.run(name),
-    "model": lambda name: load_model(name, 0),
+    "model": lambda name: load(name, 0),
     "runs": lambda name: load_runs(name),
     "plot": lambda name: plot(name),
     "sweep": lambda name: read_sweep(name),

@@ -23,7 +23,7 @@ from polyfed.experiments.benchmark import benchmark as benchmark
 from polyfed.experiments.compare import compare as compare
 from polyfed.experiments.data_cache import federate as federate
 from polyfed.experiments.estimate import check as check
-from polyfed.experiments.hub import load as load
+from polyfed.experiments.prediction import load as load
 from polyfed.experiments.prediction import predict as predict
 from polyfed.experiments.run import run as run
 from polyfed.experiments.sweep import sweep as sweep

@@ -19,7 +19,7 @@ from polyfed.analysis.representations import (
 )
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import load_run_data
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.models.zoo import build
 from polyfed.report.run_records import RunRecord
 from polyfed.results.stored_files import StoredRecipe
@@ -56,7 +56,7 @@ def test_each_clients_own_network_is_used(runs: list[RunRecord]) -> None:
     first, other = group.runs
     assert (first.total, len(other.kernels), other.vectors) == (4, 4, ()), "vectors of the seed shown alone"
     for who, kernels, vectors in zip(first.clients, first.kernels, first.vectors, strict=True):
-        scores = load_model(runs[0].path, who.client).scores(first.inputs.x)
+        scores = load(runs[0].path, who.client).scores(first.inputs.x)
         torch.testing.assert_close(kernels["logits"], unit_kernel(scores))
         torch.testing.assert_close(kernels["representation"], unit_kernel(vectors))
 

@@ -31,7 +31,7 @@ from polyfed.cli import app as cli
 from polyfed.core.message import flatten, get_group, get_tensor
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.functional.membership_scores import auc
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import RoundRecord
@@ -194,7 +194,7 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
         own.append(loss_attack(SERVER, network.logits(heard, transcript.up, x, client), asked))
         strange.append(loss_attack(SERVER, network.logits(heard, others, x, client), asked))
         fresh.append(loss_attack(SERVER, network.logits(heard, transcript.down, x, client), asked))
-        kept = load_model(done.record.path, number, stage="personal")
+        kept = load(done.record.path, number, stage="personal")
         holder = loss_attack(HOLDER, kept.scores(x), asked)
         assert torch.allclose(holder.scores, own[-1].scores, atol=1e-5), "what a client keeps is what it sent"
     leaks = auc(pool(own).scores, pool(own).member)

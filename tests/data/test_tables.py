@@ -231,7 +231,7 @@ def test_a_model_reads_new_rows_as_its_run_read_its_own(tmp_path: Path) -> None:
     pf.run(pf.Recipe.from_dict({"data": data, **recipe}), out=tmp_path / "run")
     source = load_dataset(data["dataset"], **options, columns=("clinic",))  # type: ignore[arg-type]
     for number, client in enumerate(pf.federate(source, None, **dealt).clients):  # type: ignore[arg-type]
-        form = prediction.load_model(tmp_path / "run", number).form
+        form = prediction.load(tmp_path / "run", number).form
         rows = "height;weight;color;label\n1,5;-;red;3,0\n2;7,25;blue;4\n"
         new = inference_inputs.read(table(tmp_path / "new.csv", rows), form)
         known = client.train.x[client.train.x[:, 3] == 0, 0]

@@ -17,8 +17,7 @@ from polyfed.engine.run import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import pooled
-from polyfed.experiments.hub import prepare_push
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.registry import METHODS
 from tests.helpers.nearby import DATA
 from tests.helpers.quick import others_slow
@@ -162,7 +161,7 @@ def test_pooled_data(tmp_path: Path) -> None:
 def test_right_after_training_nothing_is_kept_but_what_came_of_it(tmp_path: Path) -> None:
     settings = {"evaluation": {"stage": "after_training"}, "training": {"client_fraction": 1.0}}
     ran(recipe_of(settings), tmp_path / "run")
-    assert load_model(tmp_path / "run", 0).stage == "personal"
+    assert load(tmp_path / "run", 0).stage == "personal"
     index = json.loads((tmp_path / "run/models/index.json").read_text())
     assert [(entry["stage"], [*entry["stages"]]) for entry in index.values()] == [("after_training", ["personal"])] * 5
     with pytest.raises(ConfigError, match=r"stage: expected one that the run keeps \(personal\), got 'received'"):
@@ -202,19 +201,3 @@ def test_the_personal_one_is_at_hand_by_name(tmp_path: Path) -> None:
     said = pf.predict(tmp_path / "run", drawn, x, stage="personal").scores
     assert torch.allclose(kept, said, atol=1e-4)
     assert not torch.allclose(said, pf.predict(tmp_path / "run", drawn, x).scores, atol=1e-4)
-
-
-@pytest.mark.parametrize("stage", [None, "personal"])
-def test_a_card_has_the_figures_of_its_own_weights(stage: str | None, tmp_path: Path) -> None:
-    recipe = recipe_of({"evaluation": {"extra_stages": ["personal"]}})
-    federation, run = ran(recipe, tmp_path / "run")
-    push = prepare_push(tmp_path / "run", 1, "ana/model", stage=stage)
-    config, card = json.loads(push.files["config.json"]), push.files["README.md"].decode()
-    (shown,) = config["stages"]
-    assert shown == config["stage"] == (stage or "received")
-    means = {name: f"{100 * found['mean']:.2f} ±" for name, found in run.result["accuracy_by_stage"].items()}
-    assert [name for name, text in means.items() if text in card] == [shown]
-    assert (", this client" in card) == (stage is None)
-    rows = federation.clients[1].data.test
-    if stage is None:
-        assert f"this client | {100 * judged(pf.predict(tmp_path / 'run', 1, rows.x), rows):.2f} %" in card

@@ -17,7 +17,7 @@ from polyfed.engine import checkpoint
 from polyfed.engine.federation import Federation
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunError
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.methods import FedGH
 from polyfed.plugins.settings import Availability
 from polyfed.results.read import parse_json, parse_toml, seal, unseal
@@ -147,7 +147,7 @@ def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> N
     for broken in flips(path.read_bytes(), random.Random(0), 40):
         path.write_bytes(broken)
         with pytest.raises(ConfigError, match=r"index\.json is damaged"):
-            load_model(out, 0)
+            load(out, 0)
 
 
 @pytest.mark.parametrize(("key", "value"), [("final_round", []), ("stopped_after", "2"), ("rounds", 2.5)])

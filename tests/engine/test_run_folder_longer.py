@@ -21,7 +21,7 @@ from polyfed.engine import checkpoint
 from polyfed.engine.run_folder import RunFolder, why_not_longer
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
@@ -152,7 +152,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     with pytest.raises(RunInterrupted):
         pf.run(recipe(5, **FINAL), out=folder, resume=True, loggers=[Interrupt(number)])
     assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
-    load_model(folder, 0)
+    load(folder, 0)
     (found,) = load_runs(folder)
     assert not found.finished
     assert found.notes == (f"{tmp_path.name}/longer: unfinished, {number} of 5 rounds done, result.json is of 3",)
@@ -337,7 +337,7 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "best/models/index.json").read_text())
     assert {entry["round"] for entry in index.values()} == {number}
     for client, network in run.models.items():
-        loaded = export_state(load_model(tmp_path / "best", client).network)
+        loaded = export_state(load(tmp_path / "best", client).network)
         assert all(torch.equal(tensor, loaded[name]) for name, tensor in export_state(network).items())
     assert tomllib.loads((tmp_path / "best/recipe.toml").read_text())["run"]["keep"] == "best"
     assert (run.result["evaluation"]["round"], last.result["evaluation"]["round"]) == ("best", "last")
@@ -404,7 +404,7 @@ def test_early_stopping_goes_back_to_the_best_round(case: str, tmp_path: Path) -
         before = run.history[number - 1]["accuracy"]["personal"]["mean"]
         assert run.result["accuracy_before_final_round"] == before
     if case != "nothing is kept":
-        scored = [right(load_model(tmp_path / "run", client), asked, client) for client in range(3)]
+        scored = [right(load(tmp_path / "run", client), asked, client) for client in range(3)]
         assert scored == pytest.approx(run.result["accuracy_per_client"])
     in_memory = pf.run(asked)
     assert {**in_memory.result, **{key: run.result[key] for key in RUNNING}} == run.result
@@ -528,7 +528,7 @@ def test_what_needs_weights_is_refused_in_one_line(tmp_path: Path, slim: Path) -
     with pytest.raises(
         ConfigError, match=r"expected a run that keeps weights, got .*run, which has no folder 'models'"
     ):
-        load_model(slim, 0)
+        load(slim, 0)
     with pytest.raises(ConfigError, match=r"another recipe's run: run.keep was 'nothing', now None"):
         pf.run(recipe_nothing("last"), out=slim, resume=True)
 

@@ -62,7 +62,7 @@ def of_a_table(folder: Path) -> Tensor:
     method = {"name": "own-plus-common", "features": 20}
     recipe = {"data": data, "models": {"architectures": ["mlp-16-32"]}, "method": method, "training": {"rounds": 2}}
     pf.run(pf.Recipe.from_dict(recipe), out=folder)
-    model = prediction.load_model(folder, 1)
+    model = prediction.load(folder, 1)
     assert "category" in get_group(model.state, "map")
     return inference_inputs.read(file, model.form).x
 
@@ -156,7 +156,7 @@ def test_raw_rows_give_what_predict_says_of_their_file(ending: str, regression: 
     assert facts["output"] == ("prediction" if regression else "scores")
     wanted = expected.values[:, None] if regression else expected.scores
     torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-5, atol=1e-5)
-    in_memory = prediction.load_model(tmp_path / "run", 1).predict(x)
+    in_memory = prediction.load(tmp_path / "run", 1).predict(x)
     assert torch.equal(in_memory.scores, expected.scores)
     if regression:
         assert float(found.detach().abs().max()) > 50, "in the users' unit"

@@ -20,7 +20,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.forgetting import forget
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from tests.helpers.nearby import DATA, Nearby, recipe_of
 from tests.helpers.refusals import refusal
 
@@ -206,7 +206,7 @@ def test_the_best_round_is_one_without_the_client(method: str, kept: Mapping[str
         federation = build_federation(recipe, out=tmp_path, data=DATA)
         result = federation.run(resume=resume).result
         for client, reported in zip(federation.clients, result["accuracy_per_client"], strict=True):
-            scores = load_model(tmp_path, client.id).scores(client.data.test.x)
+            scores = load(tmp_path, client.id).scores(client.data.test.x)
             assert float((scores.argmax(dim=1) == client.data.test.y).double().mean()) == reported
         assert (result["best_round"] > 3) is resume
         if not resume:

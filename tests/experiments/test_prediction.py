@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from torch import Tensor
@@ -26,6 +29,8 @@ from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.experiments.build import build_federation
+from polyfed.methods import FedProto
+from tests.experiments.test_exported_model import finished
 from tests.helpers.hospitals import hospitals
 
 SOURCE = digits()
@@ -57,14 +62,14 @@ def of_hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("client", "number"), [("south", 1), ("2", 2), (0, 0)])
 def test_a_client_goes_by_number_or_name(of_hospitals: Path, client: int | str, number: int) -> None:
-    model = prediction.load_model(of_hospitals, client)
+    model = prediction.load(of_hospitals, client)
     assert (model.client, model.name) == (number, ("north", "south", "west")[number])
 
 
 @pytest.mark.parametrize("client", ["sout", "", "3", 3, "-1", "9" * 5000])
 def test_no_such_client_tells_all(of_hospitals: Path, client: int | str) -> None:
     with pytest.raises(ConfigError, match=r"\(0 \('north'\), 1 \('south'\), 2 \('west'\)\), got"):
-        prediction.load_model(of_hospitals, client)
+        prediction.load(of_hospitals, client)
 
 
 def test_the_command_says_whose_model_it_is(of_hospitals: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -306,16 +311,16 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
     text = index.read_text()
     index.write_text(text.replace("digits", "digitz", 1))
     with pytest.raises(ConfigError, match=r"index\.json is damaged"):
-        prediction.load_model(run, 1)
+        prediction.load(run, 1)
     index.write_text(text)
-    prediction.load_model(run, 1)
+    prediction.load(run, 1)
     (run / "models" / "index.json.sha256").unlink()  # as of folders that older versions wrote
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ConfigError, match=r"personal-001\.safetensors is damaged"):
-        prediction.load_model(run, 1)
+        prediction.load(run, 1)
     weights.unlink()
     with pytest.raises(ConfigError, match=r"cannot read .*personal-001"):
-        prediction.load_model(run, 1)
+        prediction.load(run, 1)
     weights.write_bytes(whole)
     for key, value, says in (
         ("architecture", "digits-cnn2x", "unknown model 'digits-cnn2x'; did you mean"),
@@ -332,7 +337,7 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         entries = {name: {**entry, key: value} for name, entry in listed.items()}
         index.write_text(json.dumps(entries))
         with pytest.raises(ConfigError, match=says) as caught:
-            prediction.load_model(run, 1)
+            prediction.load(run, 1)
         assert "\n" not in str(caught.value)
     old = {name: {k: entry[k] for k in ("architecture", "classes", "samples")} for name, entry in listed.items()}
     for content, says in (
@@ -347,12 +352,104 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
     ):
         index.write_text(content)
         with pytest.raises(ConfigError, match=says):
-            prediction.load_model(run, 1)
+            prediction.load(run, 1)
     index.write_text(json.dumps({name: entry for name, entry in listed.items() if name != "1"}))
     with pytest.raises(ConfigError, match=r"whose model is in .*models \(0, 2\), got 1"):  # it never joined, say
-        prediction.load_model(run, 1)
+        prediction.load(run, 1)
     (run / "result.json").unlink()
     with pytest.raises(ConfigError, match=r"finished run, got .* holds no result\.json"):
-        prediction.load_model(run, 1)
+        prediction.load(run, 1)
     with pytest.raises(ConfigError, match="which is no folder"):
-        prediction.load_model(tmp_path / "absent", 1)
+        prediction.load(tmp_path / "absent", 1)
+
+
+# hostile folders ----------------------------------------------------------------------------------------------------
+
+Change = Callable[[dict[str, Any], dict[str, bytes]], None]
+
+
+@pytest.fixture(scope="module")
+def by_prototypes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose method predicts by prototypes beside the network; tests must not write into it."""
+    place = tmp_path_factory.mktemp("images") / "run"
+    finished(place, "images", FedProto())
+    return place
+
+
+def changed(**entries: Any) -> Change:
+    """Entries of index.json."""
+    return lambda entry, files: entry.update(entries)
+
+
+def tensors(content: bytes | Callable[[dict[str, Tensor]], dict[str, Tensor]], kind: str = "weights") -> Change:
+    """Another file of tensors, or what is made of these, with the right checksum."""
+
+    def change(entry: dict[str, Any], files: dict[str, bytes]) -> None:
+        file = entry["stages"][entry["stage"]][kind]
+        made = content
+        if callable(content):
+            made = safetensors.torch.save(content(safetensors.torch.load(files[file])))
+        files[file] = made
+        entry["sha256"][file] = hashlib.sha256(made).hexdigest()
+
+    return change
+
+
+def not_finite(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: t * float("nan") if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def huge(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Finite, of both signs: sums of products of them are inf - inf."""
+    return {name: 3e38 * (1 - 2 * (torch.arange(t.numel()) % 2)).view_as(t) for name, t in tensors.items()}
+
+
+def without_state(entry: dict[str, Any], files: dict[str, bytes]) -> None:
+    for files_of_stage in entry["stages"].values():
+        del files_of_stage["state"]
+
+
+def header(size: int) -> bytes:
+    """A safetensors file whose tensor is larger than the file."""
+    head = json.dumps({"weight": {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}}).encode()
+    return len(head).to_bytes(8, "little") + head + b"\0" * 40
+
+
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "room": (changed(feature_dim=2**24), r"network for the \d+ bytes of weights .* got settings of a larger one"),
+    "widths": (changed(architecture="digits-cnn1#999999-999999"), r"the \d+ bytes of weights .* got settings of a la"),
+    "code": (changed(architecture="evil:net", modules=["."]), "names code that is not polyfed's, 'evil:net'"),
+    "pickle": (tensors(pickle.dumps({"weight": 1})), "expected weights as safetensors"),
+    "header": (tensors(header(2**40)), "expected weights as safetensors"),
+    "others": (tensors(safetensors.torch.save({"w": torch.zeros(2)})), "does not fit the network as it is built now"),
+    "whole numbers": (tensors(lambda all: {k: t.long() for k, t in all.items()}), "is torch.int64, not torch.f"),
+    "complex": (tensors(lambda all: {k: t.cfloat() for k, t in all.items()}), "is torch.complex64, not torch.f"),
+    "scores of NaN": (tensors(huge), "expected scores of an input of zeros and ones, got some that are no numbers"),
+    "weights of NaN": (tensors(not_finite), "expected finite numbers, got others in 'weights/"),
+    "state of NaN": (tensors(not_finite, "state"), "expected finite numbers, got others in 'prototypes'"),
+    "state of other classes": (
+        tensors(lambda all: {k: t[:2] for k, t in all.items()} | {"prototypes": torch.zeros(2, 7)}, "state"),
+        "expected scores of an input of zeros, got RuntimeError",
+    ),
+    "no state": (without_state, r"state that its method keeps \(labels, prototypes\), got none"),
+    "keeps": (changed(keeps={}), "as this version writes it"),
+    "std": (changed(prepare={"mean": [0.0], "std": [1e-320]}), "std per mean, all finite .* and std .1e-320"),
+    "damaged": (lambda entry, files: files.update(dict.fromkeys(files, b"x")), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_a_folder_holds_is_checked(case: str, by_prototypes: Path, tmp_path: Path) -> None:
+    change, says = HOSTILE[case]
+    run = tmp_path / "run"
+    shutil.copytree(by_prototypes, run)
+    files = {path.name: path.read_bytes() for path in (run / "models").glob("*.safetensors")}
+    index = json.loads((run / "models" / "index.json").read_text())
+    change(index["1"], files)
+    (run / "models" / "index.json").write_text(json.dumps(index))
+    (run / "models" / "index.json.sha256").unlink()
+    for name, content in files.items():
+        (run / "models" / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        prediction.load(run, 1)
+    assert "\n" not in str(caught.value)

@@ -45,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def model(done: Run) -> prediction.ClientModel:
     """The second client's, out of the folder."""
-    return prediction.load_model(folder(done), 1)
+    return prediction.load(folder(done), 1)
 
 
 def folder(done: Run) -> Path:

@@ -30,7 +30,7 @@ from polyfed.data.datasets import load_dataset
 from polyfed.deploy.protocol import deserialize, serialize
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.prediction import load_model, predict
+from polyfed.experiments.prediction import load, predict
 from polyfed.experiments.privacy_report import privacy_costs
 from polyfed.experiments.run import run
 from polyfed.report.results_page import write_results
@@ -147,7 +147,7 @@ def read_costs(folder: Path) -> None:
 
 
 def read_model(folder: Path) -> None:
-    model = load_model(folder, 0)
+    model = load(folder, 0)
     predict(folder, 0, np.zeros((2, *model.form.shape), dtype=str(model.form.dtype).removeprefix("torch.")))
 
 

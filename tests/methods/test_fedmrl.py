@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.core.modules import export_state
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
 from tests.helpers.toys import CLASSES, batch, clients, federation, moved, same, samples
@@ -84,7 +84,7 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
     assert {name.split(".")[1] for name in stored if name.startswith("beside.")} == {"auxiliary_model", "projection"}
     own.load_state_dict({name: stored[name] for name in own.state_dict()})
     assert same(own.state_dict(), done.models[0].own.state_dict())
-    model = load_model(tmp_path / "run", 0)
+    model = load(tmp_path / "run", 0)
     x = torch.randint(0, 17, (5, 1, 8, 8), dtype=torch.uint8)
     assert same(export_state(model.network), export_state(done.models[0]))
     with torch.inference_mode():

@@ -152,7 +152,6 @@ def untouched(folder: Path) -> bool:
 READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
     "export": (lambda run: [run, "new.pt2", "--client", "0"], True),
-    "push": (lambda run: [run, "ana/digits", "--client", "0", "--yes"], True),
     "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels,cka"], True),
     "report": (lambda run: [run], False),
@@ -195,7 +194,7 @@ def test_no_command_runs_what_a_run_folder_names(
 
 @pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
 def test_each_name_alone_is_refused(hostile: Path) -> None:
-    for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
+    for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load(hostile, 0)):
         assert SWITCH in refusal(read)
     assert untouched(hostile)
 
@@ -247,7 +246,7 @@ def test_sizes_and_names_are_checked_before_anything_is_built(
     shutil.copytree(clean / "run", tmp_path / "run")
     change_index(tmp_path / "run", lambda entry: entry.update(changes))
     monkeypatch.setattr(prediction, "build", lambda *_, **__: pytest.fail("something was built"))
-    assert says in refusal(lambda: prediction.load_model(tmp_path / "run", 0))
+    assert says in refusal(lambda: prediction.load(tmp_path / "run", 0))
 
 
 @pytest.mark.parametrize("name", ["images:net", "a b:net", "evil:net, 3 features", "evil:", ":net", "evil:a.b"])
@@ -304,7 +303,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
     before = listing(run.parent / "outside")
     for read in (
         lambda: load_runs(run.parent),
-        lambda: prediction.load_model(run, 0),
+        lambda: prediction.load(run, 0),
         lambda: Recipe.of_run(run),
         lambda: RunFolder(run).validate(settings, True, False),
         lambda: RunFolder(run).validate(settings, False, True),

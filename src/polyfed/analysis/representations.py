@@ -21,7 +21,7 @@ from polyfed.core.randomness import numpy_generator
 from polyfed.data.partition import balanced_order
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache, load_run_data
-from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.experiments.prediction import ClientModel, load
 from polyfed.functional.centering import center_and_scale, nonzero
 from polyfed.functional.modes import eval_mode
 from polyfed.report.grouping import Group, group_runs
@@ -123,7 +123,7 @@ def _represent(run: RunRecord, inputs: ProbeInputs, device: str, kernels: bool, 
     found = []
     seen = []
     for who in clients:
-        outputs = layer_outputs(load_model(run.path, who.client, device, run.trusted, "personal"), inputs.x)
+        outputs = layer_outputs(load(run.path, who.client, device, run.trusted, "personal"), inputs.x)
         for layer, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
                 raise ConfigError(f"{run.path}: client {who.client}'s outputs at '{layer}' are not finite")

@@ -33,7 +33,7 @@ from polyfed.attacks.replay import (
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
-from polyfed.experiments.prediction import load_model
+from polyfed.experiments.prediction import load
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import looks_of
 from polyfed.report.plot_style import canvas, legend, line_style, save, style_axes
@@ -204,7 +204,7 @@ def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[list[Me
             why = "" if guess else "no LiRA: shadow models were refused"
             found += [guess] if guess else []
     try:
-        holder = load_model(run.record.path, client.id, run.recipe.run.device, run.record.trusted, "personal")
+        holder = load(run.record.path, client.id, run.recipe.run.device, run.record.trusted, "personal")
     except ConfigError:  # networks that a run folder cannot rebuild
         return found, why
     return [*found, loss_attack(HOLDER, holder.scores(rows.samples.x), rows)], why

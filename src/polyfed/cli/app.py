@@ -89,7 +89,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     report_commands.plot,
     report_commands.predict,
     report_commands.export,
-    report_commands.push,
     list_commands.recipe,
     list_commands.methods,
     list_commands.models,

@@ -1,4 +1,4 @@
-"""Commands that read finished runs: report, plot, predict, export, push."""
+"""Commands that read finished runs: report, plot, predict, export."""
 
 from __future__ import annotations
 
@@ -215,45 +215,6 @@ def export(
     from polyfed.experiments.exported_model import export_model
 
     print_files([export_model(run, client, file, stage=stage, trust=trust)])
-
-
-def push(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
-    repository: Annotated[
-        str, typer.Argument(metavar="REPO", help="The repository of the Hub: owner/name.", show_default=False)
-    ],
-    client: Annotated[
-        str | None, typer.Option(metavar="CLIENT", help="Whose model: a number or a name [the only one's].")
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Everybody may read the repository.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Send it without asking.")] = False,
-    stage: ModelStage = None,
-    trust: Trust = False,
-) -> None:
-    """Send a client's model to the Hugging Face Hub.
-
-    Shows what would be sent, and sends it once you have typed yes, or with --yes: weights, what is needed to build the
-    network again, and a model card. Others use it by pf.load("hf://owner/name"). Needs pip install 'polyfed[hub]' and
-    your token where huggingface_hub keeps it: hf auth login, or HF_TOKEN.
-
-    \b
-    polyfed push runs/mine ana/digits-fedgh --client 3
-    """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.experiments.hub import prepare_push
-
-    prepared = prepare_push(run, client, repository, stage=stage, public=public, trust=trust)
-    print_text(str(prepared))
-    if not yes and not _says_yes():
-        raise ConfigError("expected a yes at the terminal, or --yes, got none; nothing was sent")
-    print_text(f"sent to {prepared.send()}")
-
-
-def _says_yes() -> bool:
-    """Whether there is somebody at a terminal who types yes."""
-    try:
-        return sys.stdin.isatty() and input("Send it? Type yes: ").strip() == "yes"
-    except EOFError:  # Ctrl-D
-        return False
 
 
 def _unknown_texts(found: Predictions) -> str:

@@ -79,7 +79,7 @@ def local(
 
     Returns:
         What the run folder holds. The trained networks are in its models/
-        (`polyfed.experiments.prediction.load_model`).
+        (`polyfed.experiments.prediction.load`).
 
     Raises:
         ConfigError: the request is wrong, or flwr is not installed; nothing has been written.

@@ -20,7 +20,7 @@ from polyfed.data.samples import stored_rows
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.escaping import json_text
-from polyfed.experiments.prediction import ClientModel, load_model
+from polyfed.experiments.prediction import ClientModel, load
 from polyfed.registry import is_installed
 from polyfed.report.atomic_files import write_whole
 from polyfed.version import __version__
@@ -41,17 +41,17 @@ def export_model(
     Args:
         run: a finished run's folder. client: number or name.
         file: ends in `.pt2` for `torch.export.load`, or in `.onnx`.
-        stage, trust: see `load_model`.
+        stage, trust: see `load`.
 
     Raises:
-        ConfigError: see `load_model`; another file, a network that cannot be exported, or a package is not installed.
+        ConfigError: see `load`; another file, a network that cannot be exported, or a package is not installed.
     """
     path = Path(file)
     if path.suffix not in (".pt2", ".onnx"):
         raise ConfigError(f"expected a file that ends in .pt2 or .onnx, got {path}")
     if path.suffix == ".onnx" and not all(map(is_installed, _PACKAGES)):
         raise MissingPackage("ONNX files need packages that are not installed: pip install 'polyfed[onnx]'")
-    model = load_model(run, client, trust=trust, stage=stage)
+    model = load(run, client, trust=trust, stage=stage)
     try:
         program = _program(model)
         facts = json_text(_facts(model), 2)

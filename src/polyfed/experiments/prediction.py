@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.core.client import to_float
-from polyfed.core.message import Message, first_nonfinite, from_bytes
+from polyfed.core.message import Message, first_nonfinite, flatten, from_bytes, unflatten
 from polyfed.core.method import Method
 from polyfed.core.model_factory import network_of
 from polyfed.core.modules import export_state
@@ -53,10 +53,10 @@ from polyfed.results.fields import validated
 from polyfed.results.read import SUM_FILE, check_links, parse_json
 from polyfed.results.stored_files import ModelEntry, Normalization, TableForm
 
-__all__ = ["ClientModel", "Predictions", "load_model", "predict", "read_checked", "restore", "stored_entry"]
+__all__ = ["ClientModel", "Predictions", "load", "predict"]
 
 CHUNK = 128  # rows per forward pass
-BUILDING = ("architecture", "auxiliary_model", "method", "hyperparameters")  # what of an entry networks are made by
+_BUILDING = ("architecture", "auxiliary_model", "method", "hyperparameters")  # what of an entry networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
 _LARGEST_INPUT = 2**24  # numbers of one input
 _ROOM = 2**31  # bytes that a network may take beside what its weights' file speaks for: auxiliary models, trials
@@ -226,16 +226,16 @@ def predict(
     """What a client's network says of new inputs.
 
     Args:
-        run: a finished run's folder. client: number or name. stage: see `load_model`.
+        run: a finished run's folder. client: number or name. stage: see `load`.
         data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
         resize: bring images of another size to that of the run's, bilinear; without it they are refused.
-        trust: whether code that the folder names may be imported, see `load_model`.
+        trust: whether code that the folder names may be imported, see `load`.
 
     Raises:
-        ConfigError: see `load_model` and `polyfed.data.inference_inputs.read`.
+        ConfigError: see `load` and `polyfed.data.inference_inputs.read`.
     """
-    return load_model(run, client, device, trust, stage).predict(data, resize)
+    return load(run, client, device, trust, stage).predict(data, resize)
 
 
 def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
@@ -255,8 +255,12 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
 # loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(
-    run: str | Path, client: int | str | None, device: str = "cpu", trust: bool = False, stage: str | None = None
+def load(
+    run: str | Path,
+    client: int | str | None = None,
+    device: str = "cpu",
+    trust: bool = False,
+    stage: str | None = None,
 ) -> ClientModel:
     """A client's network from a finished run's folder; nothing is unpickled.
 
@@ -276,84 +280,70 @@ def load_model(
             classes, a network that a run folder cannot rebuild.
     """
     place = parse_device(device)
-    number, entry = stored_entry(Path(run), client)
-    return restore(run, Path(run) / "models" / "index.json", number, entry, place, trust, stage)
-
-
-def restore(
-    source: str | Path,
-    listed: Path,
-    number: int,
-    entry: Mapping[str, Any],
-    place: torch.device,
-    trust: bool,
-    stage: str | None = None,
-) -> ClientModel:
-    """The model that an entry of a list of models describes; its files lie beside the list.
-
-    Args:
-        source: where all of it comes from. listed: the file that holds the entry. number: of the client.
-        place, trust, stage: as for `load_model`, with its errors.
-    """
-    folder = listed.parent
-    check_trusted(source, {key: entry.get(key) for key in BUILDING}, trust)
+    number, entry = _stored_entry(Path(run), client)
+    check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
+    listed = Path(run) / "models" / "index.json"
     try:
         validated(ModelEntry, entry)
         _check_sizes(entry)
-        title = client_text(number, entry.get("name", ""))
-        stage, files = files_of(entry, stage)
-        if not entry["zoo"]:
-            raise ConfigError(
-                f"{title}'s network was given as a module, which a run folder does not hold; make it again and "
-                f"load {folder / files['weights']} into it as the README.md beside it shows"
-            )
-        if entry.get("vectors") is not None:
-            raise ConfigError(
-                f"{title}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
-                f"does not hold; such runs are scored while they train"
-            )
-        form = InputSpec(
-            tuple(entry["input"]["shape"]),
-            _TYPES[entry["input"]["type"]],
-            entry["image_size"],
-            tuple(entry["class_names"]),
-            tuple(entry.get("feature_names", ())),
-            entry.get("label_column"),
-            _vocabulary(entry, folder),
-            *_table(entry),
-        )
-        prepare = _prepare(entry["prepare"], title)
-        method = _method(entry)
-        sums, kept = entry["sha256"], entry["keeps"][stage]
-        path = folder / files["weights"]
-        weights = read_checked(path, sums[path.name])
-        state = from_bytes(read_checked(folder / files["state"], sums[files["state"]])) if "state" in files else {}
-        with seeded_global_rng(0), _Room(path, len(weights)):  # initial weights are drawn, and overwritten
-            network = method.personal_model(_built(entry, method, form.shape))
-        _fill(network, weights, path)
+        model = _restored(listed.parent, number, entry, place, stage)
+        kept = entry["keeps"][model.stage]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = kind_and_line(error)
         raise ConfigError(f"expected {listed} as this version writes it, got another: {why}") from error
-    state = {
-        k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
-    }
+    _check_usable(model, kept, entry["classes"], listed)
+    return model
+
+
+def _restored(
+    folder: Path, number: int, entry: Mapping[str, Any], place: torch.device, stage: str | None
+) -> ClientModel:
+    """The model that an entry of the index describes; its files lie in the folder."""
+    title = client_text(number, entry.get("name", ""))
+    stage, files = _files_of(entry, stage)
+    if not entry["zoo"]:
+        raise ConfigError(
+            f"{title}'s network was given as a module, which a run folder does not hold; make it again and "
+            f"load {folder / files['weights']} into it as the README.md beside it shows"
+        )
+    if entry.get("vectors") is not None:
+        raise ConfigError(
+            f"{title}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
+            f"does not hold; such runs are scored while they train"
+        )
+    form = InputSpec(
+        tuple(entry["input"]["shape"]),
+        _TYPES[entry["input"]["type"]],
+        entry["image_size"],
+        tuple(entry["class_names"]),
+        tuple(entry.get("feature_names", ())),
+        entry.get("label_column"),
+        _vocabulary(entry, folder),
+        *_table(entry),
+    )
+    prepare = _prepare(entry["prepare"], title)
+    method = _method(entry)
+    sums = entry["sha256"]
+    path = folder / files["weights"]
+    weights = _read_checked(path, sums[path.name])
+    state = from_bytes(_read_checked(folder / files["state"], sums[files["state"]])) if "state" in files else {}
+    with seeded_global_rng(0), _Room(path, len(weights)):  # initial weights are drawn, and overwritten
+        network = method.personal_model(_built(entry, method, form.shape))
+    _fill(network, weights, path)
     target = entry.get("target")
-    scale = None if target is None else TargetScale(target["mean"], target["std"])
-    model = ClientModel(
+    return ClientModel(
         number,
         entry["architecture"],
         network.to(place).eval(),
         method,
-        state,
+        unflatten({name: tensor.to(place) for name, tensor in flatten(state).items()}),
         form,
         prepare,
         place,
-        scale,
+        None if target is None else TargetScale(target["mean"], target["std"]),
         one_line(entry.get("name", "")),
         stage,
     )
-    _check_usable(model, kept, entry["classes"], listed)
-    return model
 
 
 def _check_usable(model: ClientModel, kept: Sequence[str], classes: int, listed: Path) -> None:
@@ -388,7 +378,7 @@ def _check_usable(model: ClientModel, kept: Sequence[str], classes: int, listed:
         raise ConfigError(f"{client_text(model.client, model.name)}'s model in {listed.parent}: expected {problem}")
 
 
-def files_of(entry: Mapping[str, Any], stage: str | None) -> tuple[str, Mapping[str, str]]:
+def _files_of(entry: Mapping[str, Any], stage: str | None) -> tuple[str, Mapping[str, str]]:
     """A stage, by default the one that the run scores, and the names of its files, which lie beside the list.
 
     Raises:
@@ -424,7 +414,7 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
     texts = entry.get("texts")
     if texts is None:
         return None
-    words = read_checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
+    words = _read_checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
     return Vocabulary(
         tuple(words),
         entry["input"]["shape"][0],
@@ -504,7 +494,7 @@ def _check_sizes(entry: Mapping[str, Any]) -> None:
         raise ValueError(f"expected an input of at most {_LARGEST_INPUT} numbers, got {shape}")
 
 
-def stored_entry(run: Path, client: int | str | None) -> tuple[int, Mapping[str, Any]]:
+def _stored_entry(run: Path, client: int | str | None) -> tuple[int, Mapping[str, Any]]:
     """A client's number, and what the index says of its model.
 
     client: None for the only one whose model the folder holds.
@@ -566,10 +556,12 @@ class _Room(TorchDispatchMode):
 def _listed(path: Path) -> bytes:
     """The list's bytes, as they were written, where their checksum lies beside it."""
     sums = path.with_name(SUM_FILE)
-    return read_checked(path, sums.read_bytes()[:64].decode("ascii", "replace")) if sums.exists() else path.read_bytes()
+    if not sums.exists():
+        return path.read_bytes()
+    return _read_checked(path, sums.read_bytes()[:64].decode("ascii", "replace"))
 
 
-def read_checked(path: Path, wanted: str) -> bytes:
+def _read_checked(path: Path, wanted: str) -> bytes:
     """A file's bytes, as they were written."""
     try:
         data = path.read_bytes()

@@ -26,7 +26,6 @@ from polyfed.experiments.prediction import load
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import Local
 from polyfed.report.run_records import load_runs
-from polyfed.report.sweeps import read_sweep
 
 RECIPE = """
 [data]
@@ -49,7 +48,6 @@ USES: dict[str, Callable[[str], object]] = {
     "model": lambda name: load(name, 0),
     "runs": lambda name: load_runs(name),
     "plot": lambda name: plot(name),
-    "sweep": lambda name: read_sweep(name),
     "release": lambda name: release(name, 0),
     "folder": lambda name: RunFolder(Path(name)).validate({}, False, False),
 }

@@ -97,7 +97,6 @@ def test_a_run_without_models_has_the_other_figures(
         (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
         (["--figures", "curves", "--inputs", "9"], "inputs: expected a figure that uses it (cka or tsne), got curves"),
         (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
-        (["--figures", "sensitivity"], "expected the folder of a sweep"),
     ],
 )
 def test_what_is_refused_in_one_line(
@@ -114,13 +113,13 @@ def test_the_page_shows_every_figure() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page = (docs / "analysis.md").read_text(encoding="utf-8")
     shown = re.findall(r"!\[[^\]]*\]\(analysis/([a-z-]+)\.png\)", page)
-    assert {*STEMS, "sensitivity", "sensitivity-map"} - {*shown} == {"accuracy-by-seconds"}
+    assert {*STEMS, "sensitivity"} - {*shown} == {"accuracy-by-seconds"}
     assert {path.stem for path in (docs / "analysis").iterdir()} == {*shown}
     assert all(f"| `{name}` |" in page for name in FIGURES)
 
 
 def test_every_figure_has_a_name() -> None:
-    assert list(FIGURES) == [*RECORDS, "gains", "sensitivity", "labels", "cka", "tsne"]
+    assert list(FIGURES) == [*RECORDS, "gains", "labels", "cka", "tsne"]
     with pytest.raises(ConfigError, match="at least one run folder"):
         plot([])
     with pytest.raises(ConfigError, match="at least one figure"):

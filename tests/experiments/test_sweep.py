@@ -14,7 +14,7 @@ import pytest
 import polyfed
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
-from polyfed.experiments.sweep import Sweep, parse, sweep
+from polyfed.experiments.sweep import parse, sweep
 from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import draw
@@ -94,7 +94,7 @@ def test_only_the_best_of_the_first_seed_go_on_with_the_others(tiny: Path) -> No
     ahead = sorted(first, key=lambda name: -first[name])[:2]
     assert made("race") == sorted([*(f"{name}/seed-1" for name in first), *(f"{name}/seed-2" for name in ahead)])
     assert done.chosen is not None
-    assert f"lr={done.chosen.settings['training.lr']:g}" in ahead
+    assert f"lr={done.chosen['training.lr']:g}" in ahead
 
 
 def test_local_goes_on_beside_those_that_are_ahead(tiny: Path) -> None:
@@ -103,8 +103,8 @@ def test_local_goes_on_beside_those_that_are_ahead(tiny: Path) -> None:
     ahead, behind = ("lr=0.1", "lr=0") if Path("beside/lr=0.1/seed-2").exists() else ("lr=0", "lr=0.1")
     both = [f"{name}/seed-{seed}" for name in (ahead, f"local_{ahead}") for seed in (1, 2)]
     assert made("beside") == sorted([*both, f"{behind}/seed-1", f"local_{behind}/seed-1"])
-    assert done.chosen is not None
-    assert len(done.chosen.seeds) == 2
+    assert done.table is not None
+    assert list(done.table.rows["seeds"][done.table.rows["chosen"]]) == [(1, 2)]
 
 
 @pytest.mark.parametrize("race", [2, 3])
@@ -133,15 +133,16 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
             assert stored["method"]["header_epochs"] == 5  # the recipe's own hyperparameter
     table = done.table
     assert table is not None
-    assert [row.method for row in table.rows] == ["local"] * 2 + ["fedgh"] * 4
-    for row in table.rows[2:]:
-        header, lr = (row.settings[key] for key in ("method.header_lr", "training.lr"))
+    rows = table.rows.to_dict("records")
+    assert [row["method"] for row in rows] == ["local"] * 2 + ["fedgh"] * 4
+    for row in rows[2:]:
+        header, lr = (row[key] for key in ("method.header_lr", "training.lr"))
         run, beside = run_of(f"grid/lr={lr}_header_lr={header:g}/seed-1"), run_of(f"grid/local_lr={lr}/seed-1")
-        assert (row.validation, row.test) == (run["validation"], run["accuracy"])
-        assert row.difference == run["accuracy"] - beside["accuracy"]
-        assert (row.bytes_up, row.bytes_down) == (run["bytes_up"], run["bytes_down"])
-    best = max(table.rows[2:], key=lambda row: row.validation or 0)
-    assert done.chosen == best
+        assert (row["validation"], row["test"]) == (run["validation"], run["accuracy"])
+        assert row["difference"] == run["accuracy"] - beside["accuracy"]
+        assert (row["bytes_up"], row["bytes_down"]) == (run["bytes_up"], run["bytes_down"])
+    best = max(rows[2:], key=lambda row: row["validation"])
+    assert done.chosen == {key: best[key] for key in ("training.lr", "method.header_lr")}
     assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.json", "sweep.tex"}
 
 
@@ -178,10 +179,9 @@ def cells(
 def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
     table = build_table(["method.header_lr"], cells({0.01: (0.60, 0.95), 0.1: (0.80, 0.40), 1.0: (0.70, 0.90)}))
     assert table is not None
-    assert table.chosen is not None
-    assert table.chosen.settings == {"method.header_lr": 0.1}
-    assert (table.chosen.test, table.chosen.difference) == (0.40, pytest.approx(-0.10))
-    assert [row.chosen for row in table.rows] == [False, False, True, False]
+    assert table.chosen == {"method.header_lr": 0.1}
+    assert list(table.rows["chosen"]) == [False, False, True, False]
+    assert list(table.rows.loc[2, ["test", "difference"]]) == [0.40, pytest.approx(-0.10)]
     assert table.chosen_options == "--set method.header_lr=0.1"
     text = to_text(table)
     assert [line.split()[1] for line in text.splitlines() if line.endswith(" yes")] == ["0.1"]
@@ -196,7 +196,7 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
         ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),
     ]  # fmt: skip
     stored = json.loads(to_json(table))
-    assert [row["settings"] for row in stored["rows"] if row["chosen"]] == [{"method.header_lr": 0.1}]
+    assert [row["method.header_lr"] for row in stored["rows"] if row["chosen"]] == [0.1]
     assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "test": 0.4}]
 
 
@@ -205,8 +205,7 @@ def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() 
     incomplete = SweepCell({"method.header_lr": 4}, [record("4", 0.99, 0.99)], complete=False, words=("--set", "x"))
     table = build_table(["method.header_lr"], [*found, incomplete])
     assert table is not None
-    assert table.chosen is not None
-    assert table.chosen.settings == {"method.header_lr": 1}
+    assert table.chosen == {"method.header_lr": 1}
     assert "not to be chosen, as a seed is missing: header_lr=4" in table.notes
     nothing = build_table(["method.header_lr"], [found[0], incomplete])
     assert nothing is not None
@@ -257,16 +256,10 @@ def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:
     times = {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in made("grid")}
     more = sweep(tiny, {**settings, "method.header_lr": [0.0, 0.1, 1.0]}, out="grid")
     assert more.table is not None
-    assert [row.settings.get("method.header_lr") for row in more.table.rows] == [None, 0.0, 0.1, 1.0]
+    assert list(more.table.rows["method.header_lr"]) == [None, 0.0, 0.1, 1.0]
     assert {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in times} == times
     sweep(tiny, settings, out="grid", overwrite=True)
     assert all((Path("grid") / name / "result.json").stat().st_mtime_ns > before for name, before in times.items())
-
-
-def numbers(done: Sweep) -> list[Any]:
-    """A table's accuracies and its choice."""
-    assert done.table is not None
-    return [(row.settings, row.validation, row.test, row.chosen) for row in done.table.rows]
 
 
 def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,8 +274,7 @@ def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.Monk
     done = sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid")
     assert list(done.failures) == ["header_lr=0.1, seed 0"]
     assert made("grid") == ["header_lr=1/seed-0", "local/seed-0"]
-    assert done.chosen is not None
-    assert done.chosen.settings == {"method.header_lr": 1.0}
+    assert done.chosen == {"method.header_lr": 1.0}
     assert any("header_lr=0.1, seed 0 failed" in note for note in done.table.notes)  # type: ignore[union-attr]
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", aggregate)
     assert sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid").failures == {}

@@ -27,7 +27,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import file_of, is_own
-from polyfed.report import results_page, sweeps
+from polyfed.report import results_page
 from polyfed.report.run_records import load_runs
 from tests.helpers.processes import forked
 from tests.helpers.refusals import refusal
@@ -309,7 +309,6 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: RunFolder(run).validate(settings, False, True),
         lambda: representations.clients_of(run),
         lambda: results_page.read_command(run),
-        lambda: sweeps.read_sweep(run),
     ):
         said = refusal(read)
         assert re.search(r"got a link: \S+, which is not followed; put a copy", said)

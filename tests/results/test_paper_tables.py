@@ -38,7 +38,15 @@ COUNTS = {
     "fedre/summary": 5 * 4,
 }
 OTHER_PAPERS = {"fedtgp", "fedkwaz", "fedfree", "fedre"}
-OTHER_METHODS = {"fedfree", "fedktl", "per-fedavg", "pfedla", "fedkwaz-to-private", "fedkwaz-to-proxy"}  # of theirs
+OTHER_METHODS = {
+    "fedfree",
+    "fedktl",
+    "local-mutual",
+    "per-fedavg",
+    "pfedla",
+    "fedkwaz-to-private",
+    "fedkwaz-to-proxy",
+}  # of theirs
 
 
 def test_every_table_has_as_many_numbers_as_are_printed() -> None:

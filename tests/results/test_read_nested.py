@@ -11,7 +11,6 @@ import pytest
 from polyfed.analysis.representations import clients_of
 from polyfed.deploy.node_registry import EventLog
 from polyfed.report.results_page import read_command
-from polyfed.report.sweeps import read_sweep
 from tests.helpers.refusals import refusal
 
 NESTED = b"[" * 100_000
@@ -22,7 +21,6 @@ NESTED = b"[" * 100_000
     [
         ("models/index.json", clients_of),
         ("compare.json", read_command),
-        ("sweep.json", read_sweep),
         ("nodes.jsonl", lambda folder: EventLog(folder / "nodes.jsonl", resume=True)),
     ],
 )

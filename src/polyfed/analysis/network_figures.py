@@ -1,6 +1,6 @@
 """All figures by name, and the one call that draws them from run folders, with their numbers beside them.
 
-Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, variants, gains, sensitivity)
+Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, variants, gains)
 and from here (labels); those that look into the clients' networks (cka, tsne) need torch, data and models.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,6 @@ from polyfed.report.figures import architectures, axes_of, clients, curve_drawin
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.report.sweep_figures import sensitivity
-from polyfed.report.sweeps import is_sweep
 from polyfed.results.read import ANALYSIS, check_links
 
 if TYPE_CHECKING:
@@ -76,8 +74,7 @@ def plot(
             raise ConfigError(f"unknown figure '{name}'{suggest(name, FIGURES)}")
     if not given or (figures is not None and not figures):
         raise ConfigError(f"expected at least one {'figure' if given else 'run folder'}, got none")
-    fitting = [name for name in FIGURES if (name == "sensitivity") == all(map(is_sweep, given))]
-    chosen = list(dict.fromkeys(figures or fitting))
+    chosen = list(dict.fromkeys(figures or FIGURES))
     _check_options({"stage": stage, "inputs": inputs, "device": device}, chosen)
     runs = _Runs(given, stage, inputs or _INPUTS, device or "cpu", chosen, trust)
     drawings = []
@@ -142,15 +139,6 @@ def _curves(runs: _Runs) -> list[FigureWithData]:
     return [drawing for x in axes_of(runs.found) for drawing in curve_drawings(runs.found, x, runs.stage)]
 
 
-def _sensitivity(runs: _Runs) -> list[FigureWithData]:
-    found = [sensitivity(folder) for folder in runs.given]
-    return [
-        replace(drawing, stem=f"{drawing.stem}-{number}") if len(found) > 1 else drawing
-        for number, drawings in enumerate(found, start=1)
-        for drawing in drawings
-    ]
-
-
 def _labels(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.label_distribution import label_table, plot_labels
 
@@ -197,7 +185,6 @@ FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "sizes": lambda runs: sizes(runs.found),
     "variants": lambda runs: variants(runs.found, runs.stage),
     "gains": lambda runs: gain_drawings(runs.found, runs.stage),
-    "sensitivity": _sensitivity,
     "labels": _labels,
     "cka": _cka,
     "tsne": _tsne,

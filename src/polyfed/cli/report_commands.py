@@ -95,7 +95,7 @@ def report(
 def plot(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, folders above them, or that of a sweep.", show_default=False),
+        typer.Argument(metavar="RUN", help="Run folders, or folders above them.", show_default=False),
     ],
     figures: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Which of these figures [all that can be drawn].")
@@ -113,7 +113,7 @@ def plot(
     """Figures of finished runs.
 
     Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, architectures, sizes,
-    variants, gains, labels, cka, tsne; sensitivity for the folder of a sweep.
+    variants, gains, labels, cka, tsne.
 
     \b
     polyfed plot runs/quickstart

@@ -488,7 +488,7 @@ class BenchmarkSetting:
         request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
         if tried.chosen is None:
             return None
-        chosen = tried.chosen.settings  # of what has several values
+        chosen = tried.chosen  # of what has several values
         return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
 
     # places ---------------------------------------------------------------------------------------------------------

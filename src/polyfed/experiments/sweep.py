@@ -26,7 +26,7 @@ from polyfed.loggers.console import Console
 from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.sweep_figures import draw
-from polyfed.report.sweeps import SweepCell, SweepRow, SweepTable, build_table, short_names, to_html, to_text, write
+from polyfed.report.sweeps import SweepCell, SweepTable, build_table, short_names, to_html, to_text, write
 
 __all__ = ["Sweep", "parse", "sweep"]
 
@@ -48,8 +48,8 @@ class Sweep:
     unlearnt: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def chosen(self) -> SweepRow | None:
-        """The combination chosen by validation; None where none was run with all seeds."""
+    def chosen(self) -> dict[str, Any] | None:
+        """The swept settings chosen by validation; None where no combination was run with all seeds."""
         return None if self.table is None else self.table.chosen
 
     def __str__(self) -> str:

@@ -27,7 +27,6 @@ from polyfed.report.statistics import (
     scores_by_seed,
     to_target,
 )
-from polyfed.report.sweeps import chosen_runs
 from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.neighbors import neighbors
@@ -65,7 +64,6 @@ class _Section:
         self.stages = group.stages(stage)
         self.score = group.score
         self.scores = {name: scores_by_seed(runs, self.stages[name]) for name, runs in group.rows.items()}
-        self.chosen = chosen_runs(run.path for run in group.runs)
         self.notes: list[str] = []
         local = [name for name, runs in group.rows.items() if runs[0].is_local]
         if len(local) > 1:
@@ -155,7 +153,6 @@ class _Section:
             },
             refused=sum(result.refused or 0 for result in results),
             nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
-            chosen=all(run.path in self.chosen for run in runs),
             to_target=None if target is None else to_target(runs, target, stage),
             gains=gains,
             published=() if runs[0].control else paper_results.compare_with_paper(runs, stage),

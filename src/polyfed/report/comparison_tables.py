@@ -93,7 +93,6 @@ class ComparisonRow:
             largest over the runs.
         refused: uploads refused, summed over the runs.
         nothing_learnt: in how many of the runs clients' work did not count, or diverged.
-        chosen: whether a sweep has chosen the row, by validation.
         to_target: what it took to reach the target asked for; None where none was.
         gains: the gain over Local, taken apart; None where the method did not also run alone.
         published: beside what a paper prints for the row.
@@ -114,7 +113,6 @@ class ComparisonRow:
     groups: Mapping[str, Mapping[str, float]]
     refused: int
     nothing_learnt: int
-    chosen: bool
     to_target: ToTarget | None
     gains: Gains | None
     published: tuple[PaperComparison, ...]
@@ -237,12 +235,11 @@ def with_columns(table: Table, headings: Sequence[str]) -> Table:
 
 
 def _names_of(section: ComparisonGroup) -> Column:
-    """The rows' names, and behind one that a sweep chose it, or that its accuracy is that of networks as they began."""
+    """The rows' names, and behind one that its accuracy is that of networks as they began."""
     names = []
     for row in section.rows:
         some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
-        name = f"{row.name} (chosen)" if row.chosen else row.name
-        names.append(f"{name} (nothing learnt{some})" if row.nothing_learnt else name)
+        names.append(f"{row.name} (nothing learnt{some})" if row.nothing_learnt else row.name)
     return Column("method", names, words=True)
 
 
@@ -487,7 +484,6 @@ def _plain_row(row: ComparisonRow, section: ComparisonGroup) -> dict[str, Any]:
     cells |= _estimate("difference", row.difference) | {"difference_seeds": list(row.difference.seeds)}
     cells |= {"rival": row.rival, **_estimate("rival_difference", row.against_rival)}
     cells |= {**row.means, "refused": row.refused, "nothing_learnt": row.nothing_learnt, **row.groups}
-    cells |= {"chosen": True} if row.chosen else {}
     if row.to_target is not None:
         needed = vars(row.to_target) | _estimate("rounds", row.to_target.rounds)
         needed |= _estimate("bytes_paper", row.to_target.bytes_paper)

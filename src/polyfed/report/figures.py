@@ -10,7 +10,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -206,7 +206,7 @@ def curves(
 
 
 def curve_drawings(
-    runs: Iterable[RunRecord], x: str = "round", stage: str | None = None, metric: str = "accuracy", smooth: int = 1
+    runs: Iterable[RunRecord], x: str = "round", stage: str | None = None, metric: str = "accuracy"
 ) -> list[FigureWithData]:
     """Accuracy against rounds, bytes or time: one figure per set of comparable runs.
 
@@ -217,7 +217,6 @@ def curve_drawings(
         stage: which stage to draw; by default each run's own evaluation.
         metric: "accuracy" (where numbers are predicted, the RMSE), "bottom_decile", or one that the runs recorded:
             "balanced_accuracy", "f1", "auc", "calibration_error", "mae", "r2".
-        smooth: each point is the mean of this many evaluated rounds, itself the last of them; 1 smooths nothing.
 
     Raises:
         ConfigError: unknown axis or metric, nothing to draw, or a run without the stage.
@@ -228,10 +227,10 @@ def curve_drawings(
         raise ConfigError(f"unknown metric '{metric}'{suggest(metric, METRICS)}")
 
     def find(group: Group) -> list[Series]:
-        return [_smoothed(line, smooth) for line in series(group, stage, metric) if x in line.axes]
+        return [line for line in series(group, stage, metric) if x in line.axes]
 
     def draw(group: Group, lines: Sequence[Series], stem: str) -> FigureWithData:
-        caption = _caption(group, lines, stage, smooth)
+        caption = _caption(group, lines, stage)
         rows = [
             {"name": line.name, x: at, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
             for line in lines
@@ -244,18 +243,8 @@ def curve_drawings(
     return _of_each_group(runs, f"{metric}-by-{x}", find, draw, f"no round of these runs {why}", stage)
 
 
-def _smoothed(line: Series, window: int) -> Series:
-    """Trailing means of so many points."""
-
-    def means(values: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1))
-
-    return replace(line, mean=means(line.mean), low=means(line.low), high=means(line.high)) if window > 1 else line
-
-
-def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: int) -> str:
+def _caption(group: Group, lines: Sequence[Series], stage: str | None) -> str:
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
-    about += f" Each point: the mean of the last {smooth} evaluated rounds." if smooth > 1 else ""
     seeds = max(line.seeds for line in lines)
     band = "; band: lowest to highest seed" if has_bands(len(lines), seeds) else ""
     return about + (f" Line: mean over seeds{band}." if seeds > 1 else "")

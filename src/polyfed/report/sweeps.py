@@ -7,21 +7,23 @@ the first in order where several are equal. Test accuracies are shown and never 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from polyfed.errors import ConfigError
+import pandas as pd
+
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
-from polyfed.places import check_name, shown_place
+from polyfed.places import shown_place
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_tables import columns_as_html, latex_table
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import Estimate, finite, mean_of
 from polyfed.report.text_tables import (
+    NOT_KNOWN,
     Column,
     duration,
     format_mean_std,
@@ -31,85 +33,46 @@ from polyfed.report.text_tables import (
     text_blocks,
     wrapped,
 )
-from polyfed.results.fields import Count, Flag, Loss, Record, Setting, Text, one_of, validated
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
-from polyfed.results.read import SWEEP, check_links, parse_json
+from polyfed.results.main_score import MainScore
 
 
-class SweepRun(Record):
-    """One run of a row. validation, test: its score on these data, in the reported round."""
-
-    seed: Count
-    path: Text
-    validation: Loss | None
-    test: Loss | None
-
-
-class SweepRow(Record):
-    """One combination over its seeds. Accuracies in [0, 1]; None is "not known". Means and deviations are over seeds.
+@dataclass(frozen=True, eq=False)
+class SweepTable:
+    """A sweep.
 
     Attributes:
-        settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
-        validation, validation_std: score on validation data in the reported round.
-        test, test_std: score on test data in that round.
-        best: test score in the round that was best on validation data.
-        local: Local's test score with the same settings otherwise, on the seeds that both have.
-        difference, difference_std: test score minus Local's, paired by seed.
-        bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
-        chosen: whether it is the one chosen by validation.
-        words: the command line's words that ask for it, ``("--set", "method.header_lr=0.1")``; none for Local.
-        runs: each run's own figures.
-        nothing_learnt: in how many of the runs clients' work did not count, or diverged; such a row is not chosen.
+        keys: the swept settings, dotted. score: of what is called score below. caption, notes: in words.
+        rows: a frame, Local's rows first, then in the grid's order. Scores in [0, 1]; None is "not known"; means and
+            deviations are over seeds. method, stage, seeds: what was run and scored. A column for each key: its value.
+            validation, validation_std, test, test_std: score on these data in the reported round. best: test score in
+            the round that was best on validation data. local: Local's test score with the same settings otherwise, on
+            the seeds that both have; difference, difference_std: from it, paired by seed. bytes_up, bytes_down,
+            seconds: of one whole run. refused: uploads, over all runs. nothing_learnt: in how many of the runs clients'
+            work did not count, or diverged; such a row is not chosen. options: the settings as the command line takes
+            them; "" for Local. runs: each run's own figures. chosen: whether it is the one chosen by validation.
     """
 
-    settings: dict[str, Setting]
-    method: Text
-    stage: Text
-    seeds: tuple[Count, ...]
-    validation: Loss | None
-    validation_std: Loss | None
-    test: Loss | None
-    test_std: Loss | None
-    best: Loss | None
-    local: Loss | None
-    difference: Loss | None
-    difference_std: Loss | None
-    bytes_up: Loss | None
-    bytes_down: Loss | None
-    seconds: Loss | None
-    refused: Count
-    words: tuple[Text, ...]
-    runs: tuple[SweepRun, ...]
-    chosen: Flag
-    nothing_learnt: Count
-
-
-class SweepTable(Record):
-    """A sweep, as ``sweep.json`` holds it. keys: the swept settings. rows: Local's first, then in the grid's order.
-
-    score_name: of what is called score in the rows.
-    """
-
-    keys: tuple[Text, ...]
-    score_name: Annotated[str, one_of(ACCURACY.name, RMSE.name)]
-    caption: Text
-    notes: tuple[Text, ...]
-    rows: tuple[SweepRow, ...]
+    keys: tuple[str, ...]
+    score: MainScore
+    caption: str
+    notes: tuple[str, ...]
+    rows: pd.DataFrame
 
     @property
-    def score(self) -> MainScore:
-        """The main score."""
-        return RMSE if self.score_name == RMSE.name else ACCURACY
+    def grid(self) -> pd.DataFrame:
+        """The rows of the grid itself, without those of Local."""
+        return self.rows[self.rows["options"] != ""]
 
     @property
-    def chosen(self) -> SweepRow | None:
-        """The row chosen by validation; None where no combination was run with all seeds."""
-        return next((row for row in self.rows if row.chosen), None)
+    def chosen(self) -> dict[str, Any] | None:
+        """The swept settings chosen by validation; None where no combination was run with all seeds."""
+        chosen = self.rows[self.rows["chosen"].astype(bool)]
+        return None if chosen.empty else {key: chosen[key].iloc[0] for key in self.keys}
 
     @property
     def chosen_options(self) -> str:
         """The chosen settings as the command line takes them; empty where nothing is chosen."""
-        return "" if self.chosen is None else shlex.join(self.chosen.words)
+        return "".join(self.rows["options"][self.rows["chosen"].astype(bool)])
 
     def __str__(self) -> str:
         return to_text(self)
@@ -129,7 +92,7 @@ class SweepCell:
         settings: swept key -> value; a run of Local has no values for the hyperparameters of another method.
         runs: one per seed. complete: whether no seed is missing.
         beside: the runs of Local with the same settings otherwise; none for Local itself.
-        words: as of `SweepRow`.
+        words: the command line's words that ask for it, ``("--set", "method.header_lr=0.1")``; none for Local.
     """
 
     settings: Mapping[str, Any]
@@ -168,21 +131,17 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
     grid = [cell for cell in known if cell.words]
     group = _group(grid or known)
     score = group.score
-    validation = [Estimate.of(_validation(cell.runs)).mean for cell in known]
-    may_be_chosen = [
-        value is not None and cell.complete and bool(cell.words) and not any(r.result.nothing_learnt for r in cell.runs)
-        for cell, value in zip(known, validation, strict=True)
-    ]
-    values = [value for value, may in zip(validation, may_be_chosen, strict=True) if may and value is not None]
-    best = score.best(values) if values else None
-    chosen = next((at for at, value in enumerate(validation) if may_be_chosen[at] and value == best), None)
-    rows = tuple(_row(cell, at == chosen) for at, cell in enumerate(known))
+    rows = pd.DataFrame([_row(keys, cell) for cell in known], dtype=object)
+    complete = pd.Series([cell.complete for cell in known])
+    may_be_chosen = rows["validation"][(rows["options"] != "") & complete & (rows["nothing_learnt"] == 0)].dropna()
+    best = score.best(may_be_chosen) if len(may_be_chosen) else None
+    rows["chosen"] = rows.index == next(iter(may_be_chosen.index[may_be_chosen == best]), None)
     scoring = score.of_it(f"Accuracy: {group.scoring(None)}, {group.evaluation.when}.")
     lost = [f"not to be chosen, as a seed is missing: {named(keys, c.settings)}" for c in grid if not c.complete]
     lost += _unlearnt(keys, grid)
     return SweepTable(
         keys=tuple(keys),
-        score_name=score.name,
+        score=score,
         caption=f"{_about(group)}. {scoring}{group.preset_text()}",
         notes=(_about_columns(rows, score), *lost, *notes),
         rows=rows,
@@ -207,44 +166,41 @@ def _group(cells: Sequence[SweepCell]) -> Group:
     return Group(rows, "", seeds, cells[0].runs[0].result.evaluation)
 
 
-def _validation(runs: Sequence[RunRecord]) -> dict[int, float | None]:
-    """Seed -> the validation score of the main stage in the reported round."""
-    return {run.seed: finite(run.result.validation) for run in runs}
-
-
-def _row(cell: SweepCell, chosen: bool) -> SweepRow:
+def _row(keys: Sequence[str], cell: SweepCell) -> dict[str, Any]:
+    """A line of the frame of `SweepTable`."""
     first = cell.runs[0]
     results = [run.result for run in cell.runs]
-    scores = {run.seed: finite(run.result.accuracy) for run in cell.runs}
+    validation = {run.seed: finite(run.result.validation) for run in cell.runs}
+    test = {run.seed: finite(run.result.accuracy) for run in cell.runs}
     local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
-    by_seed = _validation(cell.runs)
-    validation = Estimate.of(by_seed)
-    test = Estimate.of(scores)
-    difference = Estimate.difference(scores, local)
-    of_run = ("bytes_up", "bytes_down", "seconds")
-    return SweepRow(
-        settings=dict(cell.settings),
-        method=first.label_or_method,
-        stage=first.stage,
-        seeds=tuple(scores),
-        validation=validation.mean,
-        validation_std=validation.std,
-        test=test.mean,
-        test_std=test.std,
-        best=mean_of([result.accuracy_best_by_validation for result in results]),
-        local=mean_of([local[seed] for seed in difference.seeds]),
-        difference=difference.mean,
-        difference_std=difference.std,
-        **{key: mean_of([getattr(result, key) for result in results]) for key in of_run},
-        refused=sum(result.refused or 0 for result in results),
-        words=cell.words,
-        runs=tuple(
-            SweepRun(seed=run.seed, path=shown_place(run.path), validation=by_seed[run.seed], test=scores[run.seed])
+    difference = Estimate.difference(test, local)
+    return {
+        "method": first.label_or_method,
+        **{key: cell.settings.get(key) for key in keys},
+        "stage": first.stage,
+        "seeds": tuple(test),
+        "validation": Estimate.of(validation).mean,
+        "validation_std": Estimate.of(validation).std,
+        "test": Estimate.of(test).mean,
+        "test_std": Estimate.of(test).std,
+        "best": mean_of([result.accuracy_best_by_validation for result in results]),
+        "local": mean_of([local[seed] for seed in difference.seeds]),
+        "difference": difference.mean,
+        "difference_std": difference.std,
+        **{key: mean_of([getattr(one, key) for one in results]) for key in ("bytes_up", "bytes_down", "seconds")},
+        "refused": sum(result.refused or 0 for result in results),
+        "nothing_learnt": sum(bool(result.nothing_learnt) for result in results),
+        "options": shlex.join(cell.words),
+        "runs": [
+            {
+                "seed": run.seed,
+                "path": shown_place(run.path),
+                "validation": validation[run.seed],
+                "test": test[run.seed],
+            }
             for run in cell.runs
-        ),
-        chosen=chosen,
-        nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
-    )
+        ],
+    }
 
 
 def _about(group: Group) -> str:
@@ -254,59 +210,13 @@ def _about(group: Group) -> str:
     return f"{methods} on {datasets}, {clients} clients, {rounds} rounds, {group.seeds_text()}"
 
 
-def _about_columns(rows: Iterable[SweepRow], score: MainScore) -> str:
+def _about_columns(rows: pd.DataFrame, score: MainScore) -> str:
     note = "accuracies in %" if score.is_share else f"{score.title} (low is good)"
-    note += "; ± is the sample standard deviation over seeds" if any(len(row.seeds) > 1 for row in rows) else ""
-    if any(row.difference is not None for row in rows):
+    note += "; ± is the sample standard deviation over seeds" if rows["seeds"].map(len).max() > 1 else ""
+    if rows["difference"].notna().any():
         unit = "in percentage points" if score.is_share else "below zero where it is better"
         note += f"; the difference to Local, with the same settings otherwise, is {unit}"
     return score.of_it(f"{note}; the choice is by validation accuracy, never by test accuracy")
-
-
-# reading ----------------------------------------------------------------------------------------------------------
-
-
-def is_sweep(folder: str | Path) -> bool:
-    """Whether `polyfed sweep` has left its table there."""
-    check_name(folder)
-    return (Path(folder) / SWEEP).exists()
-
-
-def read_sweep(folder: str | Path) -> SweepTable:
-    """The table of a finished sweep.
-
-    Raises:
-        ConfigError: no ``sweep.json`` there, not one of this version, or a link.
-    """
-    check_links(Path(folder))
-    path = Path(folder) / SWEEP
-    try:
-        table = validated(SweepTable, parse_json(path.read_bytes()))
-        _check_settings(table)
-    except OSError as error:
-        raise ConfigError(f"expected the folder of a sweep, got {folder}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
-    return table
-
-
-def chosen_runs(folders: Iterable[Path]) -> set[Path]:
-    """The folders, of those of runs, that a sweep above them has chosen."""
-    found: set[Path] = set()
-    for above in {folder.parent.parent for folder in folders}:
-        chosen = read_sweep(above).chosen if is_sweep(above) else None
-        found |= {above.joinpath(*Path(run.path).parts[-2:]) for run in chosen.runs} if chosen else set()
-    return found
-
-
-def _check_settings(table: SweepTable) -> None:
-    """Whether there are rows, and each that asks for a combination has a value for each swept key."""
-    if not table.rows:
-        raise ValueError("expected rows, got none")
-    for row in table.rows:
-        missing = [key for key in table.keys if key not in row.settings]
-        if row.words and missing:
-            raise ValueError(f"expected '{missing[0]:.40}' in the settings of each row, got a row without it")
 
 
 # showing ----------------------------------------------------------------------------------------------------------
@@ -318,32 +228,29 @@ def _columns(table: SweepTable) -> list[Column]:
     score = table.score
 
     def spread(name: str, sign: str = "") -> list[str]:
-        pairs = [Estimate(getattr(row, name), getattr(row, f"{name}_std")) for row in rows]
-        return format_mean_std(pairs, sign, score)
+        return format_mean_std(list(map(Estimate, rows[name], rows[f"{name}_std"])), sign, score)
 
     columns = [
         Column("test", spread("test")),
-        Column("best by\nvalid.", [scored(row.best, score) for row in rows]),
+        Column("best by\nvalid.", [scored(value, score) for value in rows["best"]]),
         Column("vs Local", spread("difference", "+")),
-        Column("bytes\nup", [size(row.bytes_up) for row in rows]),
-        Column("bytes\ndown", [size(row.bytes_down) for row in rows]),
-        Column("time", [duration(row.seconds) for row in rows]),
-        Column("refused", [str(row.refused or "-") for row in rows]),
+        Column("bytes\nup", list(map(size, rows["bytes_up"]))),
+        Column("bytes\ndown", list(map(size, rows["bytes_down"]))),
+        Column("time", list(map(duration, rows["seconds"]))),
+        Column("refused", [str(count or NOT_KNOWN) for count in rows["refused"]]),
     ]
-    words = {True: "yes", False: ""}
-    chosen = ["nothing learnt" if row.nothing_learnt else words[row.chosen] for row in rows]
-    bold = frozenset(at for at, row in enumerate(rows) if row.chosen)
+    chosen = rows["chosen"].map({True: "yes", False: ""}).mask(rows["nothing_learnt"] > 0, "nothing learnt")
     shown = [
-        Column("method", [row.method for row in rows], words=True),
+        Column("method", list(rows["method"]), words=True),
         *(
-            Column(name, [format_setting(row.settings[key]) if key in row.settings else "-" for row in rows])
+            Column(name, [NOT_KNOWN if value is None else format_setting(value) for value in rows[key]])
             for key, name in short_names(table.keys).items()
         ),
         Column("validation", spread("validation")),
         *(column for column in columns if not column.is_empty),
-        Column("chosen", chosen, words=True),
+        Column("chosen", list(chosen), words=True),
     ]
-    return [replace(column, bold=bold) for column in shown]
+    return [replace(column, bold=frozenset(rows.index[rows["chosen"].astype(bool)])) for column in shown]
 
 
 def to_text(table: SweepTable, width: int = 100) -> str:
@@ -374,19 +281,17 @@ def to_latex(table: SweepTable) -> str:
 
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
-    rest = [name for name in SweepRow.model_fields if name not in ("settings", "method", "words", "runs")]
-    lines = [
-        vars(row)
-        | {"seeds": " ".join(map(str, row.seeds))}
-        | {key: format_setting(value) for key, value in row.settings.items()}
-        for row in table.rows
-    ]
-    return csv_text(["method", *table.keys, *rest], lines)
+    shown = table.rows.drop(columns=["options", "runs"])
+    shown["seeds"] = [" ".join(map(str, seeds)) for seeds in shown["seeds"]]
+    for key in table.keys:
+        shown[key] = [None if value is None else format_setting(value) for value in shown[key]]
+    return csv_text(list(shown), shown.to_dict("records"))
 
 
 def to_json(table: SweepTable) -> str:
     """Everything, exact, with each run."""
-    return json_text(table.model_dump(mode="json"), indent=2) + "\n"
+    about = {"keys": table.keys, "score": table.score.name, "caption": table.caption, "notes": table.notes}
+    return json_text({**about, "rows": table.rows.to_dict("records")}, indent=2) + "\n"
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:

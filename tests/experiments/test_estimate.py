@@ -132,7 +132,6 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
         "52,480",
         "memory at work",
         "(scoring ",
-        "scoring with evaluation.every_n_rounds = 1 is ",
         " of weights and states, ",
         "a client has: training rows",
     ):

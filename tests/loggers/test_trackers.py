@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import struct
 import sys
 from collections.abc import Mapping
@@ -35,8 +34,6 @@ class Shown:
     def __init__(self) -> None:
         self.parameters: dict[str, str] = {}
         self.points: dict[str, list[tuple[int, float]]] = {}
-        self.table = ""
-        self.files: set[str] = set()
         self.is_done: bool | None = None
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -61,7 +58,7 @@ class StandIn:
             "mlflow": {"MlflowClient": self.client},
             "mlflow.entities": {"Param": lambda *what: what, "Metric": lambda *what: what},
             "mlflow.exceptions": {"MlflowException": KeyError},
-            "wandb": {"init": self.init, "Artifact": self.artifact, "Settings": dict, "Html": dict, "Table": dict},
+            "wandb": {"init": self.init, "Settings": dict},
         }
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -89,8 +86,6 @@ class StandIn:
         client = MagicMock(get_run=self.run, log_batch=log_batch)
         client.create_run = lambda experiment, run_name, tags: self.begin()
         client.get_metric_history = lambda run, name: [Mock(step=step) for step, _ in self.shown.points.get(name, ())]
-        client.set_tag = lambda run, key, text: setattr(self.shown, "table", text)
-        client.log_artifacts = lambda run, place: self.shown.files.update(os.listdir(place))
         client.update_run = lambda run, status: self.done(None)
         client.set_terminated = lambda run, status: self.done(status == "FINISHED")
         return client
@@ -104,12 +99,8 @@ class StandIn:
         (logs / "debug-core.log").symlink_to("/dev/null")
         run = MagicMock(id="id", starting_step=0)
         run.log = lambda values, step: self.add(step, values)
-        run.log_artifact = lambda artifact: setattr(self.shown, "table", run.notes)
         run.finish = lambda exit_code: self.done(exit_code == 0)
         return run
-
-    def artifact(self, name: str, type: str) -> Any:
-        return Mock(add_file=lambda place, policy: self.shown.files.add(Path(place).name))
 
 
 def of_mlflow(folder: Path) -> Shown:
@@ -123,8 +114,6 @@ def of_mlflow(folder: Path) -> Shown:
     for name in found[0].data.metrics:
         for point in client.get_metric_history(found[0].info.run_id, name):
             shown.add(point.step, {name: point.value})
-    shown.table = found[0].data.tags.get("mlflow.note.content", "")
-    shown.files = {entry.path for entry in client.list_artifacts(found[0].info.run_id)}
     shown.is_done = {"FINISHED": True, "KILLED": False}[found[0].info.status]
     return shown
 
@@ -147,8 +136,6 @@ def of_wandb(folder: Path) -> Shown:
             continue
         record, whole = Record.FromString(whole), b""
         shown.parameters |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-        shown.table = record.run.notes or shown.table
-        shown.files.update(entry.path for entry in record.artifact.manifest.contents)
         values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
         if values:
             shown.add(values["_step"], values)
@@ -206,8 +193,6 @@ def test_a_resumed_run_is_one_run_that_has_every_round_once(
     assert found.points["result/accuracy"] == [(5, result["accuracy"])]
     assert found.parameters["training.rounds"] == "5"
     assert found.parameters["method.name"] == "fedavg"
-    assert {"report.html", "clients.csv", "recipe.toml", "comparison.md"} <= found.files
-    assert "| fedavg |" in found.table
     assert found.is_done is True
     assert load_runs([out])[0].result is not None  # though Weights & Biases makes links in its own folder
 

@@ -21,25 +21,16 @@ def recipe(
         typer.Argument(metavar="NAME", help="Only this section, key or method: training, training.lr, method.fedhenn."),
     ] = None,
     json: AsJson = False,
-    json_schema: Annotated[
-        bool, typer.Option("--json-schema", help="The JSON Schema by which editors check and complete recipes.")
-    ] = False,
 ) -> None:
     """Explain the keys of a recipe: type, default and meaning.
 
     \b
     polyfed recipe training
     polyfed recipe method.fedhenn
-    polyfed recipe --json-schema
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.cli.listing import of_section
-    from polyfed.experiments.recipe_reference import find_keys, sections, to_schema
+    from polyfed.experiments.recipe_reference import find_keys, sections
 
-    if json_schema:
-        if name is not None or json:
-            raise ConfigError("expected NAME and --json, or --json-schema, got both")
-        print_json(to_schema())
-        return
     found = sections() if name is None else [find_keys(name, [os.getcwd()])]
     if json:
         print_json({section.name: [asdict(key) for key in section.keys] for section in found})

@@ -66,8 +66,7 @@ class CostEstimate:
         clients: one entry each: id, architecture, train, validation, test (rows), labels (class -> training rows).
         unused: rows of the data set that nobody gets. holdout: rows that the server holds.
         seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
-        seconds_server, seconds_scoring: what of the seconds is the server's, and what is scoring. rarer: a larger
-            `evaluation.every_n_rounds`, or the same where the run is short, and what scoring takes with it.
+        seconds_server, seconds_scoring: what of the seconds is the server's, and what is scoring.
         nbytes: of all clients' weights and states and the server's, in memory. data_nbytes: of the clients' samples and
             those that everybody may see.
         workers: processes that do the clients' work. stack: so many clients train as one, at most.
@@ -92,7 +91,6 @@ class CostEstimate:
     device_nbytes: int | None = None
     seconds_server: float = 0.0
     seconds_scoring: float = 0.0
-    rarer: tuple[int, float] = (1, 0.0)
     data_nbytes: int = 0
     averaged: str = ""
     class_remarks: tuple[str, ...] = ()
@@ -160,7 +158,6 @@ def _page(check: CostEstimate) -> Iterator[str]:
         f"{human_seconds(check.seconds_scoring)}, the server {human_seconds(check.seconds_server)}); "
         f"{human_bytes(check.bytes_up)} up, {human_bytes(check.bytes_down)} down"
     )
-    yield from _scoring(check)
     yield (
         f"memory, about: {human_bytes(check.peak)} beside Python and PyTorch: "
         f"{human_bytes(check.nbytes)} of weights and states, {human_bytes(check.data_nbytes)} of data, "
@@ -172,19 +169,6 @@ def _page(check: CostEstimate) -> Iterator[str]:
         if not check.device_nbytes:
             kept = "it has no room for all weights, which cross in every round"
         yield f"on the GPU: {work}; {kept}"
-
-
-def _scoring(check: CostEstimate) -> Iterator[str]:
-    """What scoring takes, and what scoring in fewer rounds would save, where it can."""
-    rarer, seconds = check.rarer
-    saved = check.seconds_scoring - seconds
-    if saved > 0:
-        every = check.facts["evaluation"]["every_n_rounds"]
-        share = check.seconds_scoring / check.seconds
-        yield (
-            f"scoring with evaluation.every_n_rounds = {every} is {share:.0%} of that; {rarer} would save about "
-            f"{human_seconds(saved)}"
-        )
 
 
 def _networks(kinds: Sequence[ArchitectureCheck]) -> Iterator[str]:

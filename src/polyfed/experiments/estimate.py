@@ -24,7 +24,6 @@ from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Compatibility", "check", "check_methods", "estimate_costs", "format_lines"]
 
-_RARER = 10  # times as many rounds between evaluations, whose cost is told, too
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
 
 
@@ -79,15 +78,12 @@ def estimate_costs(federation: Federation) -> CostEstimate:
     reached = answers if availability.dropout_stage == "before" else 1.0  # share of those asked that train
     exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
     every = federation.evaluation.every_n_rounds
-    rarer = min(_RARER * every, rounds)
     scoring = []
-    rarely = []
     work = []
     up = down = 0.0
     for client, kind, (first, later) in zip(federation.clients, mine, asked, strict=True):
         trains = reached * (first + later) / rounds
         scored = kind.seconds_row * count_scored_rows(federation, client, trains, every)
-        rarely.append(kind.seconds_row * count_scored_rows(federation, client, trains, rarer))
         steps = [trial.executor.steps(client, of_round) for of_round in exchanges]
         later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
         trained = kind.seconds_batch * (first * steps[0] + later * later_steps) + kind.seconds_rest * (first + later)
@@ -115,7 +111,6 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         **_on_device(federation),
         seconds_server=server,
         seconds_scoring=sum(scoring) / workers,
-        rarer=(rarer, sum(rarely) / workers),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
         class_remarks=(*federation.held_out_remarks(), *federation.test_row_remarks(), *federation.class_remarks()),

@@ -1,21 +1,19 @@
 """Every key of a recipe: its type, its default and what it means, read off the classes that check recipes.
 
 What a key means is stated once: as the description of its field, and of a method's hyperparameter as the comment
-beside it. `polyfed recipe`, the page docs/reference/recipe.md and the JSON Schema for editors are made of it.
+beside it. `polyfed recipe` and the page docs/reference/recipe.md are made of it.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from polyfed.config.recipe import Recipe
@@ -23,10 +21,10 @@ from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
 from polyfed.errors import ConfigError
 from polyfed.experiments.method_facts import Key, format_value, kind_of, list_hyperparameters
 from polyfed.own_methods import method_class
-from polyfed.plugins.settings import BUILT_IN, Profile
-from polyfed.registry import METHODS, suggest
+from polyfed.plugins.settings import Profile
+from polyfed.registry import suggest
 
-__all__ = ["Section", "find_keys", "sections", "to_schema"]
+__all__ = ["Section", "find_keys", "sections"]
 
 
 @dataclass(frozen=True)
@@ -107,61 +105,3 @@ def find_keys(name: str, beside: Sequence[str] = ()) -> Section:
     if not keys:
         raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
     return dataclasses.replace(section, keys=keys)
-
-
-# the schema ---------------------------------------------------------------------------------------------------------
-
-Schema = dict[str, Any]
-
-
-def to_schema() -> Schema:
-    """The JSON Schema of a recipe: pydantic's, with the hyperparameters of each method where its name stands.
-
-    What only the whole recipe decides (keys that need one another, names of data sets and networks) is left to
-    `polyfed check`.
-    """
-    schema = Recipe.model_json_schema(ref_template="#/definitions/{model}")
-    named: Schema = schema.pop("$defs")
-    schema["definitions"] = named
-    choice = named["MethodChoice"]
-    common = choice["properties"]
-    choice["allOf"] = [
-        {"if": {"properties": {"name": {"const": name}}, "required": ["name"]}, "then": _reference(f"method {name}")}
-        for name in METHODS
-    ]
-    for name, kind in METHODS.items():
-        own = TypeAdapter(kind).json_schema(ref_template="#/definitions/{model}")
-        named.update(own.pop("$defs", {}))
-        for one in list_hyperparameters(kind):
-            *tables, key = one.name.split(".")
-            place = own["properties"]
-            for table in tables:
-                place = named[place[table]["$ref"].rpartition("/")[2]]["properties"]
-            place[key]["description"] = one.meaning
-        named[f"method {name}"] = {**own, "properties": {**common, **own["properties"]}}
-    named["variant"] = _partial(choice)
-    own_name = {"if": {"required": ["name"]}, "then": _reference("variant")}
-    tables = schema["properties"]
-    tables["methods"] |= {
-        "description": _VARIANT,
-        "properties": {name: {**own_name, "else": _reference(f"method {name}")} for name in METHODS},
-        "additionalProperties": _reference("variant"),
-    }
-    partial = {name: _partial(named["Profile"]) for name in BUILT_IN}
-    named["Devices"]["properties"]["custom"]["properties"] = partial
-    laid_over = {name: _partial(named[kind.__name__]) for name, kind in SECTIONS.items()}
-    laid_over |= {name: tables[name] for name in ("methods", "plugins")} | {"method": _reference("variant")}
-    note = {"type": "string", "description": _NOTE.meaning}
-    preset = {"type": "object", "properties": {"note": note, **laid_over}, "additionalProperties": False}
-    tables["presets"] = {"type": "object", "description": _PRESET, "additionalProperties": preset}
-    # draft 7 is the newest that editors of TOML know; [method] may be left to --method
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "required": ["data", "models"]}
-
-
-def _partial(table: Schema) -> Schema:
-    """A table that something else completes."""
-    return {key: copy.deepcopy(rule) for key, rule in table.items() if key != "required"}
-
-
-def _reference(name: str) -> Schema:
-    return {"$ref": f"#/definitions/{name}"}

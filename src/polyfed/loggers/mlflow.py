@@ -6,14 +6,11 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from polyfed.loggers.tracker import PROJECT, Tracker
 from polyfed.version import __version__
 
 _AT_ONCE = 100  # parameters that MLflow takes in a request
-_LONGEST_NOTE = 8000  # characters that it takes of a tag
 # What MLflow does unasked: it reports its use, and it waits minutes for a server that does not answer.
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -63,11 +60,6 @@ class MLflow(Tracker):
 
         now = int(1000 * time.time())
         self._client.log_batch(self._id, [Metric(_valid(name), value, now, number) for name, value in values.items()])
-
-    def finish(self, table: str, clients: list[dict[str, Any]], files: Path) -> None:
-        """See `Tracker`. The comparison table is the run's description, the clients' one of the files."""
-        self._client.set_tag(self._id, "mlflow.note.content", table[:_LONGEST_NOTE])
-        self._client.log_artifacts(self._id, str(files))
 
     def close(self, is_done: bool) -> None:
         """See `Tracker`."""

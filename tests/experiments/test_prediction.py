@@ -23,7 +23,7 @@ from torch import Tensor
 
 import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.data.datasets import digits
+from polyfed.data.datasets import load_dataset
 from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
@@ -33,7 +33,7 @@ from polyfed.methods import FedProto
 from tests.experiments.test_exported_model import finished
 from tests.helpers.hospitals import hospitals
 
-SOURCE = digits()
+SOURCE = load_dataset("digits")
 RECIPE: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 40, "max_test_per_client": 30},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},

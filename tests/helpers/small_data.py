@@ -13,7 +13,7 @@ import numpy as np
 
 from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
-from polyfed.data.options import PartitionOptions
+from polyfed.data.options import PartitionSettings
 from polyfed.data.samples import LabeledSamples
 from tests.helpers.refusals import refusal
 
@@ -23,9 +23,11 @@ def purposes(seed: int) -> Callable[[str], np.random.Generator]:
     return lambda purpose: np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 
-def federate(source: DatasetSource, *, rng: Callable[[str], np.random.Generator], **options: Any) -> FederatedDataset:
-    """Deal a source with these options."""
-    return build_federated_dataset(source, PartitionOptions(**options), rng)
+def federate(
+    source: DatasetSource, *, rng: Callable[[str], np.random.Generator], private: bool = False, **settings: Any
+) -> FederatedDataset:
+    """Deal a source with these settings."""
+    return build_federated_dataset(source, PartitionSettings(**settings), rng, private)
 
 
 def ids(samples: LabeledSamples) -> list[int]:

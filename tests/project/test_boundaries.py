@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "profiling": set(),
     "validation": {"errors"},
     "models": {"functional", "errors", "registry"},
-    "data": {"functional", "errors", "escaping", "places", "results", "registry"},
+    "data": {"functional", "errors", "escaping", "places", "results", "registry", "validation"},
     "config": {
         *("core", "data", "engine.method_wrappers", "engine.plugin", "engine.uploads", "plugins.settings"),
         *("errors", "model_groups", "own_methods", "places", "registry", "results", "validation"),

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from polyfed.data import cache
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns, check_column, column_values, pick_columns, stored_features
-from polyfed.data.files import CLIENT, check_file, check_sides, choose_splits, find_split_files, owners
+from polyfed.data.files import CLIENT, check_file, check_sides, choose_splits, find_split_files, owners, split_of
 from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
 from polyfed.data.labeled_texts import RawTexts
 from polyfed.data.options import SourceOptions
@@ -102,14 +102,14 @@ def open_parquet(path: Path) -> Part:
     return Part(path, schema, stored_features(schema.metadata), file.metadata.num_rows)
 
 
-def parquet_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: bool = False) -> Parts:
+def parquet_sides(places: Sequence[Path], of_clients: bool = False) -> Parts:
     """The files of some folders, directly in them or one folder down, by side.
 
     Files whose name (or folder) says train are the training side, those that say test the test side. Without a test
     file, validation files are the test side (Tiny-ImageNet); beside one they are not read. When no name says anything,
     all files are training files. `places` is one folder, or with `of_clients` one of each client.
     """
-    files = gathered(functools.partial(find_split_files, place, train_splits) for place in places)
+    files = gathered(functools.partial(find_split_files, place) for place in places)
     check_sides({place.name: "test" in sides for place, sides in zip(places, files, strict=True)})
     return {
         side: [
@@ -282,17 +282,17 @@ def hub_sides(repository: str, options: SourceOptions) -> Parts:
     """The splits of each side of a data set, downloaded, or as they were downloaded before.
 
     A folder ``owner/name`` below the present one goes before the Hub, as always with `datasets`. options: of it subset
-    (needed where there are several and none is the default), revision and train_splits.
+    (needed where there are several and none is the default) and revision.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
     splits = _load_from_hub(repository, options.config, options.revision)
-    parts = {}
+    parts: dict[str, list[Part]] = {}
     for word, split in splits.items():
         where = f"split '{word}' of hub:{repository}"
-        parts[word] = Part(where, split.features.arrow_schema, split.features.to_dict(), len(split), split)
-    chosen = choose_splits(list(splits), options.train_splits, f"hub:{repository}")
-    return {side: [parts[word] for word in words] for side, words in chosen.items()}
+        part = Part(where, split.features.arrow_schema, split.features.to_dict(), len(split), split)
+        parts.setdefault(split_of(word), []).append(part)
+    return choose_splits(parts, f"hub:{repository}", "a split 'train'", list(splits))
 
 
 def _load_from_hub(repository: str, subset: str | None, revision: str | None) -> Any:

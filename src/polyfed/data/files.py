@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import ZipFile
 
 import numpy as np
@@ -20,9 +20,9 @@ from polyfed.data.classes import natural_sort
 from polyfed.data.shelves import files_of
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
-from polyfed.registry import suggest
 
 CLIENT = "client"  # the further column that says whose a row is, where each client has a folder or a file
+Part = TypeVar("Part")
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 
 _UNPACKED = 2**28  # bytes that an archive of any size may hold
@@ -51,9 +51,7 @@ def check_unpacked(archive: ZipFile, path: Path) -> None:
         )
 
 
-def find_split_files(
-    folder: Path, train_splits: Sequence[str] = ("train",), suffix: str = "parquet"
-) -> dict[str, list[Path]]:
+def find_split_files(folder: Path, suffix: str = "parquet") -> dict[str, list[Path]]:
     """The files of the training side and, if there are any, of the test side; `suffix` is parquet or csv."""
     kind = {"parquet": "Parquet", "csv": "CSV"}[suffix]
     if not folder.is_dir():
@@ -61,63 +59,37 @@ def find_split_files(
     found = files_of(folder, suffix)
     if not found:
         raise ConfigError(f"expected {kind} files (train*.{suffix}, test*.{suffix}) in {folder}, got none")
-    splits: dict[str, list[Path]] = {}  # "" for files whose names say nothing
+    splits: dict[str, list[Path]] = {}
     for path in found:
-        splits.setdefault(_split_of(path, folder, train_splits) or "", []).append(path)
-    if set(splits) == {""}:
-        splits = {"train": splits[""]}
-    if "train" in train_splits and "train" not in splits:
-        raise ConfigError(
-            f"expected a training file (train*.{suffix}) in {folder}, got only {', '.join(p.name for p in found[:4])}"
-        )
-    unread = {word for path in splits.pop("", []) for word in _words_of(path.stem) if len(word) > 2}
-    sides = choose_splits(splits, train_splits, folder, unread)
-    for split in sides["train"]:
-        homes = sorted({path.parent.name for path in splits[split]})
-        if len(homes) > 1:
-            raise ConfigError(
-                f"expected one data set in {folder}, got several: {', '.join(homes)}; name one as the root"
-            )
-    return {side: [path for split in chosen for path in splits[split]] for side, chosen in sides.items()}
+        above = "" if path.parent == folder else split_of(path.parent.name)
+        splits.setdefault(split_of(path.stem) or above, []).append(path)
+    sides = choose_splits(splits, folder, f"a training file (train*.{suffix})", [path.name for path in found])
+    homes = sorted({path.parent.name for path in sides["train"]})
+    if len(homes) > 1:
+        raise ConfigError(f"expected one data set in {folder}, got several: {', '.join(homes)}; name one as the root")
+    return sides
 
 
-def choose_splits(
-    splits: Collection[str], train_splits: Sequence[str], where: object, others: Collection[str] = ()
-) -> dict[str, list[str]]:
-    """Which splits are the training side and, if there is one, the test side; `others` are more names to suggest."""
-    named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
-    train = [named.get(word, word) for word in train_splits]
-    if not train or len(set(train)) < len(train) or "test" in train:
-        raise ConfigError(f"expected train_splits as different splits, none of them 'test', got {list(train_splits)}")
-    for split in train:
-        if split not in splits:
-            raise ConfigError(f"expected a split '{split}' in {where}, got none{suggest(split, {*splits, *others})}")
-    test = next((split for split in ("test", "validation") if split in splits and split not in train), None)
-    return {"train": train, "test": [test]} if test else {"train": train}
+def split_of(name: str) -> str:
+    """Which split a name is of, by a whole word in it: "train", "test", "validation"; "" where it does not say."""
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    return next((split for split, spellings in SPLITS.items() if words & set(spellings)), "")
 
 
-def _split_of(path: Path, folder: Path, asked: Sequence[str]) -> str | None:
-    """Which split a file is of, by a whole word in its own name, else in its folder's below `folder`.
+def choose_splits(splits: Mapping[str, Part], where: object, expected: str, names: Sequence[str]) -> dict[str, Part]:
+    """The training side and, if there is one, the test side: the test split, or without one the validation split.
 
     Args:
-        path: the file.
-        folder: of the data set.
-        asked: words that say so, besides the usual ones.
+        splits: by the split that their names say, see `split_of`. What says nothing is the training side where it is
+            alone, and else not read.
+        where, expected, names: for the error that there is no training split: what was expected, and what is there.
     """
-    spellings_of = {**{word: (word,) for word in asked}, **SPLITS}
-    parts = [path.stem]
-    if path.parent != folder:
-        parts.append(path.parent.name)
-    for part in parts:
-        words = _words_of(part)
-        for split, spellings in spellings_of.items():
-            if words & set(spellings):
-                return split
-    return None
-
-
-def _words_of(name: str) -> set[str]:
-    return set(re.split(r"[^a-z]+", name.lower()))
+    if set(splits) == {""}:
+        return {"train": splits[""]}
+    if "train" not in splits:
+        raise ConfigError(f"expected {expected} in {where}, got only {', '.join(names[:4])}")
+    test = splits.get("test", splits.get("validation"))
+    return {"train": splits["train"]} | ({} if test is None else {"test": test})
 
 
 # one folder per client -----------------------------------------------------------------------------------------------

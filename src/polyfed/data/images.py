@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyfed.data import cache
 from polyfed.data.classes import natural_sort, negative_name
-from polyfed.data.files import CLIENT, SPLITS, check_sides, choose_splits, owners
+from polyfed.data.files import CLIENT, check_sides, choose_splits, owners, split_of
 from polyfed.data.samples import LabeledSamples, upright
 from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError, first_line, gathered
@@ -105,23 +105,20 @@ def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[st
 # folders of classes ------------------------------------------------------------------------------------------------
 
 
-def read_folders(
-    places: Sequence[Path], train_splits: Sequence[str], image_size: int | None, of_clients: bool = False
-) -> LabeledImages:
+def read_folders(places: Sequence[Path], image_size: int | None, of_clients: bool = False) -> LabeledImages:
     """Read and decode folders of class folders, or take the decoded copy from the cache.
 
-    Where a folder right below is called train (or as `train_splits` says), the folders right below are sides
+    Where a folder right below is called train, the folders right below are sides
     (`polyfed.data.files.choose_splits`); otherwise they are the classes of a training side without a test side. Classes
     are called as their folders; rows are sorted by class, then by name. Gray images among RGB ones become RGB (three
     equal channels).
 
     Args:
         places: one folder, or with `of_clients` one of each client.
-        train_splits: the folders that make the training side, in this order.
         image_size: pixels a side, to which each image is resized; None: all have one size.
         of_clients: gives the further column "client"; a client may lack classes, and have some in its test side alone.
     """
-    read = gathered(partial(_sides, place, train_splits) for place in places)
+    read = gathered(partial(_sides, place) for place in places)
     check_sides({place.name: "test" in sides for place, sides in zip(places, read, strict=True)})
     sides = {side: [row for of_place in read for row in of_place[side]] for side in read[0]}
     where = places[0].parent if of_clients else places[0]
@@ -189,18 +186,14 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(p for p in found if not p.name.startswith("."))
 
 
-def _sides(folder: Path, train_splits: Sequence[str]) -> dict[str, _Rows]:
+def _sides(folder: Path) -> dict[str, _Rows]:
     """The files of the training side and, if there is one, of the test side."""
     below = _folders(folder)
-    named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
-    splits = {named.get(place.name.lower(), place.name): place for place in below}
-    if "train" not in splits and list(train_splits) == ["train"]:
+    splits = {split_of(place.name): place for place in below}
+    if "train" not in splits:
         return {"train": _rows(folder, below)}
-    chosen = choose_splits(splits, train_splits, folder)
-    return {
-        side: [row for split in parts for row in _rows(splits[split], _folders(splits[split]))]
-        for side, parts in chosen.items()
-    }
+    sides = choose_splits(splits, folder, "a folder 'train'", [])
+    return {side: _rows(place, _folders(place)) for side, place in sides.items()}
 
 
 def _folders(place: Path) -> list[Path]:

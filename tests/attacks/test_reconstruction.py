@@ -122,7 +122,6 @@ def test_a_reason_is_given_where_there_is_nothing_to_attack(ran: Ran) -> None:
         (ran("local"), "nothing goes up"),
         (ran("fedavg", aggregation="same-shape"), "weights are not inverted"),
         (fedin(ran, exchange_features=False), "weights are not inverted"),
-        (fedin(ran, **{**PROJECTED, "projection": "trained"}), "weights are not inverted"),
         (ran("closed-form", rows, features=8), "do not determine the rows"),
         (ran("closed-form", {**FEW, "training": {"rounds": 2}}), "holds no sums"),
     ):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, random_orthogonal, to_common
+from polyfed.functional.feature_pooling import from_common, layout, random_orthogonal, to_common
 
 SHAPES = [(5,), (5, 6, 4), (5, 3, 3), (10, 5), (9, 5)]  # a vector, maps, tokens with and without a class token
 
@@ -87,21 +87,6 @@ def test_orthogonal(rows: int, columns: int) -> None:
     np.testing.assert_allclose(product, np.eye(min(rows, columns)), atol=1e-6)
     assert torch.equal(p, random_orthogonal(rows, columns, seeded()))
     assert not torch.allclose(p.abs(), random_orthogonal(rows, columns, seeded(1)).abs())
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(2, 5), (5, 2), (3, 3)])
-def test_the_nearest_orthogonal_matrix(rows: int, columns: int) -> None:
-    """No other is nearer; an orthogonal one is its own, and scale does not matter."""
-    matrix = torch.randn(rows, columns, generator=seeded())
-    found = nearest_orthogonal(matrix)
-    gram = found @ found.T if rows <= columns else found.T @ found
-    np.testing.assert_allclose(gram.numpy(), np.eye(min(rows, columns)), atol=1e-6)
-    for number in range(50):
-        step = 0.3 * torch.randn(rows, columns, generator=seeded(number))
-        for other in (random_orthogonal(rows, columns, seeded(number)), nearest_orthogonal(found + step)):
-            assert float((other - matrix).norm()) >= float((found - matrix).norm()) - 1e-5
-    torch.testing.assert_close(nearest_orthogonal(found), found)
-    torch.testing.assert_close(nearest_orthogonal(3 * matrix), found)
 
 
 @pytest.mark.parametrize("shape", [(), (12, 7), (3, 7), (2, 3, 4, 5)])

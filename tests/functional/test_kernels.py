@@ -140,7 +140,7 @@ def test_autograd_is_the_closed_form_in_both_arguments(rows, d, e, block, monkey
 @pytest.mark.parametrize(("d", "block"), [(2, 512), (6, 2)])
 def test_second_derivatives(d, block, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", block)
-    a, f = (draw(4, d) + 1).requires_grad_(), draw(4, 3, seed=1).requires_grad_()
+    a, f = (draw(4, d) + 1).requires_grad_(), draw(4, 5, seed=1).requires_grad_()
     assert torch.autograd.gradgradcheck(alignment, (a, f))
     (through,) = torch.autograd.grad(torch.autograd.grad(alignment(a, f), a, create_graph=True)[0].square().sum(), a)
     nested = torch.func.grad(lambda x: torch.func.grad(alignment)(x, f.detach()).square().sum())(a.detach())
@@ -159,15 +159,15 @@ def test_the_closed_form_is_taken_where_no_second_derivative_is_asked_for(monkey
     torch.testing.assert_close(torch.func.grad(alignment)(a.detach(), f), plain, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize(("d", "block"), [(6, 512), (60, 8), (20, 8)])
+@pytest.mark.parametrize(("d", "block"), [(6, 512), (60, 8)])
 def test_under_functional_transforms(d, block, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", block)
-    a, f = torch.stack([draw(30, d, seed=s) for s in range(3)]), draw(30, 12, seed=9)
+    a, f = torch.stack([draw(30, d, seed=s) for s in range(3)]), draw(30, 40, seed=9)
     vmap, grad = torch.func.vmap, torch.func.grad
     torch.testing.assert_close(vmap(alignment, in_dims=(0, None))(a, f), torch.stack([alignment(x, f) for x in a]))
     closed = torch.stack([closed_form(x, f) for x in a])
     torch.testing.assert_close(vmap(grad(alignment), in_dims=(0, None))(a, f), closed)
-    torch.testing.assert_close(vmap(grad(alignment))(a, f.expand(3, 30, 12)), closed)
+    torch.testing.assert_close(vmap(grad(alignment))(a, f.expand(3, 30, 40)), closed)
     both = vmap(grad(cka, argnums=(0, 1)))(a, a.flip(0))
     torch.testing.assert_close(both[0][0], -closed_form(a[0], a[2]))
     torch.testing.assert_close(both[1][0], -closed_form(a[2], a[0]))
@@ -318,30 +318,6 @@ def test_a_factor_is_exact_up_to_its_largest_width_and_counts_what_it_has():
     for count, (a, columns) in enumerate(zip(clients(), (3, 73, 2), strict=False), 1):
         stream.add(a)
         assert (stream.count, stream.result().rank) == (count, columns)
-
-
-def test_no_large_square_array_is_ever_formed(monkeypatch):
-    """With blocks of 16, L = 130 and widths 70 to 120: nothing beyond a representation's own size but 16-row blocks."""
-    monkeypatch.setattr(kernels, "BLOCK", 16)
-    rows, widths, rank = 130, (70, 100, 120), 8
-    many = [draw(rows, d, seed=d) for d in widths]
-    own = {(rows, d) for d in widths} | {(d, rows) for d in widths}
-    with Shapes() as shapes:
-        factor = kernel_factor(iter(many), rank=rank, exact_rank=50)
-        kernel_factor(many, rank=rank, exact_rank=50, norm="fro")
-        for d, a in zip(widths, many, strict=True):
-            leaf = a.clone().requires_grad_()
-            alignment(leaf, factor.matrix).backward()
-            torch.func.grad(alignment)(a, factor.matrix)
-            cka(a, many[0])
-            assert leaf.grad.shape == (rows, d)
-        leaf = many[1].clone().requires_grad_()
-        cka(leaf, many[2]).backward()
-    assert (rows, 120) in shapes.seen, "the recorder works"
-    gathered = 2 * (rank + 16)  # 48
-    small = {(rows, columns) for columns in range(gathered + 1)} | {(w, h) for w in range(49) for h in range(49)}
-    assert gathered < rows
-    assert not [s for s in shapes.seen - own - small if np.prod(s) > 16 * max(widths)]
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (0, 3), (3, 0)])

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
-from polyfed.functional.feature_pooling import nearest_orthogonal, random_orthogonal
+from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.functional.modes import eval_mode
 from polyfed.functional.surgery import combine
 from polyfed.methods import FedIN
-from polyfed.methods.building_blocks import feature_pairs
 from polyfed.models.split import SequentialSplit
 from tests.helpers.toys import (
     CLASSES,
@@ -266,8 +265,8 @@ UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
 
 
-def projected(kind="fixed", **hyperparameters):
-    return FedIN(**{"aggregation": "same-shape", "projection": kind, **SMALL, **hyperparameters})
+def projected(**hyperparameters):
+    return FedIN(**{"aggregation": "same-shape", "projection": "fixed", **SMALL, **hyperparameters})
 
 
 def test_what_is_sent_is_the_own_features_times_the_matrices():
@@ -308,27 +307,6 @@ def test_the_misfit_and_its_gradient_by_hand(number):
         inner = name.startswith("intermediate")
         (expected,) = torch.autograd.grad(local + loss if inner else local, p, retain_graph=True)
         torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
-
-
-def test_the_step_of_trained_matrices_by_hand(monkeypatch):
-    """P <- the orthogonal matrix nearest to P - lr (mean gradient of l_IN + gradient of what a return trip loses)."""
-    monkeypatch.setattr(feature_pairs, "MATRIX_LR", 0.7)
-    method = projected("trained")
-    at = worker(federation(method, clients(UNEQUAL))[0], 1)
-    before = method.common.matrices(at)
-    g = torch.Generator().manual_seed(7)
-    sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")}
-    pairs = {"s_in": torch.randn(4, 9, generator=g), "s_out": torch.randn(4, 5, generator=g)}
-    sent = method.common.upload(at, pairs, TrainingResult(2, 8, 0.0, {"in_steps": torch.tensor(2.0)}, sums))
-    for name, s in (("p_in", pairs["s_in"]), ("p_out", pairs["s_out"])):
-        p, x = before[name].detach().double().numpy(), s.double().numpy()
-        lost = x @ p.T @ p - x  # of mean lost^2, a quadratic form in P'P
-        back = 2 / x.size * (p @ x.T @ lost + p @ lost.T @ x)
-        expected = nearest_orthogonal(torch.from_numpy(p - 0.7 * (sums[name].double().numpy() / 2 + back)).float())
-        assert np.abs(back).max() > 1e-3
-        torch.testing.assert_close(at.state["projections"][name], expected, atol=1e-5, rtol=0)
-    fresh = at.state["projections"]
-    assert same(sent, projected().common.project(pairs, fresh))
 
 
 def test_unequal_cuts_are_refused_before_round_1_but_with_projections():

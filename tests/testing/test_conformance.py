@@ -934,10 +934,6 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
         methods.FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         {"expected_bytes": fedin_projected_bytes, "skip": IN_ORDER},
     ),
-    "fedin, trained projections": (
-        methods.FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
-        {"skip": IN_ORDER},
-    ),
     "fedin, more pairs": (
         methods.FedIN(num_pairs=20),
         {

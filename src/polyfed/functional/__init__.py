@@ -26,7 +26,6 @@ modes               eval mode and untracked BatchNorm statistics for a while
 noise               Gaussian noise on features, and normal numbers of a key
 patch_mixing        images mixed with others of their batch, patch by patch
 robust              medians, trimmed means and Krum, which a few hostile vectors do not lead astray
-secure_sums         sums of which a server sees the total alone, by masks in fixed point
 server_prototypes   prototypes trained by a network, drawn apart, or pushed apart on the sphere
 surgery             combining two gradients
 tied_tensors        tensors and layers with several names: calls with others in their places

@@ -49,11 +49,6 @@ def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Ten
     return {name: one[name] + other[name] for name in one}
 
 
-def subtract(whole: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sums without the rows of `part`: a deletion."""
-    return {name: whole[name] - part[name] for name in whole}
-
-
 def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
     """Whether so many rows can have these sums: nothing varies by less than nothing within a class, no rows sum to 0.
 

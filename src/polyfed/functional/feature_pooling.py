@@ -80,19 +80,6 @@ def random_orthogonal(rows: int, columns: int, generator: torch.Generator) -> Te
     return matrix.float()
 
 
-def nearest_orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with orthonormal rows, or columns where these are fewer, that is nearest to `matrix` (Frobenius norm).
-
-    The orthogonal factor of the polar decomposition. Of full rank it is the only one.
-
-    >>> nearest_orthogonal(torch.tensor([[4.0, 3.0]])).round(decimals=6)
-    tensor([[0.8000, 0.6000]])
-    """
-    u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
-    nearest: Tensor = u @ v
-    return nearest.to(matrix.dtype)
-
-
 def pooling_matrix(size: int, to: int) -> Tensor:
     """R (to, size), float64: the mean over each of `to` bins of `size` places, as adaptive average pooling has them.
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
 
-BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
+BLOCK = 512  # features; of wider representations of fewer rows the L x L kernels are formed in place of A^T B
 KERNEL_ROWS = 1024  # most rows for which an L x L kernel is added up: its eigenvectors take some tenths of a second
 _SPARE = 16  # columns that a factor being gathered has beyond its rank
 
@@ -67,7 +67,7 @@ class _Parts(NamedTuple):
     """What CKA and its gradients are made of.
 
     a_LD, b_LE: prepared. norm_a, norm_b: ||A^T A||_F, ||B^T B||_F, never 0; ab: ||A^T B||_F^2.
-    gram_a, gram_b, cross_DE: the products behind them, as `_gram` and `_cross` have formed them.
+    gram_a, gram_b: the smaller of A^T A and A A^T, and of B. cross_DE: A^T B; empty where the kernels stand for it.
     """
 
     a_LD: Tensor
@@ -90,7 +90,12 @@ def centered_parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
     a_LD, b_LE = center_and_scale(a_LD, b_LE.dtype), center_and_scale(b_LE, a_LD.dtype)
     (aa, gram_a) = _gram(a_LD)
     (bb, gram_b) = _gram(b_LE)
-    (ab, cross_DE) = _cross(a_LD, b_LE)
+    if min(a_LD.shape[1], b_LE.shape[1]) <= max(len(a_LD), BLOCK):
+        cross_DE = a_LD.mT @ b_LE
+        ab = cross_DE.square().sum()
+    else:  # both grams are L x L
+        cross_DE = a_LD.new_empty(0, 0)
+        ab = (gram_a * gram_b).sum()
     # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
     return _Parts(a_LD, b_LE, nonzero(aa).sqrt(), nonzero(bb).sqrt(), ab, gram_a, gram_b, cross_DE)
 
@@ -105,12 +110,9 @@ def _slope(parts: _Parts, peak: Tensor) -> Tensor:
     pull = 2 / (parts.norm_a * parts.norm_b) / nonzero(peak)
     keep = pull * parts.ab / parts.norm_a.square()
     formed = parts.cross_DE.numel() > 0
-    towards_LD = b_LE @ (pull * parts.cross_DE.mT) if formed else pull * _times_kernel(b_LE, a_LD)
-    if parts.gram_a.numel():
-        gram = keep * parts.gram_a
-        slope_LD = towards_LD - (a_LD @ gram if a_LD.shape[1] <= a_LD.shape[0] else gram @ a_LD)
-    else:
-        slope_LD = towards_LD - keep * _times_kernel(a_LD, a_LD)
+    towards_LD = b_LE @ (pull * parts.cross_DE.mT) if formed else pull * (parts.gram_b @ a_LD)
+    gram = keep * parts.gram_a
+    slope_LD = towards_LD - (a_LD @ gram if a_LD.shape[1] <= a_LD.shape[0] else gram @ a_LD)
     return slope_LD - slope_LD.mean(dim=0)  # 0 but for rounding, which would add up in a bias
 
 
@@ -149,49 +151,13 @@ class _Cka(torch.autograd.Function):
             )
 
 
-# ---- products in blocks --------------------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------------------------
 
 
 def _gram(a_LD: Tensor) -> tuple[Tensor, Tensor]:
-    """||A^T A||_F^2 = ||A A^T||_F^2, and the smaller of the two products; that is empty where above ``BLOCK``."""
-    tall = a_LD if a_LD.shape[1] <= a_LD.shape[0] else a_LD.mT
-    if tall.shape[1] <= BLOCK:
-        gram = tall.mT @ tall
-        return gram.square().sum(), gram
-    squares = []
-    for start in range(0, tall.shape[1], BLOCK):
-        upper = (
-            tall[:, start : start + BLOCK].mT @ tall[:, start:]
-        )  # symmetric: what is right of the block counts twice
-        squares.append(upper.square().sum() + upper[:, upper.shape[0] :].square().sum())
-    return torch.stack(squares).sum(), a_LD.new_empty(0)
-
-
-def _cross(a_LD: Tensor, b_LE: Tensor) -> tuple[Tensor, Tensor]:
-    """||A^T B||_F^2 = <A A^T, B B^T>, and A^T B; that is empty where both of its sides are above ``BLOCK``."""
-    if min(a_LD.shape[1], b_LE.shape[1]) <= BLOCK:
-        cross_DE = a_LD.mT @ b_LE
-        return cross_DE.square().sum(), cross_DE
-    if _by_rows(a_LD, b_LE):
-        pairs = zip(torch.split(a_LD, BLOCK), torch.split(b_LE, BLOCK), strict=True)
-        squares = [((a @ a_LD.mT) * (b @ b_LE.mT)).sum() for a, b in pairs]
-    else:
-        squares = [(a.mT @ b_LE).square().sum() for a in torch.split(a_LD, BLOCK, dim=1)]
-    return torch.stack(squares).sum(), a_LD.new_empty(0, 0)
-
-
-def _by_rows(a_LD: Tensor, b_LE: Tensor) -> bool:
-    """Whether L^2 (D + E) products, by row blocks of the kernels, are fewer than the 2 L D E by columns."""
-    (rows, d) = a_LD.shape
-    e = b_LE.shape[1]
-    return rows * (d + e) < 2 * d * e
-
-
-def _times_kernel(b_LE: Tensor, a_LD: Tensor) -> Tensor:
-    """B B^T A with at most BLOCK rows of B B^T, or columns of B^T A, at a time."""
-    if _by_rows(a_LD, b_LE):
-        return torch.cat([(rows @ b_LE.mT) @ a_LD for rows in torch.split(b_LE, BLOCK)])
-    return torch.cat([b_LE @ (b_LE.mT @ columns) for columns in torch.split(a_LD, BLOCK, dim=1)], dim=1)
+    """||A^T A||_F^2 = ||A A^T||_F^2, and the smaller of the two products."""
+    gram = a_LD.mT @ a_LD if a_LD.shape[1] <= a_LD.shape[0] else a_LD @ a_LD.mT
+    return gram.square().sum(), gram
 
 
 # ---- the mean kernel -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ Private:         with `unit_features` rows of phi have norm 1, and N_k is in no 
                  own class shares stay with it.
 Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.
 No network is trained or sent. It is a control: what are the others' rows worth to a linear model, together and alone?
-W of any grouping of the rows is the same, and a client's rows can be subtracted again.
+W of any grouping of the rows is the same.
 
 After closed forms on a pre-trained extractor: Fed3R (Fani et al., ICML 2024, arXiv:2406.01116) and AFL (He et al., CVPR
 2025, arXiv:2405.16240). The classifier is Friedman's regularized discriminant analysis (JASA 1989). Maps: random

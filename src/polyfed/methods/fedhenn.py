@@ -94,8 +94,8 @@ class MeanKernel(KernelSimilarity):
     """K_bar, the mean of the kernels K_j over `pool` (Algorithm 2), sent as a factor F.
 
     In the server's state: "kernel 7" (a representation of the RAD that client 7 uploaded) or, by
-    `Server.store_weights`, its weights; "last", who uploaded last; "factor all" or "factor 7", what is sent in this
-    round. Nothing here asks for a model where clients upload representations.
+    `Server.store_weights`, its weights; "factor all" or "factor 7", what is sent in this round. Nothing here asks for a
+    model where clients upload representations.
 
     A control sends something else in its place, to show whether it is the peers' kernels that help: "own" K_k alone to
     client k, "permuted" K_bar with its rows and columns in an order drawn anew for each round, so that none belongs to
@@ -103,8 +103,7 @@ class MeanKernel(KernelSimilarity):
     """
 
     similarity: Literal["linear", "rbf"] = "linear"  # kernel: of inner products; "rbf": of distances
-    # clients whose kernels are averaged; "selected": in the last round; "seen": all that ever uploaded
-    pool: Literal["all", "selected", "seen"] = "all"
+    pool: Literal["all", "seen"] = "all"  # clients whose kernels are averaged; "seen": those that ever uploaded
     # "fro": each kernel is divided by its centered Frobenius norm, so that no scale dominates
     norm: Literal["none", "fro"] = "none"
     # target of a control: the client's "own" kernel, or the mean one with its rows "permuted"
@@ -160,8 +159,6 @@ class MeanKernel(KernelSimilarity):
 
     def update(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Keep the weights or representations that were uploaded."""
-        if uploads:
-            server.state["last"] = torch.tensor(sorted(uploads))
         for client_id, message in uploads.items():
             if "model" in message:
                 server.store_weights(client_id, get_group(message, "model"))
@@ -177,11 +174,7 @@ class MeanKernel(KernelSimilarity):
         """Whose kernels are averaged."""
         if self.pool == "all" and of_weights:
             return sorted(server.clients)
-        known = [j for j in server.clients if f"kernel {j}" in server.state or server.has_weights(j)]
-        if self.pool == "selected":
-            last = get_tensor(server.state, "last").tolist() if "last" in server.state else []
-            known = [j for j in known if j in last]
-        return sorted(known)
+        return sorted(j for j in server.clients if f"kernel {j}" in server.state or server.has_weights(j))
 
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""

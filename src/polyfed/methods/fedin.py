@@ -18,8 +18,8 @@ samples to send and the pairs to return are drawn at random; the paper does not 
 others' pairs by batch statistics and keeps its running ones, with which pairs are made. A single pair is skipped. (5)
 `level std(s)` is the noise's standard deviation, as in the paper's main text; its appendix has `N(0, 0.8 sigma^2)`. (6)
 If there are more pairs than a batch has rows (the paper's figure 6d), steps cycle through them in random order. (7)
-Projections are the paper's future work, described only as linear. Ours depend on the width instead of the client, and
-are orthogonal; trained ones change after local training only. (8) `feature_clip` bounds what is sent; the paper's
+Projections are the paper's future work, described only as linear. Ours are fixed and orthogonal, and depend on the
+width instead of the client. (8) `feature_clip` bounds what is sent; the paper's
 features have no bound. (9) w^{t-1} in eq. 3 is "the weights of client k" one round before. It is read as the received
 weights, as in FedProx. (10) Gradients are combined tensor by tensor, with an a and a b for each. (11) BatchNorm's
 running statistics are sent and averaged with the weights, where the paper's section 4.3 does without. Its batch counter
@@ -74,7 +74,7 @@ class FedIN(Method):
         differs="depth between cuts of equal shape (same-shape, projected: anything)",
         down="P + n_S q",
         up="P + n_S q",
-        states="server: w, this round's pairs; client: trained projections",
+        states="server: w, this round's pairs",
         form=feature_pairs.FORM,
         delta_entries=("model",),
     )
@@ -94,7 +94,7 @@ class FedIN(Method):
     feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0
     # n_S, pairs that a client sends and receives; not set: the batch size
     num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = None
-    # "fixed" or "trained": send pairs in one common shape, for any cuts
+    # "fixed": send pairs in one common shape, for any cuts
     projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = "none"
     projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
     projection_grid: feature_pairs.Size = 8  # g, positions per side
@@ -121,7 +121,6 @@ class FedIN(Method):
             channels=self.projection_channels,
             grid=self.projection_grid,
             features=self.projection_features,
-            is_trained=self.projection == "trained",
         )
 
     evaluation_stage = "received"
@@ -150,7 +149,7 @@ class FedIN(Method):
 
     @property
     def exposed(self) -> Exposed | None:
-        if not self.exchange_features or self.projection == "trained":  # trained matrices stay with the clients
+        if not self.exchange_features:
             return None
         plain = dataclasses.replace(self, noise_std=0.0, noise_where="both") if self._message_noise else None
         return Exposed("features", "features", self._features_of, plain)
@@ -194,15 +193,12 @@ class FedIN(Method):
         if "s_in" not in context or not g_local:
             return local
         w_in = {name: p for name, p in model.named_parameters() if name in g_local}
-        matrices = feature_pairs.trained_matrices(context)
         with frozen_running_stats(model):
             loss_in = self.loss_in(model, context)
-        grads = torch.autograd.grad(loss_in, (*w_in.values(), *matrices.values()))
-        g_in = dict(zip(w_in, grads, strict=False))  # what follows are gradients of the matrices
+        g_in = dict(zip(w_in, torch.autograd.grad(loss_in, list(w_in.values())), strict=True))
         z = combine(g_local, g_in, self.combine)  # eq. 12 or 13, tensor by tensor
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        raw = dict(zip(matrices, grads[len(w_in) :], strict=True))
-        return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums}, raw)
+        return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums})
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -253,5 +249,5 @@ class FedIN(Method):
         count = self.num_pairs or client.training.batch_size
         draws = client.generator("features")
         pairs = feature_pairs.sample_pairs(client, count, self._message_noise, draws, self.feature_clip)
-        message["features"] = pairs if self.common is None else self.common.upload(client, pairs, trained)
+        message["features"] = pairs if self.common is None else self.common.project(pairs, self.common.matrices(client))
         return message

@@ -1,21 +1,17 @@
-"""Feature pairs: how clients make them, the server's pool, and how clients walk through what they get of it (FedIN).
+"""Feature pairs: how clients make them, the server's pool, and which ones a client takes in a step (FedIN).
 
 A pair is what enters (s_in) and what leaves (s_out) the intermediate part of a client's network, for one sample. In a
 message, pairs are the group "features": "s_in" (M, ...) and "s_out" (M, ...), row m of both from the same sample.
 
-Where clients' networks differ in width or family, pairs travel in one common shape.
-
-A client has two matrices: P_in (C, c) for the channels of what enters its intermediate part, P_out (F, D) for its
-representation. It sends g x g places and their summary, with C channels, and F numbers (`functional.feature_pooling`);
-it takes others' inputs back through the transpose of P_in, and compares its own outputs by way of P_out:
+Where clients' networks differ in width or family, pairs are sent in one common shape. A client has two matrices: P_in
+(C, c) for the channels of what enters its intermediate part, P_out (F, D) for its representation. It sends g x g places
+and their summary, with C channels, and F numbers (`functional.feature_pooling`); it takes others' inputs back through
+the transpose of P_in, and compares its own outputs by way of P_out:
 
     l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2
 
-The matrices are orthogonal, and begin as a function of the run's seed and of the widths alone, so that networks of one
-width have the same ones. Fixed ones stay so. Trained ones are each client's own: after its local training they take one
-step against the mean gradient of l_IN, plus that of mean (P_in' P_in s_in - s_in)^2 + mean (P_out' P_out s_out -
-s_out)^2 on what it is about to send, and become the nearest orthogonal matrices to that, so that a transpose goes on
-being the inverse and no matrix shrinks to fit all pairs.
+The matrices are orthogonal, and a function of the run's seed and of the widths alone: networks of one width have the
+same ones.
 
 In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the intermediate part, for its shape.
 """
@@ -34,13 +30,13 @@ from torch import Tensor, nn
 from polyfed.core import inference, randomness
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Context, TrainingResult
+from polyfed.core.method import Context
 from polyfed.core.modules import as_split_model
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, as_sent
 from polyfed.functional.clipping import clip_rows
-from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, random_orthogonal, to_common
+from polyfed.functional.feature_pooling import layout, random_orthogonal, to_common
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 from polyfed.validation.effect import ActsWith
@@ -50,11 +46,9 @@ Where = Annotated[
     Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
 ]
 Releases = tuple[Release, ...]
-Projection = Literal["none", "fixed", "trained"]
-Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed", "trained"))]  # of the common shape
+Projection = Literal["none", "fixed"]
+Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed",))]  # of the common shape
 _PARTS = ("s_in", "s_out")
-_MATRICES = ("p_in", "p_out")
-MATRIX_LR = 1.0  # of trained matrices, once per local training
 
 
 def _pairs(known: UploadContext, name: str) -> Members:
@@ -192,62 +186,26 @@ def minibatch(pairs: Group, visit: int, size: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class CommonSpace:
-    """The common shape of pairs: (1 + grid grid, channels) and (features); whether the matrices are trained."""
+    """The common shape of pairs: (1 + grid grid, channels) and (features)."""
 
     channels: int
     grid: int
     features: int
-    is_trained: bool = False
 
     def matrices(self, client: Client) -> dict[str, Tensor]:
-        """What a context needs, of a client at work, on its network's device; trained ones take a gradient."""
+        """What a context needs, of a client at work, on its network's device."""
         model = as_split_model(client.model)
         cut = inference.map_batches(model.extract, model, client.data.train.x[:1], client.prepare)
-        if "projections" in client.state:
-            own: Group = get_group(client.state, "projections")
-        else:
-            channels = layout(cut.shape[1:]).channels
-            own = {
-                "p_in": _initial(client.seed, "in", self.channels, channels),
-                "p_out": _initial(client.seed, "out", self.features, model.feature_dim),
-            }
-        matrices = {name: own[name].to(cut, copy=True).requires_grad_(self.is_trained) for name in _MATRICES}
-        return {"cut": cut, **matrices}
+        p_in = _matrix(client.seed, "in", self.channels, layout(cut.shape[1:]).channels)
+        p_out = _matrix(client.seed, "out", self.features, model.feature_dim)
+        return {"cut": cut, "p_in": p_in.to(cut), "p_out": p_out.to(cut)}
 
     def project(self, pairs: Group, matrices: Group) -> dict[str, Tensor]:
         """Pairs of the client's own shapes in the common one."""
-        p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in _MATRICES)
+        p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in ("p_in", "p_out"))
         return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
-
-    def upload(self, client: Client, pairs: Group, trained: TrainingResult) -> dict[str, Tensor]:
-        """The client's own pairs as they are sent after training; moves its matrices first, where they are trained."""
-        matrices = self.matrices(client)
-        if self.is_trained:
-            matrices |= _stepped(matrices, pairs, trained, self.grid)
-            client.state |= {"projections": {name: matrices[name] for name in _MATRICES}}
-        return self.project(pairs, matrices)
-
-
-def trained_matrices(context: Context) -> dict[str, Tensor]:
-    """The matrices of a context that are trained, by name."""
-    return {name: context[name] for name in _MATRICES if name in context and context[name].requires_grad}
 
 
 @functools.lru_cache(maxsize=64)
-def _initial(seed: int, cut: str, size: int, width: int) -> Tensor:
+def _matrix(seed: int, cut: str, size: int, width: int) -> Tensor:
     return random_orthogonal(size, width, randomness.generator(seed, f"projection {cut}", size, width))
-
-
-def _stepped(matrices: Group, pairs: Group, trained: TrainingResult, grid: int) -> dict[str, Tensor]:
-    """The matrices after their step, by the gradients of l_IN (`trained.raw`, over "in_steps") if there were pairs."""
-    p_in = matrices["p_in"].detach().requires_grad_()
-    p_out = matrices["p_out"].detach().requires_grad_()
-    s_in = pairs["s_in"].to(p_in)
-    s_out = pairs["s_out"].to(p_in)
-    with torch.enable_grad():
-        again = from_common(to_common(s_in, p_in, grid), p_in, s_in.shape[1:])
-        lost = (again - s_in).square().mean() + (s_out @ p_out.T @ p_out - s_out).square().mean()
-    grads = dict(zip(_MATRICES, torch.autograd.grad(lost, (p_in, p_out)), strict=True))
-    for name, total in trained.raw.items():
-        grads[name] = grads[name] + total / trained.sums["in_steps"]
-    return {name: nearest_orthogonal(matrices[name].detach() - MATRIX_LR * g) for name, g in grads.items()}

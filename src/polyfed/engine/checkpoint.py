@@ -30,15 +30,13 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import State, contiguous, flatten, from_bytes, get_group, unflatten
-from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine.evaluation import not_evaluated
-from polyfed.engine.forgotten import Forgotten, remembered
 from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
-from polyfed.engine.work_in_flight import pack, pack_late, unpack, unpack_late, uploads_in, with_uploads, work_states
+from polyfed.engine.work_in_flight import pack, pack_late, unpack, unpack_late
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.fields import validated
 from polyfed.results.main_score import main_score_of
@@ -53,10 +51,8 @@ _SERVER = "server.safetensors"
 _LATE = "late.safetensors"
 _WORK = "work.safetensors"
 _STATES = (_SERVER, _CLIENTS, _LATE, _WORK)
-_SUFFIX = {_LATE: "", _WORK: " upload"}  # of the names of uploads
 _NONE: State = {"facts": torch.tensor(list(b"[]"), dtype=torch.uint8)}  # no late upload, no work
 _ROWS = "rows"  # the metadata's only entry
-_NEW = ".new"  # ends the name of a checkpoint that is to replace one
 
 # what may come of files that were written by somebody else, with checksums that fit
 _DAMAGE: tuple[type[Exception], ...] = (
@@ -69,16 +65,11 @@ class _OtherClients(ConfigError):
     """A run folder is of another number of clients than the run that is to go on."""
 
 
-def write(
-    folder: Path,
-    snapshot: Snapshot,
-    best: Callable[[int], int | None] = lambda _: None,
-    forgotten: Forgotten | None = None,
-) -> None:
+def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = lambda _: None) -> None:
     """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
 
     Args:
-        best: the best round up to a number; None where none is kept. forgotten: of whom nothing is written.
+        best: the best round up to a number; None where none is kept.
     """
     final = folder / _name(snapshot.round)
     if final.exists() and _is_whole(final):
@@ -86,7 +77,7 @@ def write(
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _fill(temporary, snapshot, forgotten)
+        _fill(temporary, snapshot)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one
         temporary.rename(final)
     finally:
@@ -100,7 +91,7 @@ def write(
             shutil.rmtree(other)
 
 
-def _fill(temporary: Path, snapshot: Snapshot, forgotten: Forgotten | None) -> None:
+def _fill(temporary: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
     states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
@@ -109,7 +100,6 @@ def _fill(temporary: Path, snapshot: Snapshot, forgotten: Forgotten | None) -> N
         parts[_LATE] = pack_late(snapshot.late)
     if snapshot.work:
         parts[_WORK] = pack(snapshot.work)
-    parts |= _without(parts, forgotten)
     rows = {number: row for number, row in snapshot.weights.items() if row is not None}
     networks: dict[tuple[str, str], dict[str, Any]] = {}
     for number, row in rows.items():
@@ -130,7 +120,6 @@ def latest(
     store: WeightStore | None = None,
     records: Callable[[int], object] = lambda _: None,
     before: int | None = None,
-    forgotten: Forgotten | None = None,
 ) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
@@ -139,7 +128,7 @@ def latest(
         clients: how many clients the federation has.
         store: where their weights go; None: they are left out.
         records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
-        before: only those of earlier rounds than this. forgotten: clients of whom nothing is read.
+        before: only those of earlier rounds than this.
 
     Raises:
         ConfigError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
@@ -147,7 +136,7 @@ def latest(
     found = [path for path in _all(folder) if before is None or path.name < _name(before)]
     for path in reversed(found):
         try:
-            snapshot, work = _read(path, clients, forgotten)
+            snapshot, work = _read(path, clients)
             records(snapshot.round)
         except _OtherClients:  # the folder is whole
             raise
@@ -168,7 +157,7 @@ def latest(
     return None
 
 
-def of_round(folder: Path, number: int, clients: int, store: WeightStore, forgotten: Forgotten) -> Snapshot:
+def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Snapshot:
     """The checkpoint of a round.
 
     Raises:
@@ -176,96 +165,9 @@ def of_round(folder: Path, number: int, clients: int, store: WeightStore, forgot
     """
     path = folder / _name(number)
     try:
-        return _with_weights(*_read(path, clients, forgotten), path, clients, store)
+        return _with_weights(*_read(path, clients), path, clients, store)
     except _DAMAGE as error:
         raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
-
-
-# clients that are forgotten -------------------------------------------------------------------------------------------
-
-
-def remembered_in(folder: Path, method: Method) -> set[int]:
-    """The clients of whose rows something is in the checkpoints that are whole.
-
-    Raises:
-        ConfigError: there is none, or the method cannot take a client out.
-    """
-    found = set[int]()
-    for path in _all_whole(folder):
-        parts = _stored(path)
-        late = [(i, upload) for i, _, upload in uploads_in(parts.get(_LATE, _NONE))]
-        work = [(i, upload) for i, _, upload in uploads_in(parts.get(_WORK, _NONE), _SUFFIX[_WORK])]
-        found |= remembered(method, parts[_SERVER], [*late, *work])
-    return found
-
-
-def purge(folder: Path, forgotten: Forgotten) -> None:
-    """Take forgotten clients out of all checkpoints; those that are not whole are removed.
-
-    Killed meanwhile, it can be done again.
-
-    Raises:
-        ConfigError: no checkpoint is whole; then nothing has changed.
-    """
-    whole = _all_whole(folder)
-    for path in _all(folder):
-        if path not in whole:
-            shutil.rmtree(path)
-        elif changed := _without(_stored(path), forgotten):
-            _replace(path, changed)
-
-
-def settle(folder: Path) -> None:
-    """Finish what `purge` has begun: a checkpoint that is whole comes into its place."""
-    for new in folder.glob(f".round-[0-9]*{_NEW}"):
-        path = folder / new.name.removeprefix(".").removesuffix(_NEW)
-        if _is_whole(new, path.name):
-            shutil.rmtree(path, ignore_errors=True)
-            new.rename(path)
-        else:
-            shutil.rmtree(new)
-        sync_folder(folder)
-
-
-def _all_whole(folder: Path) -> list[Path]:
-    settle(folder)
-    whole = [path for path in _all(folder) if _is_whole(path)]
-    if not whole:
-        raise ConfigError(
-            f"expected a whole checkpoint in {folder}, got none; what is left of one goes with --overwrite"
-        )
-    return whole
-
-
-def _without(parts: Mapping[str, State], forgotten: Forgotten | None) -> dict[str, State]:
-    """Those of a checkpoint's parts that are others without the forgotten clients."""
-    if forgotten is None or not forgotten.clients:
-        return {}
-    server = forgotten.server(parts[_SERVER])
-    new = {name: with_uploads(parts[name], forgotten.upload, _SUFFIX[name]) for name in _SUFFIX if name in parts}
-    if server is not parts[_SERVER]:  # what clients have was made of what it was
-        new |= {_SERVER: server, _CLIENTS: forgotten.clients_states(parts[_CLIENTS], parts[_CLIENTS], server)}
-        if _WORK in new:
-            new[_WORK] = {**new[_WORK], **forgotten.clients_states(new[_WORK], work_states(new[_WORK]), server)}
-    return {name: state for name, state in new.items() if state is not parts[name]}
-
-
-def _replace(path: Path, changed: Mapping[str, State]) -> None:
-    """Put a checkpoint with other parts in the place of one."""
-    new = path.with_name(f".{path.name}{_NEW}")
-    new.mkdir()
-    index = unseal((path / "index.json").read_bytes())
-    for name in index["sha256"]:
-        if name not in changed:
-            os.link(path / name, new / name)
-    sums = {name: _written(new / name, flatten(state)) for name, state in changed.items()}
-    sealed = seal({**index, "sha256": {**index["sha256"], **sums}})
-    write_whole(new / "index.json", lambda write: write(sealed))
-    sync_folder(new)
-    settle(path.parent)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def made_of(folder: RunFolder) -> MadeOf:
@@ -311,19 +213,19 @@ def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
 
 
-def _is_whole(path: Path, name: str = "") -> bool:
-    """Whether a checkpoint is there as it was written. name: that it is to have, if another."""
+def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint is there as it was written."""
     try:
-        _verified(path, name or path.name)
+        _verified(path)
     except _DAMAGE:
         return False
     return True
 
 
-def _verified(path: Path, name: str) -> dict[str, Any]:
+def _verified(path: Path) -> dict[str, Any]:
     """The index; ValueError where a checksum does not fit."""
     index = unseal((path / "index.json").read_bytes())
-    if name != _name(index["round"]):
+    if path.name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
     for name in (_WEIGHTS, _CLIENTS, _SERVER, *(name for name in (_LATE, _WORK) if name in index["sha256"])):
         with (path / name).open("rb") as file:
@@ -334,14 +236,13 @@ def _verified(path: Path, name: str) -> dict[str, Any]:
 
 def _stored(path: Path) -> dict[str, State]:
     """All of a checkpoint but its index and weights; ValueError where it is not whole."""
-    index = _verified(path, path.name)
+    index = _verified(path)
     return {name: from_bytes((path / name).read_bytes()) for name in _STATES if name in index["sha256"]}
 
 
-def _read(path: Path, clients: int, forgotten: Forgotten | None) -> tuple[Snapshot, State]:
+def _read(path: Path, clients: int) -> tuple[Snapshot, State]:
     """All but the weights; and the work under way, which has some, as it is stored."""
     parts = _stored(path)
-    parts |= _without(parts, forgotten)
     stored = parts[_CLIENTS]
     names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
     states = {i: unflatten(get_group(stored, name)) if name in stored else {} for i, name in names.items()}
@@ -412,14 +313,13 @@ class Checkpointer:
     """Decides which states of a run are kept, and from which it goes on.
 
     Attributes:
-        method: takes out clients that are forgotten. transaction: the state. history: the records, changed in place.
+        transaction: the state. history: the records, changed in place.
         folder: None keeps the best round in memory. store: of the clients' weights. clients: how many.
         evaluation: which rounds are scored, when a run stops. keep: whose models are wanted. settings: of the run.
         is_last: whether no regular round follows that of a number. summarize: makes a result of records; fails where
             they are damaged.
     """
 
-    method: Method
     transaction: Transaction
     history: list[dict[str, Any]]
     folder: RunFolder | None
@@ -437,18 +337,9 @@ class Checkpointer:
         if self.folder is not None:
             with explain_disk_errors(self.folder.path):
                 snapshot = self.transaction.snapshot(number)
-                write(self.folder.checkpoints, snapshot, self.best_round, self.forgotten)
+                write(self.folder.checkpoints, snapshot, self.best_round)
         elif self.best_round(number) == number:
             self._best = self.transaction.snapshot(number)
-
-    @property
-    def forgotten(self) -> Forgotten:
-        """The clients that the run folder says are forgotten.
-
-        Raises:
-            ConfigError: as `Forgotten`.
-        """
-        return Forgotten.of(self.method, self.folder)
 
     def best_round(self, upto: int) -> int | None:
         """The best round so far but for a final one, where its models are wanted."""
@@ -460,7 +351,7 @@ class Checkpointer:
 
     def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
         """The last whole checkpoint, or the last one before a round."""
-        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before, self.forgotten)
+        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before)
 
     def show_wanted_round(self) -> int:
         """Be what the federation was after the round whose models are wanted; gives its number.
@@ -473,7 +364,7 @@ class Checkpointer:
             return last
         snapshot = self._best
         if self.folder is not None:
-            snapshot = of_round(self.folder.checkpoints, number, self.clients, self.store, self.forgotten)
+            snapshot = of_round(self.folder.checkpoints, number, self.clients, self.store)
         assert snapshot is not None
         self.go_back(snapshot, list(self.history))
         return number
@@ -490,16 +381,13 @@ class Checkpointer:
             begin: called where the run begins anew, before round 1.
         """
         folder = self.folder
-        if folder is not None:
-            settle(folder.checkpoints)
         longer = folder is not None and folder.has_fewer_rounds(self.settings)
         snapshot = None if folder is None else self._from_where(folder, longer)
         if snapshot is None:
             if folder is not None:
                 folder.rounds(0)
             clients = range(self.clients)
-            server = self.forgotten.server({})
-            nothing = Snapshot(0, server, dict.fromkeys(clients), {number: {} for number in clients})
+            nothing = Snapshot(0, {}, dict.fromkeys(clients), {number: {} for number in clients})
             self.go_back(nothing, [])
             begin()
         elif folder is not None:

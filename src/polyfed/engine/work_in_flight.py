@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,27 +145,3 @@ def unpack_late(stored: State) -> list[LateUpload]:
     facts = parse_json(bytes(get_tensor(stored, "facts").tolist()))
     messages = [unflatten(_group(stored, str(place))) for place in range(len(facts))]
     return [LateUpload(i, sent, name, freeze(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]
-
-
-def with_uploads(stored: State, change: Callable[[int, Message], Message], suffix: str = "") -> State:
-    """Stored late uploads (or work, by its suffix) with others; `stored` itself where all stay.
-
-    change: number of a client, its upload -> what is in its place.
-    """
-    found = dict(stored)
-    for client, name, upload in uploads_in(stored, suffix):
-        changed = change(client, upload)
-        if changed is not upload:
-            found[name] = dict(flatten(changed))
-    return stored if all(found[name] is stored[name] for name in stored) else found
-
-
-def uploads_in(stored: State, suffix: str = "") -> list[tuple[int, str, Message]]:
-    """Of each stored upload: number of its client, name of its group, and itself."""
-    facts = parse_json(bytes(get_tensor(stored, "facts").tolist()))
-    return [(one[0], f"{i}{suffix}", unflatten(_group(stored, f"{i}{suffix}"))) for i, one in enumerate(facts)]
-
-
-def work_states(stored: State) -> list[str]:
-    """The names of the groups that are clients' states in stored work."""
-    return [name for name in stored if name.endswith(" state")]

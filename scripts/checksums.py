@@ -3,7 +3,7 @@
     python scripts/checksums.py --out before.json            before the change
     python scripts/checksums.py --against before.json        after it: says what differs, and exits with 1
 
-Every method runs on handwritten digits; so does every feature that cuts across methods: availability, late uploads,
+Every method runs on handwritten digits; so does every feature that cuts across methods: availability,
 devices, privacy, compression, robust aggregation, malicious clients, final rounds, early stop, resume, worker
 processes, stacked training, a deployment in memory. Of each run three checksums are taken:
 
@@ -123,11 +123,10 @@ def deployed(recipe: Recipe, out: Path) -> None:
 FEATURES: dict[str, Case] = {
     "partial participation": Case("fedavg", ("training.client_fraction=0.4",)),
     "dropped clients": Case("fedgh", ("availability.dropout_rate=0.3", "availability.dropout_stage=after")),
-    "late uploads": Case("fedhenn", ("availability.delay_rate=0.4", "availability.delay_rounds=1")),
     "joiners": Case("fedproto", ("availability.late_joiners=3", "availability.join_round=3")),
     "devices": Case("fedavg", ("devices.profiles=[\"raspberry-pi\",\"laptop\"]", "devices.round_timeout=1.0")),
     "noise on uploads": Case("fedavg", ("privacy.upload_clip_norm=1.0", "privacy.upload_noise_multiplier=0.5")),
-    "DP-SGD": Case("fedavg", ("privacy.max_grad_norm=1.0", "privacy.noise_multiplier=1.0", "privacy.max_epsilon=50.0")),
+    "DP-SGD": Case("fedavg", ("privacy.max_grad_norm=1.0", "privacy.noise_multiplier=1.0")),
     "compression": Case("fedavg", ("compression.dtype=int8", "compression.top_k_fraction=0.2")),
     "median": Case("fedavg", ("robust_aggregation.aggregator=median", "adversaries.sign_flip_fraction=0.2")),
     "Krum": Case("fedavg", ("robust_aggregation.aggregator=multi_krum", "adversaries.label_flip_fraction=0.2")),

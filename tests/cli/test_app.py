@@ -277,11 +277,10 @@ import polyfed
 class CtrlC(polyfed.Plugin):
     name = "ctrl-c"
 
-    def should_stop(self, history, rounds, final=False):
-        if rounds[-1] == 4 and not Path("pressed").exists():
+    def select(self, round):
+        if round.number == 4 and not Path("pressed").exists():
             Path("pressed").touch()
             os.kill(os.getpid(), signal.SIGINT)
-        return None
 """
 
 

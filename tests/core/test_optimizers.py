@@ -22,71 +22,14 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.run import early_stop_round
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FedAvg, FedLoRA, FedNova, FedRep, FedRolex, Local
+from polyfed.methods import Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
 from polyfed.testing.spy import Spy
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
-from tests.helpers.toys import NETS, Two, clients, federation, rounds, same, two_gradient, two_parameter_clients
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT: dict[str, Any] = {"rounds": 3, "batch_size": 5, "lr": 0.05, "momentum": 0.9, "keep_optimizer_state": True}
-
-
-def test_momentum_goes_on_by_hand() -> None:
-    members = two_parameter_clients()
-    history = rounds(Local(), members, {"two": Two}, classes=2, **{**KEPT, "batch_size": 8, "lr": 0.5})
-    for i, client in enumerate(members):
-        w, velocity = np.array([0.3, -0.2]), np.zeros(2)
-        for round in history:
-            velocity = 0.9 * velocity + two_gradient(w, client.data.train)
-            w = w - 0.5 * velocity
-            np.testing.assert_allclose(round.trained[i]["w"].numpy(), w, atol=1e-6)
-
-
-def test_adam_goes_on_by_hand() -> None:
-    (client, *_) = members = two_parameter_clients(1)
-    settings = {**KEPT, "momentum": 0.0, "optimizer": "adam", "batch_size": 8}
-    w, m, v = np.array([0.3, -0.2]), np.zeros(2), np.zeros(2)
-    for t, round in enumerate(rounds(Local(), members, {"two": Two}, classes=2, **settings), 1):
-        g = two_gradient(w, client.data.train)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        w = w - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        np.testing.assert_allclose(round.trained[0]["w"].numpy(), w, atol=1e-6)
-
-
-def trained(method: Method, executor: str, kind: str = "bn", **settings: Any) -> Federation:
-    members = clients([kind] * 3, [13, 8, 11])
-    fed = Federation(members, method, Training(**{**KEPT, **settings}), executor=executor, builders=NETS)
-    fed.run()
-    return fed
-
-
-@pytest.mark.parametrize("method", [FedAvg(), FedRep(head_epochs=1)])
-def test_executors_agree_bit_for_bit(method: Method) -> None:
-    """Phases have optimizers of their own; where clients would be stacked, they train one by one."""
-    serial, stacked, pooled = (trained(method, executor) for executor in ("serial", "vectorized", "processes"))
-    for other in (stacked, pooled):
-        assert all(same(a.weights or {}, b.weights or {}) for a, b in zip(serial.clients, other.clients, strict=True))
-    fresh = trained(method, "serial", keep_optimizer_state=False)
-    assert not same(serial.clients[0].weights or {}, fresh.clients[0].weights or {})
-    assert not any(name.startswith("optimizer") for name in fresh.clients[0].state)
-
-
-def test_resumed_rounds_are_those_of_one_run(tmp_path: Path) -> None:
-    def made(out: Path) -> Federation:
-        return federation(FedAvg(), clients(["deep"] * 2), out=out, **KEPT)[0]
-
-    whole = made(tmp_path / "whole")
-    whole.run()
-    parted = made(tmp_path / "parted")
-    parted.loggers.append(Interrupt(2))
-    with pytest.raises(RunInterrupted):
-        parted.run()
-    again = made(tmp_path / "parted")
-    again.run(resume=True)
-    assert all(same(whole.server.state[name], again.server.state[name]) for name in whole.server.state)
 
 
 def test_a_parameter_of_another_shape_begins_anew() -> None:
@@ -94,19 +37,6 @@ def test_a_parameter_of_another_shape_begins_anew() -> None:
     optimizer = Optimizer([torch.zeros(2, 3), torch.zeros(7)], Training(momentum=0.9), 0.1)
     optimizer.remember(["wide", "head.bias"], {"momentum wide": torch.ones(2, 3), "momentum head.bias": torch.ones(5)})
     assert list(optimizer.memory(["wide", "head.bias"])) == ["momentum wide"]
-
-
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        (FedNova(), "counts the steps"),
-        (FedRolex(), "other channels in every round"),
-        (FedLoRA(), "'stack' has clients train other adapters"),
-    ],
-)
-def test_methods_whose_optimizers_must_begin_anew_say_so(method: Method, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        federation(method, clients(["deep"] * 2), **KEPT)[0].run()
 
 
 ALL_KINDS = """

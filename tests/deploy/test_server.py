@@ -101,7 +101,7 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         pytest.param("local", {}, marks=pytest.mark.slow),
         ("fedavg", ONE),
         ("fedavg", {**ONE, "hyperparameters": {"personalize": "shares"}}),
-        ("fedopt", {**ONE, "training": {"momentum": 0.5, "keep_optimizer_state": True, "class_weights": "balanced"}}),
+        ("fedopt", {**ONE, "training": {"momentum": 0.5, "class_weights": "balanced"}}),
         ("fedgh", {}),
         ("closed-form", {}),
         ("fedhenn", RAD),

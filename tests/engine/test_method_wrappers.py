@@ -1,12 +1,10 @@
-"""A method with every client alone, personalized, or with adapters in frozen networks, which files of peft hold."""
+"""A method with every client alone, personalized, or with adapters in frozen networks."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,15 @@ from polyfed.core.server import Server
 from polyfed.core.settings import AdapterSettings, Evaluation, Personalization, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
-from polyfed.engine.peft_adapters import load_peft, save_peft
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedRE, FedSA, FedTGP, Local
 from polyfed.models.adapt import split
-from polyfed.plugins.settings import Availability, Devices, RobustAggregation
+from polyfed.plugins.settings import Devices, RobustAggregation
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import ConformanceKit
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
-from tests.helpers.refusals import refusal
 from tests.helpers.toys import clients, federation, moved, net
 
 THREE = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
@@ -117,7 +113,6 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
     [
         ({"robust_aggregation": RobustAggregation(aggregator="median")}, r"expected no \[robust_aggregation\]"),
         ({"robust_aggregation": RobustAggregation(max_update_norm=1.0)}, r"expected no \[robust_aggregation\]"),
-        ({"availability": Availability(delay_rate=0.5)}, "expected no availability.delay_rate"),
         ({"devices": Devices(profiles=["phone-mid"], round_timeout=3.0)}, "expected no devices.round_timeout"),
     ],
 )
@@ -333,73 +328,9 @@ def drawn(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(OrderedDict(one=nn.Linear(4, 6), act=nn.Tanh(), two=nn.Linear(6, 5), head=nn.Linear(5, 3)))
-
-
-def test_there_and_back(tmp_path):
-    model = drawn(add_adapters(net(), 4, 6.0, ""))
-    save_peft(model, tmp_path)
-    told = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert told["rank_pattern"]["extractor.linear"] == 4
-    assert told["modules_to_save"] == ["head"]
-    other = add_adapters(net(), 4, 3.0, "")  # another alpha: B is scaled
-    base = {name: t for name, t in model.state_dict().items() if "lora" not in name and "head" not in name}
-    other.load_state_dict(base, strict=False)
-    load_peft(other, tmp_path)
-    x = torch.randn(5, 4)
-    assert torch.allclose(other(x), model(x), atol=1e-6)
-    with pytest.raises(ConfigError, match=r"expected an adapter of rank 2 for 'extractor\.linear', got one of rank 4"):
-        load_peft(add_adapters(net(), 2, 6.0, ""), tmp_path)
-
-
-def test_what_such_files_cannot_hold_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="expected a network with adapters"):
-        save_peft(net(), tmp_path)
-    model = add_adapters(net(), 2, 6.0, "", with_offset=True)
-    save_peft(model, tmp_path / "zero")
-    with torch.no_grad():
-        adapted_layers(model)["extractor.linear"].offset += 1
-    with pytest.raises(ConfigError, match=r"expected a base as it was, got 'extractor\.linear' with updates added"):
-        save_peft(model, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("adapter_config.json", None),
-        ("adapter_config.json", b"{"),
-        ("adapter_config.json", b'{"r": 2}'),
-        ("adapter_config.json", b'{"r": "two", "lora_alpha": 6.0}'),
-        ("adapter_model.safetensors", None),
-        ("adapter_model.safetensors", b"no tensors"),
-    ],
-)
-def test_files_that_are_none_are_refused_in_one_line(file, content, tmp_path):
-    model = add_adapters(net(), 2, 6.0, "")
-    before = copy.deepcopy(model.state_dict())
-    save_peft(model, tmp_path)
-    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
-    told = refusal(lambda: load_peft(model, tmp_path))
-    assert "expected adapter_config.json and adapter_model.safetensors of peft" in told
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_peft_gives_the_same_logits(tmp_path):
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    base = plain()
-    model = drawn(add_adapters(split(copy.deepcopy(base), head="head", extractor="one"), 2, 6.0, "")).eval()
-    save_peft(model, tmp_path)
-    x = torch.randn(5, 4)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path).eval()
-    assert torch.allclose(theirs(x), model(x), atol=1e-6)
-
-
-def test_networks_of_transformers_have_adapters_in_their_attention_and_peft_reads_them(tmp_path):
+def test_networks_of_transformers_have_adapters_in_their_attention():
     """Made of a configuration; nothing is downloaded."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    peft = pytest.importorskip("peft", reason="peft is not installed")
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4,
@@ -417,6 +348,3 @@ def test_networks_of_transformers_have_adapters_in_their_attention_and_peft_read
     drawn(model)
     assert not torch.allclose(model(x), before, atol=1e-3)
     assert torch.allclose(merge_adapters(model)(x), model(x), atol=1e-5)
-    save_peft(model, tmp_path)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path).eval()
-    assert torch.allclose(theirs(x).logits, model(x), atol=1e-5)

@@ -1,4 +1,4 @@
-"""Rounds: clients that drop out, answer late or join later, what is under way in checkpoints; the final round."""
+"""Rounds: clients that drop out or join later, what is under way in checkpoints; the final round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine import checkpoint
-from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import best_by_validation
-from polyfed.engine.work_in_flight import LateUpload, WorkInFlight, pack, unpack
+from polyfed.engine.work_in_flight import WorkInFlight, pack, unpack
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
@@ -38,14 +36,6 @@ from tests.helpers.quick import others_slow
 
 ALL = range(6)
 METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(alignment_data={"size": 8}, eta0=0.1), FedIN())
-
-
-class Patient(FedAvg):
-    """FedAvg that also takes what comes late."""
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True
 
 
 def federation(
@@ -70,11 +60,11 @@ def test_off_draws_nothing_and_says_so() -> None:
     orders = [torch.randperm(6, generator=generator(0, "selection", t)).tolist() for t in range(1, 5)]
     assert drawn == [sorted(order[:3]) for order in orders] == [[2, 3, 4], [1, 2, 5], [0, 1, 5], [0, 1, 2]]
     for record in ran(FedAvg()).history:
-        assert not any(record[key] for key in ("dropped", "late", "arrived", "discarded", "final_round"))
+        assert not any(record[key] for key in ("dropped", "final_round"))
 
 
 def selections(settings: Availability, count: int, seed: int) -> Callable[[int], Round]:
-    """Number of a round -> who is present, unreachable, silenced and late in it."""
+    """Number of a round -> who is present, unreachable and silenced in it."""
 
     class Setup:
         method, clients, training = FedAvg(), [None] * count, Training(rounds=1000)
@@ -96,13 +86,12 @@ def selections(settings: Availability, count: int, seed: int) -> Callable[[int],
 # draws --------------------------------------------------------------------------------------------------------------
 
 
-def test_so_many_drop_out_and_are_late_as_was_asked() -> None:
-    select = selections(Availability(dropout_rate=0.3, delay_rate=0.5), 20, seed=3)
+def test_so_many_drop_out_as_was_asked() -> None:
+    select = selections(Availability(dropout_rate=0.3), 20, seed=3)
     rolls = [select(t) for t in range(1, 101)]
-    dropped, late = (sum(len(getattr(r, name)) for r in rolls) / 2000 for name in ("unreachable", "late"))
+    dropped = sum(len(r.unreachable) for r in rolls) / 2000
     assert dropped == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 2000))
-    assert late == pytest.approx(0.7 * 0.5, abs=4 * math.sqrt(0.35 * 0.65 / 2000))  # who dropped out sends nothing late
-    assert not any(r.unreachable & r.late or r.silenced for r in rolls)
+    assert not any(r.silenced for r in rolls)
     assert len({tuple(sorted(r.unreachable)) for r in rolls}) > 50
 
 
@@ -111,7 +100,7 @@ def test_drops_depend_on_round_client_and_seed_only() -> None:
     by_seed = [selections(some, 6, seed=seed) for seed in (0, 0, 1)]
     dropped = [[sorted(select(t).unreachable) for t in range(1, 9)] for select in by_seed]
     assert dropped[0] == dropped[1] != dropped[2]
-    more = selections(Availability(dropout_rate=0.4, delay_rate=0.9, late_joiners=2, join_round=3), 40, seed=0)
+    more = selections(Availability(dropout_rate=0.4, late_joiners=2, join_round=3), 40, seed=0)
     assert [[i for i in sorted(more(t).unreachable) if i < 6] for t in range(3, 9)] == dropped[0][2:]
     for method, share in ((Local(), 1.0), (Local(), 0.5), (FedAvg(), 0.5)):
         for record, out in zip(ran(method, some, 8, share).history, dropped[0], strict=True):
@@ -177,80 +166,9 @@ def test_all_may_drop_out(method: Method, when: Any) -> None:
     assert bool(weights(made)) == (when == "after")
 
 
-# answering late -----------------------------------------------------------------------------------------------------
-
-
-def heard(method: Method, log: list[dict[int, int]]) -> Method:
-    """Logs in every aggregation whose upload came, and of which round it is."""
-
-    def upload(call: Callable[..., Message], client: Any, trained: Any) -> Message:
-        return {**call(client, trained), "of": torch.tensor(client.round)}
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        log.append({number: int(message["of"]) for number, message in uploads.items()})  # type: ignore[arg-type]
-        assert list(uploads) == sorted(uploads)
-        call(server, uploads)
-
-    return Spy(method, upload=upload, aggregate=aggregate)
-
-
-@pytest.mark.parametrize("by", others_slow([1, 2], quick=[2]))
-def test_all_late_is_the_round_before(by: int) -> None:
-    log: list[dict[int, int]] = []
-    made = ran(heard(Patient(), log), Availability(delay_rate=1.0, delay_rounds=by), 4)
-    assert log == [{}] * by + [dict.fromkeys(ALL, t) for t in range(1, 5 - by)]
-    plain = ran(heard(Patient(), []), None, 4)
-    for record, usual in zip(made.history, plain.history, strict=True):
-        assert record["bytes_up"] == usual["bytes_up"]  # counted when sent
-        assert record["late"] == [*ALL]
-        due = record["round"] - by
-        assert record["arrived"] == ([{"client": i, "from": due} for i in ALL] if due > 0 else [])
-        assert record["discarded"] == []
-    once = ran(Patient(), rounds=1)
-    two = ran(
-        Patient(), Availability(delay_rate=1.0, delay_rounds=1), 2
-    )  # the server averages round 1's uploads in round 2
-    assert difference(received(two, 0), received(once, 0)) is None
-
-
-def test_some_are_late_and_a_fresh_upload_wins() -> None:
-    log: list[dict[int, int]] = []
-    made = ran(heard(Patient(), log), Availability(delay_rate=0.5, delay_rounds=2), 8, 0.67)
-    select = selections(made.plugin("availability").settings, 6, seed=0)
-    late: dict[int, set[int]] = {-1: set(), 0: set()}
-    arrivals = overtaken = 0
-    for record, got in zip(made.history, log, strict=True):
-        t = record["round"]
-        late[t] = {i for i in record["clients"] if i in select(t).late}
-        fresh = {i: t for i in record["clients"] if i not in late[t]}
-        due, under_way = late[t - 2], late[t - 1]
-        assert record["late"] == sorted(late[t])
-        assert got == {i: t - 2 for i in due if i not in fresh} | fresh
-        assert record["arrived"] == [{"client": i, "from": t - 2} for i in sorted(due - fresh.keys())]
-        gone = [(i, t - 2) for i in due & fresh.keys()] + [(i, t - 1) for i in under_way & fresh.keys()]
-        assert sorted((entry["client"], entry["from"]) for entry in record["discarded"]) == sorted(gone)
-        arrivals, overtaken = arrivals + len(due - fresh.keys()), overtaken + len(under_way & fresh.keys())
-        late[t - 1] -= fresh.keys()  # what is older would undo them
-    assert min(arrivals, overtaken) > 1
-
-
-def test_who_takes_no_late_uploads_never_sees_them() -> None:
-    made = ran(FedAvg(), Availability(delay_rate=0.5), 1)
-    (record,) = made.history
-    gone = record["late"]
-    assert 0 < len(gone) < 6
-    assert record["discarded"] == [{"client": i, "from": 1} for i in gone]
-    assert record["arrived"] == []
-    assert difference(received(made, 0), received(ran(Spy(FedAvg(), aggregate=without(gone)), rounds=1), 0)) is None
-    assert all(record["bytes_by_client"][str(i)]["up"] > 0 for i in ALL)
-    assert not made.transaction.snapshot(1).late
-
-
 # keeping and undoing ------------------------------------------------------------------------------------------------
 
-STORMY = Availability(
-    dropout_rate=0.2, dropout_stage="after", delay_rate=0.5, delay_rounds=2, late_joiners=2, join_round=3
-)
+STORMY = Availability(dropout_rate=0.2, dropout_stage="after", late_joiners=2, join_round=3)
 
 
 WHERE = ({"after": 2}, {"after": 3}, {"within": 3}, {"within": 5})
@@ -258,32 +176,14 @@ WHERE = ({"after": 2}, {"after": 3}, {"within": 3}, {"within": 5})
 
 @pytest.mark.parametrize("where", others_slow(WHERE, quick=({"within": 5},)))
 def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
-    whole = ran(Patient(), STORMY, 5, 0.8)
-    first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", loggers=[Interrupt(**where)])
+    whole = ran(FedAvg(), STORMY, 5, 0.8)
+    first = federation(FedAvg(), STORMY, 5, 0.8, out=tmp_path / "run", loggers=[Interrupt(**where)])
     with pytest.raises(RunInterrupted):
         first.run()
-    snapshot = checkpoint.latest(tmp_path / "run" / "checkpoint", 6)
-    assert snapshot is not None
-    assert snapshot.late
-    second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
+    second = federation(FedAvg(), STORMY, 5, 0.8, out=tmp_path / "run")
     second.run(resume=True)
     assert records(second) == records(whole)
     assert difference(all_state(second), all_state(whole)) is None
-    assert any(record["arrived"] for record in whole.history[3:])
-
-
-def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
-    fail = [True]
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        call(server, uploads)
-        if server.round == 3 and fail:
-            raise ValueError("lightning")
-
-    made = federation(Spy(Patient(), aggregate=aggregate), Availability(delay_rate=0.5), 4)
-    with pytest.raises(RunError, match="lightning"):
-        made.run()
-    assert {upload.round for upload in made.transaction.snapshot(2).late} == {2}
 
 
 class WritesIntoUploads(FedAvg):
@@ -312,7 +212,7 @@ def test_an_upload_shares_the_memory_of_the_weights_that_the_client_keeps(where:
     class Looking(Plugin):
         name = "looking"
 
-        def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
+        def before_aggregate(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
             for number, message in uploads.items():
                 kept = made.clients[number].weights or {}
                 model = get_group(message, "model")
@@ -332,50 +232,6 @@ def test_who_writes_into_an_upload_is_stopped_and_the_round_undone() -> None:
     assert difference(all_state(made), all_state(ran(FedAvg(), rounds=1))) is None
     with pytest.raises(RunError, match=r"round 1, uploading: a plugin wrote into the upload"):
         ran(FedAvg(), plugins=[Scaling()])
-
-
-@pytest.mark.parametrize("by_numpy", [True, False])
-def test_who_writes_into_a_late_upload_writes_into_nothing_that_a_client_keeps(by_numpy: bool) -> None:
-    """Its client is in no job of the round, which could not give it back its weights. PyTorch's writes are told."""
-    kept: list[bool] = []
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        call(server, uploads)
-        late = [upload.client_id for upload in made.plugin("availability")._queue.arrived]
-        for number in late:
-            before = {name: tensor.clone() for name, tensor in (made.clients[number].weights or {}).items()}
-            for tensor in get_group(uploads[number], "model").values():
-                tensor.numpy().fill(0) if by_numpy else tensor.zero_()
-            kept.append(difference(before, dict(made.clients[number].weights or {})) is None)
-
-    made = federation(Spy(Patient(), aggregate=aggregate), Availability(delay_rate=0.5), 4, 0.5)
-    if by_numpy:
-        made.run()
-    else:
-        with pytest.raises(RunError, match=r"aggregation: client \d's upload was written into"):
-            made.run()
-    assert kept
-    assert all(kept)
-
-
-def test_uploads_under_way_are_written_whole_and_verified(tmp_path: Path) -> None:
-    messages: list[Message] = [{"model": {"conv.weight": torch.randn(2, 3)}, "n": torch.tensor(7)}, {}]
-    late = [LateUpload(place + 3, 2, "a/b é", message) for place, message in enumerate(messages)]
-    for number in (2, 3):
-        empty = dict.fromkeys(ALL), {i: {} for i in ALL}
-        checkpoint.write(tmp_path, Snapshot(number, {}, *empty, late if number == 3 else late[:1]))  # type: ignore
-    found = checkpoint.latest(tmp_path, 6)
-    assert found is not None
-    assert [(u.client_id, u.round, u.exchange) for u in found.late] == [(3, 2, "a/b é"), (4, 2, "a/b é")]
-    assert difference(dict(found.late[0].message["model"]), messages[0]["model"]) is None  # type: ignore[arg-type]
-    assert int(found.late[0].message["n"]) == 7  # type: ignore[arg-type]
-    assert dict(found.late[1].message) == {}
-    file = tmp_path / "round-000003" / "late.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-    with pytest.warns(UserWarning, match="late.safetensors does not match its checksum"):
-        older = checkpoint.latest(tmp_path, 6)
-    assert older is not None
-    assert (older.round, len(older.late)) == (2, 1)
 
 
 # joining later ------------------------------------------------------------------------------------------------------
@@ -565,7 +421,7 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
     assert federation_final(FedAvg()).run().result["accuracy_before_final_round"] is None
 
 
-STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_round=3)
+STORM = Availability(dropout_rate=0.5, late_joiners=2, join_round=3)
 
 
 @pytest.mark.parametrize(
@@ -588,10 +444,9 @@ def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     assert difference(read.models[1].state_dict(), second.export(1).state_dict()) is None
 
 
-def test_everybody_present_is_reached_in_time() -> None:
-    made = ran_to_the_end(Finish(), availability=Availability(dropout_rate=1.0, delay_rate=1.0))
+def test_everybody_present_is_reached() -> None:
+    made = ran_to_the_end(Finish(), availability=Availability(dropout_rate=1.0))
     assert [len(record["dropped"]) for record in made.history] == [3, 3, 3, 0]
-    assert made.history[-1]["late"] == []
     assert made.history[-1]["clients"] == [*ALL]
     assert made.history[-1]["server"] == {"done": 6.0}
     assert len(weights(made)) > 0

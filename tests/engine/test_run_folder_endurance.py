@@ -19,23 +19,23 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.prediction import load
 from polyfed.methods import FedGH
-from polyfed.plugins.settings import Availability
+from polyfed.plugins.settings import Devices
 from polyfed.results.read import parse_json, parse_toml, seal, unseal
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers.quick import others_slow
 
 FOUR = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.67)
-LATE = Availability(delay_rate=0.5, delay_rounds=2)
+BUFFERED = Devices(profiles=["laptop", "phone-low"], buffer_size=2)  # some work is under way between rounds
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
 
 
 def made(out: Path | None, method: FedGH | None = None, **options: Any) -> Federation:
-    """Four rounds of FedGH, a checkpoint after each, uploads under way."""
+    """Four rounds of FedGH, a checkpoint after each, work under way."""
     method = method or FedGH()
     return ConformanceKit(method=FedGH()).usual.federation(
-        method, FOUR, out=out, checkpoint_every=1, availability=LATE, **options
+        method, FOUR, out=out, checkpoint_every=1, devices=BUFFERED, **options
     )
 
 
@@ -87,7 +87,7 @@ def damage_is_seen(folder: Path, count: int) -> None:
     assert found(folder) == (4, [])
     r = random.Random(0)
     names = sorted(path.name for path in (folder / "checkpoint" / "round-000004").iterdir())
-    tensors = (f"{part}.safetensors" for part in ("clients", "late", "server", "weights"))
+    tensors = (f"{part}.safetensors" for part in ("clients", "server", "weights", "work"))
     assert names == sorted(["index.json", *tensors])
     for name in names:
         path = folder / "checkpoint" / "round-000004" / name

@@ -87,7 +87,7 @@ OFF: dict[str, Any] = {
     "compression": Compression(top_k_fraction=1.0, error_feedback=False),
     "robust_aggregation": RobustAggregation(),
     "adversaries": Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
-    "availability": Availability(dropout_rate=0.0, dropout_stage="after", delay_rate=0.0, delay_rounds=3),
+    "availability": Availability(dropout_rate=0.0, dropout_stage="after"),
 }
 
 

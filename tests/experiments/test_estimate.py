@@ -77,7 +77,7 @@ def test_nobody_is_missing_in_a_check() -> None:
     """One client of each network takes part in both rounds, whoever drops out or is late in a run."""
     del NOTED[:]
     made = federation(Counting(aggregation="same-shape"))
-    absent = pf.Availability(dropout_rate=0.9, delay_rate=0.9)
+    absent = pf.Availability(dropout_rate=0.9)
     estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
     assert NOTED == [("plan", 2), ("aggregate", 2)] * 2
 

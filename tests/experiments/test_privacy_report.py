@@ -43,16 +43,12 @@ def test_lines_are_those_of_the_records(runs: Path) -> None:
     assert len(found) == 2
     uploads, pairs = found["fedavg"], found["fedin"]
     assert (uploads.unit, uploads.what, uploads.releases, uploads.noise) == ("client", ("upload",), 3, 2.0)
-    assert (
-        uploads.rdp
-        == uploads.pld
-        == pytest.approx(compute_epsilon([Release("upload", "client", 2 / math.sqrt(3))], 1e-5))
-    )
+    assert uploads.epsilon == pytest.approx(compute_epsilon([Release("upload", "client", 2 / math.sqrt(3))], 1e-5))
     assert (pairs.unit, pairs.what, pairs.noise, pairs.drawn) == ("sample", ("features",), 3.0, 1.0)
     recorded = [json.loads(line) for line in (runs / "pairs" / "rounds.jsonl").read_text().splitlines()]
-    assert pairs.rdp == recorded[-1]["epsilon"]["sample"]
+    assert pairs.epsilon == recorded[-1]["epsilon"]["sample"]
     (other,) = [one for one in privacy_costs([runs], delta=1e-3) if one.unit == "client"]
-    assert other.rdp < uploads.rdp
+    assert other.epsilon < uploads.epsilon
 
 
 def test_the_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from polyfed.core.message import flatten
-from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep
+from polyfed.methods import FedAvg
 from tests.helpers.toys import (
     Two,
     clients,
     numpy_mean,
-    public,
     rounds,
     same,
     shared,
@@ -37,24 +34,6 @@ def test_two_clients_two_parameters(weighting, shares, aggregation):
         (model,) = (round.after[name] for name in round.after if name.startswith("model"))
         np.testing.assert_allclose(model["w"].numpy(), w, atol=1e-6)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
-
-
-@pytest.mark.parametrize(("weighting", "shares"), [("samples", (3 / 4, 1 / 4)), ("uniform", (0.9, 0.1))])
-def test_clients_count_as_often_as_they_are_given(weighting, shares):
-    """1 and 3 rows, weights of 9 and 1."""
-    settings = {"classes": 2, "rounds": 1, "batch_size": 8, "client_weights": [9.0, 1.0]}
-    (round,) = rounds(FedAvg(weighting=weighting), two_parameter_clients(), {"two": Two}, **settings)
-    expected = sum(share * round.trained[i]["w"] for i, share in enumerate(shares))
-    torch.testing.assert_close(shared(round.after)["w"], expected)
-
-
-@pytest.mark.parametrize("method", [FML(), FedRep(head_epochs=1), SCAFFOLD(), FedMD(), DepthFL()])
-def test_given_weights_reach_the_means_of_other_methods(method):
-    members = clients(["deep"] * 2, [8, 16])
-    equal, given = (rounds(method, members, held=public(), client_weights=w) for w in ([1.0, 1.0], [1.0, 5.0]))
-    plain = rounds(method, members, held=public())
-    assert all(same(flatten(a.after), flatten(b.after)) for a, b in zip(plain, equal, strict=True))
-    assert not same(flatten(plain[-1].after), flatten(given[-1].after))
 
 
 def test_shares_are_over_those_who_answered():

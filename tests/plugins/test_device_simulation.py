@@ -24,7 +24,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.plugins.device_simulation import assign_devices
-from polyfed.plugins.settings import BUILT_IN, Availability, Devices, Profile, effective_availability
+from polyfed.plugins.settings import BUILT_IN, Devices, Profile
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES, grouped
 from tests.helpers.interrupt import Interrupt
@@ -34,14 +34,6 @@ FAST = Profile(flops=1e6, memory_bytes=1e6, download_bps=8e4, upload_bps=4e4, la
 SLOW = Profile(flops=1e3, memory_bytes=1e6, download_bps=8e3, upload_bps=4e3)
 TWO = Devices(profiles=["fast", "slow"], custom={"fast": FAST, "slow": SLOW})
 ROWS, STEP = (12, 7), 2 * (4 * 5 + 5 * 3) + 2 * (4 * 5 + 2 * 5 * 3)  # operations per row: forward; back, but for inputs
-
-
-class Patient(FedAvg):
-    """FedAvg that also takes what comes late."""
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True
 
 
 def two(method: Method | None = None, devices: Devices | None = TWO, **options: Any) -> Federation:
@@ -142,9 +134,8 @@ def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
 def test_a_deadline_makes_stragglers() -> None:
     run = two(devices=TWO.model_copy(update={"round_timeout": 1.2})).run()
     for record in run.history:
-        assert record["stragglers"] == record["late"] == [1]
+        assert record["stragglers"] == [1]
         assert record["simulated_seconds"] == 1.2
-        assert record["discarded"] == [{"client": 1, "from": record["round"]}]
         assert record["bytes_by_client"]["1"]["up"] > 0, "it was sent, if too late"
     assert run.result["stragglers"] == 2
     in_time = two(devices=TWO.model_copy(update={"round_timeout": 100.0})).run()
@@ -165,14 +156,6 @@ def test_what_a_straggler_sends_counts_for_nothing() -> None:
     assert own is not None
     assert same is not None
     assert all(torch.equal(own[name], same[name]) for name in same), "it keeps its work"
-
-
-def test_late_uploads_arrive_where_the_method_takes_them() -> None:
-    options: dict[str, Any] = {"devices": TWO.model_copy(update={"round_timeout": 1.2}), "rounds": 3}
-    run = two(Patient(), availability=Availability(delay_rounds=2), **options).run()
-    assert [record["arrived"] for record in run.history] == [[], [], [{"client": 1, "from": 1}]]
-    assert run.result["availability"] == {"delay_rounds": 2}
-    assert [record["discarded"] for record in two(**options).run().history][2] == [{"client": 1, "from": 3}]
 
 
 SMALL = TWO.model_copy(update={"custom": {"fast": FAST, "slow": SLOW.model_copy(update={"memory_bytes": 100.0})}})
@@ -269,21 +252,20 @@ def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
 
 
 def test_off_leaves_nothing_behind() -> None:
-    assert Devices().effective() == {} == effective_availability(Availability(), Devices())
+    assert Devices().effective() == {}
     assert not Devices().enabled
     assert "devices" not in Recipe.from_dict(RECIPE).to_dict()
 
 
 def test_a_recipe_keeps_what_has_an_effect() -> None:
     section = {"profiles": ["mine"], "custom": {"mine": OWN}, "round_timeout": 3.0}
-    recipe = Recipe.from_dict({**RECIPE, "devices": section, "availability": {"delay_rounds": 2}})
+    recipe = Recipe.from_dict({**RECIPE, "devices": section})
     kept = recipe.to_dict()
     assert kept["devices"] == {
         **section,
         "on_out_of_memory": "refuse",
         "custom": {"mine": {**OWN, "latency": 0.0, "availability": 1.0}},
     }
-    assert kept["availability"] == {"delay_rounds": 2}, "who misses the deadline is late by it"
     assert Recipe.from_dict(kept).to_dict() == kept
 
 

@@ -284,7 +284,6 @@ def test_the_estimate_expects_as_many_uploads_as_fill_the_buffer() -> None:
         (FedTGP(), {}, "devices.staleness: expected 'constant' for fedtgp, which counts uploads of any age alike"),
         (pf.alone(FedAvg()), {}, "fedavg, alone: expected no devices.buffer_size"),
         (FedAvg(), {"availability": Availability(dropout_rate=0.1)}, "availability.dropout_rate: expected 0 beside"),
-        (FedAvg(), {"availability": Availability(delay_rate=0.1)}, "availability.delay_rate: expected 0 beside"),
         (FedAvg(), {"availability": Availability(late_joiners=5)}, "expected at most the 1 clients of round 1, got 2"),
         (FedAvg(), {"evaluation": Evaluation(extra_stages=["after_training"])}, "got 'after_training'"),
         (

@@ -32,7 +32,7 @@ RECIPE: dict[str, Any] = {
         "patience": 5,
         "every_n_rounds": 2,
     },
-    "availability": {"delay_rate": 0.5, "late_joiners": 1},
+    "availability": {"dropout_rate": 0.2, "late_joiners": 1},
     "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.01},
     "compression": {"dtype": "int8"},
     "devices": {"profiles": ["laptop"], "round_timeout": 100.0},

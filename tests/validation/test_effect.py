@@ -71,7 +71,6 @@ def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
     assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
     assert pf.Compression(top_k_fraction=1.0, error_feedback=False).effective() == {}
     FedIN(noise_std=0.0, noise_where="message")
-    recipe(availability={"delay_rate": 0.0, "delay_rounds": 3})
 
 
 def test_a_resolved_recipe_reads_again() -> None:

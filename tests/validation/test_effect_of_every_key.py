@@ -109,12 +109,6 @@ KEYS: dict[str, str | Refused] = {
     "training.local_epochs": "clients train",
     "training.batch_size": "clients train",
     "training.optimizer": "clients train",
-    "training.client_weights": refused(
-        "does nothing with method 'local', which has no `weighting`", client_weights=[1.0, 2.0, 1.0, 1.0]
-    ),
-    "training.keep_optimizer_state": refused(
-        "keep_optimizer_state = true does nothing beside momentum = 0", keep_optimizer_state=True
-    ),
     "training.lr": "clients train",
     "training.lr_schedule": "clients train",
     "training.lr_gamma": refused("set lr_schedule to 'exponential'", lr_gamma=0.5),
@@ -137,8 +131,6 @@ KEYS: dict[str, str | Refused] = {
     "evaluation.min_delta": refused("set patience above 0", min_delta=0.1),
     "availability.dropout_rate": "clients are asked in every round",
     "availability.dropout_stage": refused("set dropout_rate above 0", dropout_stage="after"),
-    "availability.delay_rate": refused(f"availability.delay_rate = 0.5 {NO_UPLOADS}", delay_rate=0.5),
-    "availability.delay_rounds": refused("set delay_rate above 0 or devices.round_timeout", delay_rounds=3),
     "availability.late_joiners": "there always are clients",
     "availability.join_round": refused("set late_joiners above 0", join_round=4),
     "privacy.upload_clip_norm": refused(f"privacy.upload_clip_norm = 1.0 {NO_UPLOADS}", upload_clip_norm=1.0),
@@ -147,9 +139,7 @@ KEYS: dict[str, str | Refused] = {
     "privacy.noise_multiplier": refused("uploads nothing", noise_multiplier=1.0),
     "privacy.sampling": refused("set max_grad_norm above 0", sampling="shuffled"),
     "privacy.target_epsilon": refused("uploads nothing", target_epsilon=3.0),
-    "privacy.max_epsilon": refused("privacy.max_epsilon: expected noise", FEDAVG, max_epsilon=3.0),
     "privacy.delta": refused("it needs privacy.noise_multiplier", FEDAVG, delta=1e-6),
-    "privacy.accountant": refused("it needs privacy.noise_multiplier", FEDAVG, accountant="pld"),
     "compression.dtype": refused(f"compression.dtype = 'int8' {NO_UPLOADS}", dtype="int8"),
     "compression.top_k_fraction": refused(f"compression.top_k_fraction = 0.5 {NO_UPLOADS}", top_k_fraction=0.5),
     "compression.error_feedback": refused("set top_k_fraction below 1", error_feedback=False),
@@ -246,15 +236,10 @@ def test_a_key_that_does_nothing_is_refused(key: str, place: Path) -> None:
     assert key.rpartition(".")[2] in said
 
 
-@pytest.mark.parametrize("key", ["public_samples", "delay_rounds", "accountant", "local_epochs"])
+@pytest.mark.parametrize("key", ["public_samples", "local_epochs"])
 def test_a_key_that_needs_more_than_its_neighbor(key: str, place: Path) -> None:
     sections: dict[str, dict[str, Any]] = {
         "public_samples": {"data": {"public_dataset": "others:images", "public_samples": 7}},
-        "delay_rounds": {"availability": {"delay_rate": 0.5, "delay_rounds": 3}, **FEDAVG},
-        "accountant": {
-            "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0, "accountant": "pld"},
-            **FEDAVG,
-        },
         "local_epochs": {"training": {"local_epochs": 3}, "method": {"name": "fedrep", "extractor_epochs": 1}},
     }[key]
     with pytest.raises(ConfigError) as refusal:

@@ -61,7 +61,7 @@ def epsilon(
     delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="At which [each run's own].")] = None,
     json: AsJson = False,
 ) -> None:
-    """What runs have cost in privacy, by two accountants.
+    """What runs have cost in privacy.
 
     \b
     polyfed audit epsilon runs/fedin-privacy --delta 1e-6

@@ -106,8 +106,6 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         why = (
             f"the validation {main.title} no longer {'fell' if main.lower_is_better else 'rose'} (evaluation.patience)"
         )
-        if result.get("stopped_by") == "budget":
-            why = "another round would exceed privacy.max_epsilon"
         print_text(f"stopped after round {stopped}, as {why}")
 
 

@@ -58,8 +58,6 @@ from polyfed.plugins.settings import (
     Compression,
     Devices,
     RobustAggregation,
-    check_lateness,
-    effective_availability,
 )
 from polyfed.registry import PLUGINS, check_trusted, folders_of, import_object, texts
 from polyfed.results.read import check_links
@@ -181,7 +179,6 @@ class Recipe(Settings):
             raise ConfigError(one_line(error, cls, sections=SECTIONS)) from None
         recipe._stem, recipe._own = stem, recipe.method
         recipe._beside = tuple(dict.fromkeys([*beside, *recipe.run.modules]))
-        check_lateness(recipe.availability, recipe.devices)
         try:
             augmentation(recipe.training.augmentation)
         except ConfigError as problem:
@@ -350,10 +347,9 @@ class Recipe(Settings):
             settings["method"]["personalize"] = self.method.personalize
         if self.method.adapters is not None:
             settings["method"]["adapters"] = self.method.adapters.model_dump()
-        optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
+        optional = ("availability", "privacy", "compression", "robust_aggregation", "adversaries", "devices")
         for section in ("data", "pretraining", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).effective()
-        settings["availability"] = effective_availability(self.availability, self.devices)
         settings["run"].pop("modules", None)
         folders = folders_of(texts(settings), self._beside)
         if folders:

@@ -18,7 +18,6 @@ from polyfed.errors import ConfigError, described
 from polyfed.escaping import client_text, one_line
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> model inputs
-OPTIMIZER = "optimizer "  # begins the names of what the state has of the client's optimizers
 
 
 def to_float(x: Tensor) -> Tensor:
@@ -171,11 +170,6 @@ class Client:
     def lr(self) -> float:
         """Learning rate of the present round, by the schedule of `training`."""
         return self.training.lr_at(self.round)
-
-    @property
-    def method_state(self) -> State:
-        """The state without what its optimizers remember of earlier rounds."""
-        return {name: value for name, value in self.state.items() if not name.startswith(OPTIMIZER)}
 
     def label_facts(self) -> dict[str, Any]:
         """For the records: rows of each class, and what its classes are called, where these are its own."""

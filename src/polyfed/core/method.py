@@ -431,7 +431,7 @@ class Method:
     # what options of a run may do with it --------------------------------------------------------------------
     @property
     def accepts_stale_uploads(self) -> bool:
-        """Whether uploads may be aggregated in a later round."""
+        """Whether uploads may be aggregated in a later round (`devices.buffer_size`)."""
         return False
 
     @property

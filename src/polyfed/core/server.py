@@ -148,16 +148,13 @@ class Server:
         return self.upload_weights.get(client_id, 1.0)
 
     def share(self, client_id: int, weighting: str, samples: Tensor | None = None) -> float:
-        """How much a client counts in a mean, before normalization: `training.client_weights`, times its training
-        samples with weighting "samples", or times 1.
+        """How much a client counts in a mean, before normalization: its samples with weighting "samples", else 1.
 
         samples: as the client sent it; None: as it introduced itself.
         """
-        given = self.training.client_weights
-        share = 1.0 if given is None else given[client_id]
         if weighting != "samples":
-            return share
-        return share * float(self.clients[client_id].num_samples if samples is None else samples)
+            return 1.0
+        return float(self.clients[client_id].num_samples if samples is None else samples)
 
     def generator(self, purpose: str, *ids: int) -> torch.Generator:
         """The server's random stream for `purpose` in this round."""

@@ -15,7 +15,6 @@ from polyfed.validation.settings import Settings as Settings
 Stage = Literal["received", "after_training", "personal"]
 Personalization = Literal["tuned", "shares"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "mae", "r2"]
-Accountant = Literal["rdp", "pld"]
 Keep = Literal["last", "best", "nothing"]
 EachGroup = Literal["each group"]  # of `Evaluation.held_out`
 EACH_GROUP: EachGroup = "each group"
@@ -71,27 +70,16 @@ class AdapterSettings(Settings):
 class Training(Settings):
     """``[training]``: the federation's rounds and each client's local optimization.
 
-    The optimizer is made afresh in every round, as the papers do, unless its state is kept. Its learning rate is that
-    of `lr_at`.
+    The optimizer is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
     """
 
-    _switches: ClassVar[tuple[str, ...]] = ("lr_schedule", "warmup_rounds", "keep_optimizer_state")
+    _switches: ClassVar[tuple[str, ...]] = ("lr_schedule", "warmup_rounds")
 
     rounds: Positive = Field(10, description="rounds of the federation")
     client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
     local_epochs: Positive = Field(1, description="passes over its own rows that a client makes in a round")
     batch_size: Positive = Field(32, description="rows of a batch of local training")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="of local training")
-    client_weights: Annotated[list[Weight], Field(min_length=1)] | None = Field(
-        None,
-        description="by client number, how much each counts in the averages of methods with a hyperparameter "
-        "`weighting`, times what that gives; default: 1 each",
-    )
-    keep_optimizer_state: bool = Field(
-        False,
-        description="whether a client's optimizer goes on where it was in its last round: its momentum, its means of "
-        "gradients; else it is made afresh every round, as the papers do",
-    )
     lr: Finite = Field(0.01, description="learning rate of local training")
     lr_schedule: Literal["constant", "exponential", "cosine"] = Field(
         "constant", description="how the learning rate changes from round to round; cosine: down to 0"
@@ -152,11 +140,6 @@ class Training(Settings):
     def _momentum_is_sgd(self) -> Training:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is SGD's; with optimizer '{self.optimizer}' expected 0, got {self.momentum}")
-        if self.keep_optimizer_state and self.optimizer == "sgd" and not self.momentum:
-            raise ValueError(
-                "keep_optimizer_state = true does nothing beside momentum = 0, without which SGD remembers nothing; "
-                "set momentum above 0, or another optimizer"
-            )
         return self
 
 
@@ -168,7 +151,7 @@ class Privacy(Settings):
 
     _switches: ClassVar[tuple[str, ...]] = (
         *("upload_clip_norm", "upload_noise_multiplier", "max_grad_norm", "noise_multiplier"),
-        *("target_epsilon", "max_epsilon", "delta", "accountant"),
+        *("target_epsilon", "delta"),
     )
 
     upload_clip_norm: Finite = Field(
@@ -192,11 +175,7 @@ class Privacy(Settings):
     target_epsilon: Finite = Field(
         0.0, description="epsilon of all planned rounds that noise is made for, in place of noise given; 0: none"
     )
-    max_epsilon: Finite = Field(0.0, description="epsilon: the run stops before a round that would exceed it; 0: none")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="at which epsilon is reported")
-    accountant: Accountant = Field(
-        "rdp", description="bounds epsilon where rows are drawn: 'rdp', or 'pld', which is slower and tells less"
-    )
 
     def upload_noise_std(self, entries: int) -> float:
         """Standard deviation, over upload_clip_norm, of the noise on an upload of so many bounded entries.

@@ -220,11 +220,6 @@ def check_settings(
     check_values({**texts, "metrics": metrics, "settings": output.settings})
     _check_evaluation(task, evaluation, clients)
     _check_class_weights(training, clients, task.classes or 0)
-    if training.client_weights is not None and len(training.client_weights) != len(clients):
-        raise ConfigError(
-            f"training.client_weights: expected a number for each of {len(clients)} clients, got "
-            f"{len(training.client_weights)}"
-        )
     _check_validation(clients, evaluation, output)
 
 

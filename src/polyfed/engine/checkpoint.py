@@ -1,10 +1,9 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read; and which are kept.
 
 `checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
-`server.safetensors`, their states; `late.safetensors` and `work.safetensors` if uploads or work are under way; and
-`index.json`, which has the others' checksums and its own. It appears by one rename. The last two are kept, and that of
-the best round where its models are wanted: if the newest is damaged, or the records up to its round are, the one before
-it is used, with a warning.
+`server.safetensors`, their states; `work.safetensors` if work is under way; and `index.json`, which has the others'
+checksums and its own. It appears by one rename. The last two are kept, and that of the best round where its models are
+wanted: if the newest is damaged, or the records up to its round are, the one before it is used, with a warning.
 
 Rows are written and read one by one, an entry of bytes for each client; of which network they are, and what lies where
 in them, is in the metadata.
@@ -31,12 +30,11 @@ from torch import Tensor
 
 from polyfed.core.message import State, contiguous, flatten, from_bytes, get_group, unflatten
 from polyfed.core.settings import Evaluation, Keep
-from polyfed.engine.evaluation import not_evaluated
 from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
-from polyfed.engine.work_in_flight import pack, pack_late, unpack, unpack_late
+from polyfed.engine.work_in_flight import pack, unpack
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.fields import validated
 from polyfed.results.main_score import main_score_of
@@ -48,10 +46,9 @@ _CLIENT = "client"
 _WEIGHTS = "weights.safetensors"
 _CLIENTS = "clients.safetensors"
 _SERVER = "server.safetensors"
-_LATE = "late.safetensors"
 _WORK = "work.safetensors"
-_STATES = (_SERVER, _CLIENTS, _LATE, _WORK)
-_NONE: State = {"facts": torch.tensor(list(b"[]"), dtype=torch.uint8)}  # no late upload, no work
+_STATES = (_SERVER, _CLIENTS, _WORK)
+_NONE: State = {"facts": torch.tensor(list(b"[]"), dtype=torch.uint8)}  # no work
 _ROWS = "rows"  # the metadata's only entry
 
 # what may come of files that were written by somebody else, with checksums that fit
@@ -96,8 +93,6 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     temporary.mkdir(parents=True)
     states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
     parts = {_SERVER: contiguous(snapshot.server), _CLIENTS: states}
-    if snapshot.late:
-        parts[_LATE] = pack_late(snapshot.late)
     if snapshot.work:
         parts[_WORK] = pack(snapshot.work)
     rows = {number: row for number, row in snapshot.weights.items() if row is not None}
@@ -119,7 +114,6 @@ def latest(
     clients: int,
     store: WeightStore | None = None,
     records: Callable[[int], object] = lambda _: None,
-    before: int | None = None,
 ) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
@@ -128,12 +122,11 @@ def latest(
         clients: how many clients the federation has.
         store: where their weights go; None: they are left out.
         records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
-        before: only those of earlier rounds than this.
 
     Raises:
         ConfigError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
     """
-    found = [path for path in _all(folder) if before is None or path.name < _name(before)]
+    found = _all(folder)
     for path in reversed(found):
         try:
             snapshot, work = _read(path, clients)
@@ -227,7 +220,7 @@ def _verified(path: Path) -> dict[str, Any]:
     index = unseal((path / "index.json").read_bytes())
     if path.name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
-    for name in (_WEIGHTS, _CLIENTS, _SERVER, *(name for name in (_LATE, _WORK) if name in index["sha256"])):
+    for name in (_WEIGHTS, _CLIENTS, _SERVER, *([_WORK] if _WORK in index["sha256"] else [])):
         with (path / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][name]:
                 raise ValueError(f"{name} does not match its checksum")
@@ -246,9 +239,8 @@ def _read(path: Path, clients: int) -> tuple[Snapshot, State]:
     stored = parts[_CLIENTS]
     names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
     states = {i: unflatten(get_group(stored, name)) if name in stored else {} for i, name in names.items()}
-    late = unpack_late(parts.get(_LATE, _NONE))
     number = int(unseal((path / "index.json").read_bytes())["round"])
-    return Snapshot(number, parts[_SERVER], dict.fromkeys(range(clients)), states, late), parts.get(_WORK, _NONE)
+    return Snapshot(number, parts[_SERVER], dict.fromkeys(range(clients)), states), parts.get(_WORK, _NONE)
 
 
 def _with_weights(snapshot: Snapshot, work: State, path: Path, clients: int, store: WeightStore) -> Snapshot:
@@ -316,8 +308,7 @@ class Checkpointer:
         transaction: the state. history: the records, changed in place.
         folder: None keeps the best round in memory. store: of the clients' weights. clients: how many.
         evaluation: which rounds are scored, when a run stops. keep: whose models are wanted. settings: of the run.
-        is_last: whether no regular round follows that of a number. summarize: makes a result of records; fails where
-            they are damaged.
+        summarize: makes a result of records; fails where they are damaged.
     """
 
     transaction: Transaction
@@ -328,7 +319,6 @@ class Checkpointer:
     evaluation: Evaluation
     keep: Keep
     settings: Mapping[str, Any]
-    is_last: Callable[[int], bool]
     summarize: Callable[[Sequence[Mapping[str, Any]]], object]
     _best: Snapshot | None = None  # where no folder holds it
 
@@ -348,10 +338,6 @@ class Checkpointer:
     def _best_of(self, records: Sequence[Mapping[str, Any]]) -> int | None:
         regular = [record for record in records if not record["final_round"]]
         return best_round(regular) if is_best_wanted(self.keep, self.evaluation.patience) else None
-
-    def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
-        """The last whole checkpoint, or the last one before a round."""
-        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before)
 
     def show_wanted_round(self) -> int:
         """Be what the federation was after the round whose models are wanted; gives its number.
@@ -374,73 +360,45 @@ class Checkpointer:
         self.transaction.restore(snapshot)
         self.history[:] = [dict(record) for record in history]
 
+    def latest(self, folder: RunFolder) -> Snapshot | None:
+        """The last whole checkpoint."""
+        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder))
+
     def restore(self, begin: Callable[[], None]) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none.
 
         Args:
             begin: called where the run begins anew, before round 1.
+
+        Raises:
+            ConfigError: a finished run's checkpoint has gone, or its final round is done and more rounds are planned.
         """
         folder = self.folder
-        longer = folder is not None and folder.has_fewer_rounds(self.settings)
-        snapshot = None if folder is None else self._from_where(folder, longer)
+        snapshot = None if folder is None else self.latest(folder)
         if snapshot is None:
             if folder is not None:
+                if folder.read_result() is not None:
+                    raise ConfigError(
+                        f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --overwrite"
+                    )
                 folder.rounds(0)
             clients = range(self.clients)
-            nothing = Snapshot(0, {}, dict.fromkeys(clients), {number: {} for number in clients})
-            self.go_back(nothing, [])
+            self.go_back(Snapshot(0, {}, dict.fromkeys(clients), {number: {} for number in clients}), [])
             begin()
         elif folder is not None:
             self.go_back(snapshot, folder.rounds(snapshot.round))
-        if folder is not None and longer:
-            if self.history:
-                self._forget_last_scores(folder)
+        if folder is not None and folder.has_fewer_rounds(self.settings):
+            if self.history and self.history[-1]["final_round"]:
+                raise ConfigError(
+                    f"{folder.path} cannot go on for more rounds: its final round is done; choose another --out or "
+                    "--overwrite"
+                )
             folder.write_recipe(self.settings)  # at last: a run that is killed before begins as before
         return len(self.history)
-
-    def _from_where(self, folder: RunFolder, longer: bool) -> Snapshot | None:
-        """The checkpoint to go on from: the last one; for more rounds than there were to be, that before a final one.
-
-        Raises:
-            ConfigError: there was one and it has gone, or what the final round gave away cannot be taken back.
-        """
-        snapshot = self.latest(folder)
-        if snapshot is None and folder.read_result() is not None:
-            raise ConfigError(f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --overwrite")
-        if snapshot is None or not longer:
-            return snapshot
-        *earlier_records, last = folder.records(snapshot.round)
-        self.history[:] = earlier_records
-        if not last["final_round"] or self.has_stopped():
-            return snapshot
-        if any(not one["once"] for one in last.get("releases", ())):
-            raise ConfigError(
-                f"{folder.path} cannot go on for more rounds: its final round has given away what counts in epsilon; "
-                "choose another --out or --overwrite"
-            )
-        earlier = self.latest(folder, before=snapshot.round)
-        if earlier is None:
-            place = folder.checkpoints
-            raise ConfigError(f"expected the checkpoint before the final round in {place}, got none; use --overwrite")
-        shutil.rmtree(folder.checkpoints / _name(snapshot.round))
-        sync_folder(folder.checkpoints)
-        return earlier
 
     def has_stopped(self) -> bool:
         """Whether the run stops early after its records so far."""
         return early_stop_round(self.history, self.evaluation.patience, self.evaluation.min_delta) is not None
-
-    def _forget_last_scores(self, folder: RunFolder) -> None:
-        """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""
-        last = self.history[-1]
-        number = last["round"]
-        if not last["evaluated"] or last["final_round"] or number % self.evaluation.every_n_rounds == 0:
-            return
-        del self.history[-1]
-        if not self.is_last(number):
-            last = {**last, "evaluated": False, **not_evaluated(main_score_of(last))}
-            folder.replace_last(last)
-        self.history.append(last)
 
     def _expect(self, folder: RunFolder) -> Callable[[int], None]:
         """What must be there besides a checkpoint of a round: the records up to it, and the best one's checkpoint."""

@@ -133,7 +133,6 @@ class FederationParts:
             evaluation=self.evaluation,
             keep=self.output.keep,
             settings=self.settings,
-            is_last=self.is_last,
             summarize=self.summarize,
         )
         self.runner = RoundRunner(
@@ -344,15 +343,6 @@ class FederationParts:
         present = self.present(number)
         everybody = any(exchange.who == "all" for exchange in self.method.exchanges(number))
         return present if everybody else draw_cohort(self.training, self.seed, number, present)
-
-    def is_last(self, number: int) -> bool:
-        """Whether no regular round comes after this one, by what the settings and the records say before it."""
-        return number == self.training.rounds or self.why_not([number, number + 1]) is not None
-
-    def why_not(self, rounds: Sequence[int], final: bool = False) -> str | None:
-        """What further rounds, taken together, would do, for which a plugin does not let them begin; None: they may."""
-        refusals = (plugin.should_stop(self.history, rounds, final) for plugin in self.plugins)
-        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def made_of(self) -> dict[str, Any]:
         """Checksums of what the run is made of beside its settings, as its result has them."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import OPTIMIZER, Client, Prepare
+from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group, get_group, get_tensor, numbers_of
 from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.modules import as_split_model, cache_trainable
@@ -44,8 +44,6 @@ def train(
         phases: those of the exchange; None: the method's own.
         step: gives a block for the passes of each step (`ModelFactory.training`).
 
-    With `training.keep_optimizer_state` what the optimizers remember is in `client.state`, by exchange and phase.
-
     Returns:
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
     """
@@ -64,10 +62,8 @@ def train(
     raw_sums: dict[str, Tensor] = {}
     if phases is None:
         phases = method.phases(client.training)
-    keeps = client.training.keep_optimizer_state
-    for place, phase in enumerate(phases):
+    for phase in phases:
         client.phase = phase.name
-        kept = f"{OPTIMIZER}{client.exchange} {place}"
         rows = None if phase.rows is None else get_tensor(context, phase.rows)
         mask = None if phase.mask is None else get_group(context, phase.mask)
         with (
@@ -79,8 +75,6 @@ def train(
                 continue
             named = dict(zip(names, parameters, strict=True))
             optimizer = Optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
-            if keeps and kept in client.state:
-                optimizer.remember(names, get_group(client.state, kept))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
                 (inputs,) = move_mappings([method.step_inputs(client, steps, draws)], device)
                 with_inputs = {**context, **bounded, **inputs}
@@ -96,8 +90,6 @@ def train(
                 losses.append((loss.detach(), len(batch.y)))
                 _add(sums, extra)
                 _add(raw_sums, raw)
-            if keeps:
-                client.state[kept] = optimizer.memory(names)
     client.phase = ""
     weights = [t.detach().sum() for t in model.state_dict().values() if t.is_floating_point()]
     values = numbers_of([*(loss for loss, _ in losses), *weights])  # now and at once, as asking a GPU stops it

@@ -61,7 +61,7 @@ class ModelExport:
         worker = at_work(view, self.method, self.model_factory, self.server.round)
         network = copy_network(self.method.personal_model(worker.model))
         if not uses_default_predict(self.method):
-            network = PersonalPredictor(self.method, network, clone(worker.method_state))
+            network = PersonalPredictor(self.method, network, clone(worker.state))
         return network.cpu().eval()
 
     def write(self, folder: RunFolder) -> None:
@@ -112,7 +112,7 @@ def at_work(view: ScoredClient, method: Method, model_factory: ModelFactory, rou
 def parts_of(worker: Client, method: Method) -> tuple[Mapping[str, Tensor], Message]:
     """The weights of a client at work, in main memory, and what beside them has a say in its predictions."""
     weights = export_state(method.personal_model(worker.model))
-    state = {} if uses_default_predict(method) else worker.method_state
+    state = {} if uses_default_predict(method) else worker.state
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}, state
 
 

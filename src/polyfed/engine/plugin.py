@@ -5,8 +5,7 @@ read what arrived (`decode`, `receive`) in the reverse order: what was done last
 
     before round 1   validate
     a round          absent, select; then for every exchange: encode (at the client), receive / decode, after_jobs,
-                     complete, deliver, before_aggregate; at its end: record
-    between rounds   should_stop
+                     complete, before_aggregate; at its end: record
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.method_wrappers import preview
-from polyfed.engine.round_state import Records, Round
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import Rejected as Rejected
-from polyfed.engine.work_in_flight import LateUpload, WorkInFlight
+from polyfed.engine.work_in_flight import WorkInFlight
 from polyfed.errors import ConfigError, RunError, described
 from polyfed.registry import PLUGINS
 
@@ -84,8 +83,8 @@ class Plugin:
         name: of the recipe's section and, where there is something to tell, of the record's.
         settings_class: what the recipe's section is made of; None: it has no settings.
         settings: as given.
-        late_uploads, work: what it holds back between rounds. The engine keeps it in checkpoints and gives it back to
-            who `holds_uploads` or `holds_work`.
+        work: what it holds back between rounds, if it `holds_work`. The engine keeps it in checkpoints and gives it
+            back.
     """
 
     name: ClassVar[str] = ""
@@ -129,11 +128,7 @@ class Plugin:
         return uploads
 
     def record(self, round: Round) -> dict[str, Any]:
-        """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name.
-
-        Raises:
-            RoundRefused: the round must not count; it is taken back, and the run ends before it.
-        """
+        """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name."""
         return {}
 
     # before round 1, and after the last -------------------------------------------------------------------------------
@@ -144,14 +139,6 @@ class Plugin:
         Raises:
             ConfigError: what is asked for cannot be done here.
         """
-
-    def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
-        """Why further rounds, taken together, must not follow those of `history`: what they would do; None: they may.
-
-        Args:
-            rounds: their numbers. final: it is the method's final round, which asks everybody.
-        """
-        return None
 
     def facts(self) -> dict[str, Any]:
         """What the run's result says of the settings; nothing where they are off."""
@@ -164,9 +151,7 @@ class Plugin:
 
     # who is there, and what reaches the server when -------------------------------------------------------------------
 
-    holds_uploads: ClassVar[bool] = False
     holds_work: ClassVar[bool] = False
-    late_uploads: Sequence[LateUpload] = ()
     work: Sequence[WorkInFlight] = ()
 
     def absent(self, number: int) -> Collection[int]:
@@ -191,16 +176,12 @@ class Plugin:
         """
         return list(outcomes)
 
-    def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
-        """What reaches the server now of `uploads`, by number of client; and what was held back before."""
-        return uploads
-
 
 def reads_uploads(plugin: Plugin) -> bool:
     """Whether a plugin does anything with uploads; one of the library's, whether it is on."""
     if plugin.name in PLUGINS:
         return bool(plugin.facts())
-    hooks = ("encode", "decode", "receive", "after_jobs", "complete", "deliver", "before_aggregate")
+    hooks = ("encode", "decode", "receive", "after_jobs", "complete", "before_aggregate")
     return any(getattr(type(plugin), hook) is not getattr(Plugin, hook) for hook in hooks)
 
 
@@ -213,10 +194,6 @@ def decoded(plugin: Plugin, job: TrainJob, outcome: JobResult, method: Method) -
     except (Rejected, RunError) as problem:
         return dataclasses.replace(outcome, message=freeze({}), refused=str(problem))
     return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
-
-
-class RoundRefused(Exception):
-    """A round that must not count."""
 
 
 _Kind = TypeVar("_Kind", bound=Plugin)

@@ -5,10 +5,9 @@ several clients release about a row is what its own client does. That only some 
 protection against a server that knows who does, and is not counted as one.
 
 Gaussian mechanisms about all rows are together one of noise (sum of 1 / z_i^2)^(-1/2), whose epsilon is exact. Where
-rows are drawn, two accountants are at hand, both upper bounds. "rdp" adds up Renyi divergences of whole orders; for
-rows drawn without replacement it is the bound of Wang, Balle and Kasiviswanathan (AISTATS 2019) for a row that becomes
-another. "pld" composes privacy loss distributions numerically. Both count a release as one about all rows where that is
-less.
+rows are drawn, epsilon is an upper bound: Renyi divergences of whole orders are added up; for rows drawn without
+replacement it is the bound of Wang, Balle and Kasiviswanathan (AISTATS 2019) for a row that becomes another. A release
+counts as one about all rows where that is less.
 """
 
 from __future__ import annotations
@@ -21,26 +20,20 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from polyfed.core.releases import Release, Unit
-from polyfed.core.settings import Accountant, Privacy
+from polyfed.core.settings import Privacy
 from polyfed.errors import ConfigError, MissingPackage
 
 Releases = Sequence[Release]
 UNITS: tuple[Unit, ...] = ("client", "sample")
 _ORDERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 257, 512, 1024]  # whole ones: quick, and no warnings
-_GAP = 1e-3  # between the values of a privacy loss
 _LOUDEST = 2.0**20  # noise beyond which none is looked for
-_TAIL = 1e-16  # delta beyond the largest of them
-_COMPOSED = 2**20  # releases that "pld" composes at most, which takes seconds
 
 
 # epsilon ----------------------------------------------------------------------------------------------------------
 
 
-def compute_epsilon(releases: Iterable[Release], delta: float, accountant: Accountant = "rdp") -> float:
+def compute_epsilon(releases: Iterable[Release], delta: float) -> float:
     """Epsilon of these releases of one client together, all of one unit, at this delta. Nothing has 0.
-
-    Args:
-        accountant: how it is bounded where rows are drawn. Of more than a million releases the bound is that of "rdp".
 
     Raises:
         ConfigError: dp-accounting is not installed.
@@ -51,9 +44,8 @@ def compute_epsilon(releases: Iterable[Release], delta: float, accountant: Accou
     plain = float(package().get_epsilon_gaussian(sum(one.times / one.noise**2 for one in counted) ** -0.5, delta))
     if not any(one.sampled for one in counted):
         return plain
-    few = sum(one.times for one in counted) <= _COMPOSED
-    bound = _pld_epsilon if accountant == "pld" and few else _rdp_epsilon
-    return min(plain, bound(counted, delta))
+    total = sum(one.times * _divergences(replace(one, times=1)) for one in counted)
+    return min(plain, float(package().rdp.compute_epsilon(_ORDERS, total, delta)[0]))
 
 
 def calibrate_noise(released: Callable[[float], Iterable[Iterable[Release]]], settings: Privacy) -> float:
@@ -69,10 +61,7 @@ def calibrate_noise(released: Callable[[float], Iterable[Iterable[Release]]], se
     @functools.cache
     def fits(noise: float) -> bool:
         accounts = {frozenset(group_releases(each).items()) for each in released(noise)}
-        return all(
-            compute_epsilon(_listed(account), settings.delta, settings.accountant) <= settings.target_epsilon
-            for account in accounts
-        )
+        return all(compute_epsilon(_listed(account), settings.delta) <= settings.target_epsilon for account in accounts)
 
     high = 1.0
     while not fits(high):
@@ -111,7 +100,6 @@ def package() -> Any:
     """
     try:
         import dp_accounting
-        import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError:
         raise MissingPackage(
@@ -119,11 +107,6 @@ def package() -> Any:
             "install 'polyfed[privacy]'"
         ) from None
     return dp_accounting
-
-
-def _rdp_epsilon(releases: list[Release], delta: float) -> float:
-    total = sum(one.times * _divergences(replace(one, times=1)) for one in releases)
-    return float(package().rdp.compute_epsilon(_ORDERS, total, delta)[0])
 
 
 @functools.cache
@@ -138,40 +121,6 @@ def _divergences(one: Release) -> Any:
         event = dp.SampledWithoutReplacementDpEvent(one.held, one.drawn, event)
         relation = dp.NeighboringRelation.REPLACE_ONE
     return dp.rdp.RdpAccountant(_ORDERS, relation).compose(event).rdp
-
-
-def _pld_epsilon(releases: list[Release], delta: float) -> float:
-    composed = [_losses(one).self_compose(times) for one, times in group_releases(releases).items()]
-    return float(functools.reduce(lambda a, b: a.compose(b), composed).get_epsilon_for_delta(delta))
-
-
-@functools.cache
-def _losses(one: Release) -> Any:
-    """Privacy loss distribution of a release of one time.
-
-    dp-accounting has none for rows drawn without replacement: theirs is made of the profile delta(epsilon') =
-    q delta(epsilon), epsilon' = ln(1 + q (e^epsilon - 1)) (Balle, Barthe and Gaboardi, NeurIPS 2018).
-    """
-    pld = package().pld
-    losses = pld.privacy_loss_distribution
-    share = one.drawn / one.held if one.sampled else 1.0
-    if one.poisson or not one.sampled:
-        return losses.from_gaussian_mechanism(
-            one.noise, value_discretization_interval=_GAP, sampling_prob=share, use_connect_dots=True
-        )
-    gaussian = pld.privacy_loss_mechanism.GaussianPrivacyLoss(one.noise)
-
-    def hidden(epsilon: float) -> float:
-        return share * float(gaussian.get_delta_for_epsilon(math.log1p(math.expm1(epsilon) / share)))
-
-    places = 1
-    while hidden(places * _GAP) > _TAIL:
-        places *= 2
-    above = [hidden(k * _GAP) for k in range(places + 1)]
-    below = [-math.expm1(-k * _GAP) + math.exp(-k * _GAP) * above[k] for k in range(places, 0, -1)]
-    falling = [min(pair) for pair in zip([*below, *above], [1.0, *below, *above], strict=False)]
-    pmf = pld.pld_pmf.create_pmf_pessimistic_connect_dots(_GAP, range(-places, places + 1), falling)
-    return losses.PrivacyLossDistribution(pmf)
 
 
 # the clients' accounts --------------------------------------------------------------------------------------------
@@ -207,18 +156,16 @@ class PrivacyLedger:
     """The accounts of all clients.
 
     Args:
-        settings: at which delta, by which accountant.
-        expected: what a client that has not released anything yet is going to, in a round.
+        delta: at which epsilon is reported.
     """
 
-    def __init__(self, settings: Privacy, expected: Callable[[int], Releases]) -> None:
-        self._settings, self._expected = settings, expected
+    def __init__(self, delta: float) -> None:
+        self._delta = delta
         self._clear()
 
     def _clear(self) -> None:
         self._read = 0
         self._accounts: dict[int, Counter[Release]] = {}
-        self._last: dict[int, Releases] = {}  # of the last round in which a client released anything
         self._known: dict[tuple[frozenset[tuple[Release, int]], Unit], float] = {}
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -226,9 +173,7 @@ class PrivacyLedger:
         if len(records) < self._read:
             self._clear()
         for record in records[self._read :]:
-            fresh = from_record(record.get("releases", ()))
-            self._accounts = self._with(fresh)
-            self._last |= fresh
+            self._accounts = self._with(from_record(record.get("releases", ())))
             self._known.clear()
         self._read = len(records)
 
@@ -247,31 +192,8 @@ class PrivacyLedger:
         used = {release.unit for account in accounts.values() for release in account}
         return {unit: max(self._of(account, unit) for account in distinct) for unit in UNITS if unit in used}
 
-    def exceeded(self, more: Mapping[int, Releases] | None = None) -> bool:
-        """Whether that is beyond the budget, in any unit; never, where there is none."""
-        budget = self._settings.max_epsilon
-        return budget > 0 and any(epsilon > budget for epsilon in self.epsilon(more).values())
-
-    def predict_next(self, clients: Iterable[int]) -> dict[int, list[Release]]:
-        """What these clients would release in another round: what each did in its last one.
-
-        Who is named twice does so twice.
-        """
-        found: dict[int, list[Release]] = {}
-        for client in clients:
-            found.setdefault(client, []).extend(self._last.get(client) or self._like_others(client))
-        return found
-
-    def _like_others(self, client: int) -> Releases:
-        """As it is expected; of uploads with as many entries as others' have had."""
-        seen = [one.noise for releases in self._last.values() for one in releases if one.what == "upload"]
-        return [
-            replace(one, noise=min([one.noise, *seen])) if one.what == "upload" else one
-            for one in self._expected(client)
-        ]
-
     def _of(self, account: frozenset[tuple[Release, int]], unit: Unit) -> float:
         if (account, unit) not in self._known:
             releases = [one for one in _listed(account) if one.unit == unit]
-            self._known[account, unit] = compute_epsilon(releases, self._settings.delta, self._settings.accountant)
+            self._known[account, unit] = compute_epsilon(releases, self._delta)
         return self._known[account, unit]

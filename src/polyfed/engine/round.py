@@ -68,7 +68,7 @@ class RoundRunner:
         """Run a round; its record, but for the seconds.
 
         Raises:
-            RunError: a client or the server failed; says which, when and where. RoundRefused: it must not count.
+            RunError: a client or the server failed; says which, when and where.
         """
         selected = self.play(round, exchanges)
         return self._record(round, selected)
@@ -89,8 +89,6 @@ class RoundRunner:
             read = self._receive(round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
             with server_stage("aggregation", round.number), section("aggregate"):
-                for plugin in self.plugins:
-                    uploads = plugin.deliver(round, uploads)
                 written = {number: writes(message) for number, message in uploads.items()}
                 self.aggregate(round, uploads)
                 self.transaction.check_untouched(n for n, before in written.items() if writes(uploads[n]) != before)
@@ -168,7 +166,8 @@ class RoundRunner:
             done = plugin.complete(round, jobs, done)
         counted = [outcome for outcome in done if outcome.counts]
         self.transaction.commit(counted)
-        return {o.client_id: o.message for o in counted if o.client_id not in round.silenced}
+        lost = round.silenced | round.late
+        return {o.client_id: o.message for o in counted if o.client_id not in lost}
 
     def _record(self, round: Round, selected: list[int]) -> dict[str, Any]:
         """What the round leaves behind."""

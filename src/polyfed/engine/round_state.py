@@ -25,7 +25,7 @@ class Round:
         present: who is in the federation, in order of number. cohort: who is asked to take part; drawn of those
         present unless it is given.
         unreachable: drop out before anything reaches them. silenced: nothing that they send leaves them.
-        late: what they send arrives in a later round. busy: still at work for an earlier exchange of this round.
+        late: what they send arrives too late to count. busy: still at work for an earlier exchange of this round.
         failed: whose work was lost, not by their own fault. asked: by any exchange so far.
         evaluated: whether clients are scored at its end. counts_operations: whether jobs tell how many they take.
         exchange: the present one. totals: what the round adds up to. notes: of plugins, by name.

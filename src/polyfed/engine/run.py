@@ -227,6 +227,7 @@ def summarize_run(
     reported = reported_record(records, wants_best) or not_evaluated(score)
     main = reported[score.name].get(stage, {})
     sums = {key: sum(record[key] for record in records) for key in _SUMS}
+    regular_records = [record for record in records if not record["final_round"]]
     has_final_round = bool(records) and bool(records[-1]["final_round"])
     regular = [record for record in scored if not record["final_round"]]
     before, last = (
@@ -251,7 +252,7 @@ def summarize_run(
         **sums,
         **_sums_where_known(records),
         **_epsilon(records),
-        **_early_end(records, facts),
+        "stopped_after": len(regular_records) if len(regular_records) < facts["rounds"] else None,
         "best_round": best_round(regular) if wants_best else None,
         "final_round": has_final_round,
         "refused": sum(len(record["refused"]) for record in records),
@@ -273,16 +274,6 @@ def _sums_where_known(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if timings := [record["timings"] for record in records if "timings" in record]:
         found["timings"] = {name: sum(one[name] for one in timings) for name in timings[0]}
     return found
-
-
-def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """After which round a run ended before its last planned one, and why."""
-    done = sum(not record["final_round"] for record in records)
-    if done >= facts["rounds"]:
-        return {"stopped_after": None, "stopped_by": None}
-    evaluation = facts["evaluation"]
-    patient = early_stop_round(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
-    return {"stopped_after": done, "stopped_by": "patience" if patient == done else "budget"}
 
 
 def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:

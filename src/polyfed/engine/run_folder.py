@@ -323,10 +323,6 @@ class RunFolder:
             self._write_lines(lines[:upto])
         return kept
 
-    def replace_last(self, record: Mapping[str, Any]) -> None:
-        """Put another record in the place of the last one."""
-        self._write_lines([*self._lines()[:-1], seal(record) + b"\n"])
-
     def _write_lines(self, lines: Sequence[bytes]) -> None:
         with explain_disk_errors(self.path):
             atomic_write(self.path / "rounds.jsonl", b"".join(lines))
@@ -536,7 +532,7 @@ def why_not_longer(asked: Mapping[str, Any], result: Mapping[str, Any] | None, p
     if planned:
         return f"{planned} depends on the number of rounds"
     if result is not None and result.get("stopped_after") is not None:
-        is_budget = result.get("stopped_by") == "budget"
-        why = "privacy.max_epsilon" if is_budget else "evaluation.patience"
-        return f"it stopped early, after round {result['stopped_after']} ({why}), and would stop there again"
+        return (
+            f"it stopped early, after round {result['stopped_after']} (evaluation.patience), and would stop there again"
+        )
     return None

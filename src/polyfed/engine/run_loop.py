@@ -15,13 +15,11 @@ import torch
 from polyfed.core.message import contiguous
 from polyfed.core.method import Exchange
 from polyfed.engine.federation_parts import FederationParts
-from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
 from polyfed.profiling import processor_seconds, profile
 from polyfed.results.main_score import main_score_of
-from polyfed.results.schema import RoundRecord, in_order
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
 
@@ -34,7 +32,6 @@ class RunLoop:
     def __init__(self, federation: FederationParts, remarks: Sequence[str] = ()) -> None:
         self._federation = federation
         self._remarks = remarks  # what a user should know before round 1
-        self._last_was_refused = False  # the last round, by a plugin
         self._pace = Pace()
         self._told = 0.0  # when the last round was, by the clock of `time.perf_counter`
 
@@ -103,13 +100,10 @@ class RunLoop:
         if self._is_final_done():
             return
         if done < federation.training.rounds:
-            federation.tell("message", f"round {done}: stopped, {self._why_stopped()}")
+            score = main_score_of(federation.history[-1]).title
+            federation.tell("message", f"round {done}: stopped, as the validation {score} has not become better")
         final = federation.method.final_exchanges()
         if not final:
-            return
-        refusal = federation.why_not([done + 1], final=True)
-        if refusal is not None:
-            federation.tell("message", f"no final round, as it {refusal}")
             return
         federation.checkpointer.show_wanted_round()
         self._round_or_undo(done + 1, final)
@@ -125,11 +119,6 @@ class RunLoop:
                 federation.folder.append(record)
             federation.history.append(record)
             federation.transaction.end()
-        except RoundRefused:
-            federation.transaction.undo()
-            self._last_was_refused = True
-            self._score_last()
-            return
         except BaseException:
             if federation.transaction.is_open:
                 federation.transaction.undo()
@@ -141,23 +130,17 @@ class RunLoop:
         federation.tell("round", record, left)
         self._remark()
 
-    def _score_last(self) -> None:
-        """Score the last round that counts, which nobody knew to be the last: the result is of what is then kept."""
-        federation = self._federation
-        last = federation.history[-1]
-        if not last["evaluated"]:
-            last = in_order({**last, "evaluated": True, **federation.evaluator.record({})}, RoundRecord)
-            if federation.folder is not None:
-                federation.folder.replace_last(last)
-            federation.history[-1] = last
-
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record with the seconds that it took, on the clock and of processors."""
         federation = self._federation
         began = time.perf_counter()
         used = processor_seconds()
         with profile(federation.execution.profile) as watch:
-            due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
+            due = (
+                bool(final)
+                or number % federation.evaluation.every_n_rounds == 0
+                or number == federation.training.rounds
+            )
             round = Round(
                 number,
                 final=bool(final),
@@ -198,24 +181,12 @@ class RunLoop:
     def _is_over(self) -> bool:
         """Whether the last regular round is done; by the records, so that a resumed run stops alike."""
         federation = self._federation
-        if len(federation.history) >= federation.training.rounds or self._is_final_done():
-            return True
-        return federation.checkpointer.has_stopped() or self._last_was_refused or self._next_refused() is not None
+        done = len(federation.history) >= federation.training.rounds
+        return done or self._is_final_done() or federation.checkpointer.has_stopped()
 
     def _is_final_done(self) -> bool:
         history = self._federation.history
         return bool(history) and bool(history[-1]["final_round"])
-
-    def _why_stopped(self) -> str:
-        """Why fewer rounds were run than were planned."""
-        if self._federation.checkpointer.has_stopped():
-            score = main_score_of(self._federation.history[-1]).title
-            return f"as the validation {score} has not become better"
-        return f"as another round {self._next_refused() or 'was refused'}"
-
-    def _next_refused(self) -> str | None:
-        """What another round would do, for which a plugin does not let it begin; None: it may."""
-        return self._federation.why_not([len(self._federation.history) + 1])
 
 
 class Pace:

@@ -12,7 +12,7 @@ from polyfed.core.server import Server
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.weight_store import WeightRow, client_row
-from polyfed.engine.work_in_flight import LateUpload, WorkInFlight
+from polyfed.engine.work_in_flight import WorkInFlight
 from polyfed.errors import RunError
 
 
@@ -20,14 +20,13 @@ from polyfed.errors import RunError
 class Snapshot:
     """A federation between two rounds.
 
-    weights: None for a client that has none yet. late, work: under way. made_of: see `RunResult`.
+    weights: None for a client that has none yet. work: under way. made_of: see `RunResult`.
     """
 
     round: int
     server: State
     weights: Mapping[int, WeightRow | None]
     states: Mapping[int, State]
-    late: Sequence[LateUpload] = ()
     work: Sequence[WorkInFlight] = ()
     made_of: Mapping[str, Any] = field(default_factory=dict)
 
@@ -39,7 +38,7 @@ class Transaction:
     Tensors of a state are replaced, never written into, so that references are enough to go back.
 
     Attributes:
-        server, clients: whose state it is. plugins: may hold uploads back. history: the records so far.
+        server, clients: whose state it is. plugins: may hold work back. history: the records so far.
         present: number of a round -> who is in the federation then. made_of: see `RunResult`.
         is_open: whether a round has begun that is neither through nor undone.
     """
@@ -60,7 +59,7 @@ class Transaction:
         """Begin round `number`."""
         self._before = {}
         self.is_open = True
-        self._begun = Snapshot(number - 1, shallow_copy(self.server.state), {}, {}, self.late_uploads, self.work)
+        self._begun = Snapshot(number - 1, shallow_copy(self.server.state), {}, {}, self.work)
 
     def commit(self, outcomes: Sequence[JobResult]) -> None:
         """Let clients take over the results of their jobs."""
@@ -93,7 +92,7 @@ class Transaction:
         weights = {client_id: row for client_id, (row, _) in self._before.items()}
         states = {client_id: own for client_id, (_, own) in self._before.items()}
         begun = self._begun
-        self.restore(Snapshot(begun.round, begun.server, weights, states, begun.late, begun.work))
+        self.restore(Snapshot(begun.round, begun.server, weights, states, begun.work))
         self.is_open = False
 
     def snapshot(self, number: int) -> Snapshot:
@@ -101,7 +100,7 @@ class Transaction:
         weights = {client.id: client_row(client) for client in self.clients}
         states = {client.id: client.state for client in self.clients}
         server = shallow_copy(self.server.state)
-        return Snapshot(number, server, weights, states, self.late_uploads, self.work, self.made_of())
+        return Snapshot(number, server, weights, states, self.work, self.made_of())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""
@@ -112,7 +111,6 @@ class Transaction:
         server.set_available(self.present(max(1, snapshot.round)))
         server.log.clear()
         for plugin in self.plugins:
-            plugin.late_uploads = [upload for upload in snapshot.late if plugin.holds_uploads]
             plugin.work = [one for one in snapshot.work if plugin.holds_work]
         del self.history[snapshot.round :]
         for number, weights in snapshot.weights.items():
@@ -120,11 +118,6 @@ class Transaction:
             client.weights = weights
             client.state = shallow_copy(snapshot.states[number])
             client.version += 1
-
-    @property
-    def late_uploads(self) -> list[LateUpload]:
-        """What plugins hold back."""
-        return [upload for plugin in self.plugins for upload in plugin.late_uploads]
 
     @property
     def work(self) -> list[WorkInFlight]:

@@ -6,7 +6,6 @@ A run of the recipe's own method is refused.
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator, Sequence
 
 from polyfed.core.settings import Settings
@@ -21,7 +20,6 @@ _OF_UPLOADS = {
     "compression": ("dtype", "top_k_fraction"),
     "robust_aggregation": ("aggregator", "max_update_norm", "max_magnitude"),
     "adversaries": ("sign_flip_fraction", "inner_product_fraction", "alie_fraction"),
-    "availability": ("delay_rate",),
     "devices": ("round_timeout", "buffer_size"),
 }
 
@@ -47,22 +45,13 @@ def _unread(federation: FederationParts) -> Iterator[tuple[str, Settings, Sequen
     other = training.model_copy(update={"local_epochs": training.local_epochs + 1})
     if method.phases(training) == method.phases(other):
         yield "training", training, ["local_epochs"], "whose own hyperparameters say how many epochs clients train"
-    if "samples" not in typing.get_args(typing.get_type_hints(type(method)).get("weighting")):
-        yield "training", training, ["client_weights"], "which has no `weighting` by samples that they multiply"
     privacy = federation.plugin("privacy").settings
     if not has_upload(method):
         for section, keys in _OF_UPLOADS.items():
             yield section, federation.plugin(section).settings, keys, "which uploads nothing"
         if not privacy.max_grad_norm:
             why = "which uploads nothing; it needs privacy.max_grad_norm"
-            yield "privacy", privacy, ["noise_multiplier", "target_epsilon", "max_epsilon"], why
-    if not method.accepts_stale_uploads:
-        settings = federation.plugin("availability").settings
-        yield "availability", settings, ["delay_rounds"], "which takes no late uploads"
-    budget = federation.plugin("privacy budget")
-    if not budget.has_noise:
+            yield "privacy", privacy, ["noise_multiplier", "target_epsilon"], why
+    if not federation.plugin("privacy budget").has_noise:
         why = "as nothing is noised; it needs privacy.noise_multiplier or privacy.upload_noise_multiplier"
-        yield "privacy", privacy, ["delta", "accountant"], why
-    elif not budget.draws_rows:
-        why = "whose noise is about all rows or whole uploads; it acts where rows are drawn"
-        yield "privacy", privacy, ["accountant"], why
+        yield "privacy", privacy, ["delta"], why

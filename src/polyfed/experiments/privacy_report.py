@@ -1,4 +1,4 @@
-"""What finished runs have cost in privacy, counted anew from their records: by two accountants, at any delta."""
+"""What finished runs have cost in privacy, counted anew from their records, at any delta."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PrivacyCost:
         what: which releases it is about. client: whose. releases: how many.
         noise: of one of them, over the most that it can change; the least. drawn: share of the rows that it is about.
         delta: at which epsilon is reported.
-        rdp, pld: epsilon, by two accountants; one exact answer where no rows are drawn.
+        epsilon: an upper bound where rows are drawn, else exact.
     """
 
     run: str
@@ -42,8 +42,7 @@ class PrivacyCost:
     noise: float
     drawn: float
     delta: float
-    rdp: float
-    pld: float
+    epsilon: float
 
 
 def privacy_costs(folders: Sequence[Path | str], delta: float | None = None) -> list[PrivacyCost]:
@@ -101,8 +100,7 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         noise=loudest.noise,
         drawn=loudest.drawn / loudest.held if loudest.sampled else 1.0,
         delta=delta,
-        rdp=epsilons[worst],
-        pld=max(compute_epsilon(account, delta, "pld") for account in epsilons),
+        epsilon=epsilons[worst],
     )
 
 
@@ -124,8 +122,7 @@ def to_text(lines: Sequence[PrivacyCost], width: int = 100) -> str:
         Column("releases", [str(one.releases) for one in lines]),
         Column("noise", [f"{one.noise:.3g}" for one in lines]),
         Column("rows", [percent(one.drawn) for one in lines]),
-        Column("epsilon\nRDP", [f"{one.rdp:.4g}" for one in lines]),
-        Column("epsilon\nPLD", [f"{one.pld:.4g}" for one in lines]),
+        Column("epsilon", [f"{one.epsilon:.4g}" for one in lines]),
     ]
     deltas = ", ".join(f"{delta:g}" for delta in sorted({one.delta for one in lines}))
     notes = [

@@ -48,7 +48,6 @@ from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Ranks, Training, in_turn, numbers_in
 from polyfed.core.upload_forms import Entry, Members, UploadContext, alike, as_sent
-from polyfed.errors import ConfigError
 from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.lora import Adapter
@@ -287,11 +286,6 @@ class FedLoRA(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        if server.training.keep_optimizer_state and self._rule.trains_other_adapters:
-            raise ConfigError(
-                f"fedlora: expected training.keep_optimizer_state = false, as method.aggregation '{self.aggregation}' "
-                "has clients train other adapters in every round"
-            )
         (architecture,) = server.architectures
         largest = str(self._ranks[-1])
         network = server.model(architecture, server.initial_state(architecture, largest), largest)

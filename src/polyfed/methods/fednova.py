@@ -66,11 +66,6 @@ class FedNova(FedProx):
                 f"fednova: expected mu times training.lr below 1, got {self.mu:g} times {training.lr:g}; "
                 f"such steps would overshoot what holds them"
             )
-        if training.keep_optimizer_state:
-            raise ConfigError(
-                "fednova: expected training.keep_optimizer_state = false, as it counts the steps of optimizers that "
-                "begin anew in every round"
-            )
         super().init_server(server)
 
     @follows_device

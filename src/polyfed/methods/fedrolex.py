@@ -26,7 +26,6 @@ from torch import Tensor
 
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
-from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import first_channels
 from polyfed.methods.heterofl import HeteroFL
 
@@ -38,14 +37,6 @@ class FedRolex(HeteroFL):
     card = replace(HeteroFL.card, name="fedrolex", paper="Alam et al., NeurIPS 2022")
 
     step: Annotated[int, Field(ge=0)] = 1  # channels by which the window moves per round; 0: HeteroFL
-
-    def init_server(self, server: Server) -> None:
-        if self.step and server.training.keep_optimizer_state:
-            raise ConfigError(
-                "fedrolex: expected training.keep_optimizer_state = false, as a client trains other channels in every "
-                "round; or set method.step = 0"
-            )
-        super().init_server(server)
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         return (first_channels(size, rate) + self.step * max(server.round - 1, 0)) % size

@@ -24,12 +24,11 @@ from polyfed.core.randomness import generator, numpy_generator
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.operation_counter import training_memory
-from polyfed.engine.plugin import Plugin, Setup, find
+from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import ConfigError
-from polyfed.plugins.availability import ClientAvailability
-from polyfed.plugins.settings import Devices, Profile, check_lateness
+from polyfed.plugins.settings import Devices, Profile
 from polyfed.plugins.upload_buffer import UploadBuffer, check_buffer, draw_starters
 from polyfed.units import human_bytes
 
@@ -116,10 +115,6 @@ class DeviceSimulation(Plugin):
                 f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
                 f"for it, got {self.settings.round_timeout:g}"
             )
-        availability = find(setup.plugins, ClientAvailability)
-        if availability is not None:
-            check_lateness(availability.settings, self.settings)
-            availability.has_deadline = self.settings.round_timeout is not None
         self.names = assign_devices(self.settings, len(setup.clients), setup.seed)
         self._seed = setup.seed
         self._training = setup.training

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,8 @@ from polyfed.engine import privacy_ledger
 from polyfed.engine.dp_sgd import check_dp_sgd
 from polyfed.engine.dp_sgd import releases as of_training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.plugin import Plugin, RoundRefused, Setup, find
-from polyfed.engine.round_state import Records, Round
+from polyfed.engine.plugin import Plugin, Setup, find
+from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers, endings, has_upload
 from polyfed.errors import ConfigError
 from polyfed.functional.clipping import Normals, clip_and_noise
@@ -147,11 +147,11 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
 
 
 class PrivacyBudget(Plugin):
-    """The account of what a run releases, read off its records; noise for a target; the end before a budget is spent.
+    """The account of what a run releases, read off its records; noise for a target.
 
     Attributes:
         settings: with the noise that a target asks for, once validated. has_noise: whether anything that clients give
-            away is noised. draws_rows: whether rows are drawn for any of that.
+            away is noised.
     """
 
     name = "privacy budget"
@@ -159,23 +159,21 @@ class PrivacyBudget(Plugin):
     def __init__(self, settings: Privacy | None = None) -> None:
         super().__init__(settings or Privacy())
         self.has_noise = False
-        self.draws_rows = False
 
     def validate(self, setup: Setup) -> None:
         """Make the noise that a target asks for, and give it to the clients."""
         self._method, self._training = setup.method, setup.training
         self._bounds_rows = setup.method.bounds_rows
         self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
-        self._cohort, self._present = setup.cohort, setup.present
+        self._cohort = setup.cohort
         upload_privacy = find(setup.plugins, UploadPrivacy)
         if upload_privacy is not None:
             self.settings = upload_privacy.settings
         self._check_bounds()
         self.settings = self._with_noise(self.settings)
-        self._ledger = privacy_ledger.PrivacyLedger(self.settings, self._expected)
+        self._ledger = privacy_ledger.PrivacyLedger(self.settings.delta)
         expected = [release for client in self._rows for release in self._expected(client)]
         self.has_noise = bool(expected)
-        self.draws_rows = any(release.sampled for release in expected)
         if any(release.unit == "sample" for release in expected):
             self._check_rows(setup)
         for client in setup.clients:
@@ -183,7 +181,8 @@ class PrivacyBudget(Plugin):
         setup.server.privacy = self.settings
         firsts = [*setup.first_of_each_architecture().values()]
         check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory, setup.precision)
-        self._check()
+        if self.has_noise:
+            privacy_ledger.package()  # before anything is trained
 
     def facts(self) -> dict[str, Any]:
         """The settings of `[privacy]`, with the noise that was made."""
@@ -211,24 +210,12 @@ class PrivacyBudget(Plugin):
                 entries = len(clipped_entries(arrived.message) if arrived.counts else left.message)
             released.setdefault(number, []).extend(self._given(number, entries, self.settings, job.exchange))
 
-    def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
-        """The budget would not last for these rounds."""
-        if not self.settings.max_epsilon:
-            return None
-        who = self._present if final else self._cohort
-        clients = [client for number in rounds for client in who(number)]
-        return "would exceed privacy.max_epsilon" if self.would_exceed(history, clients) else None
-
     def record(self, round: Round) -> dict[str, Any]:
         """What has been released, in this round and in all."""
         if not self.has_noise:
             return {}
         released = round.notes[self.name]
         self._ledger.update(round.history)
-        if self._ledger.exceeded(released):
-            if not round.history:
-                raise self._too_little(released)
-            raise RoundRefused
         return {
             "epsilon": self._ledger.epsilon(released),
             "delta": self.settings.delta,
@@ -268,32 +255,6 @@ class PrivacyBudget(Plugin):
                 f"privacy.target_epsilon: expected upload_clip_norm or max_grad_norm above 0, whose noise it makes, "
                 f"{itself}, got {settings.target_epsilon:g}"
             )
-
-    def _check(self) -> None:
-        """Whether what is released can be accounted for, and a budget kept."""
-        if self.has_noise:
-            privacy_ledger.package()  # before anything is trained
-        budget = self.settings.max_epsilon
-        if budget and (has_upload(self._method) or self.settings.max_grad_norm) and not self.has_noise:
-            raise ConfigError(
-                f"privacy.max_epsilon: expected noise, without which there is no epsilon, got {budget:g} alone"
-            )
-        if budget and self.would_exceed([], self._cohort(1)):
-            raise self._too_little(self._ledger.predict_next(self._cohort(1)))
-
-    def would_exceed(self, records: Records, clients: Sequence[int]) -> bool:
-        """Whether the budget would not last if these clients released what they did last."""
-        if not self.settings.max_epsilon or not self.has_noise:
-            return False
-        self._ledger.update(records)
-        return self._ledger.exceeded(self._ledger.predict_next(clients))
-
-    def _too_little(self, released: Mapping[int, Sequence[Release]]) -> ConfigError:
-        least = max(self._ledger.epsilon(released).values())
-        return ConfigError(
-            f"privacy.max_epsilon: expected at least {least:.4g}, what the first round comes to, got "
-            f"{self.settings.max_epsilon:g}"
-        )
 
     def _given(self, client: int, entries: int | None, settings: Privacy, exchange: Exchange) -> list[Release]:
         """What a client gives away in an exchange. entries: of its upload, that are bounded; None: it sends nothing."""

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.settings import Finite, Positive, Settings, Share
-from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.validation.effect import ActsWith
 
@@ -20,29 +19,23 @@ __all__ = ["Adversaries", "Availability", "Compression", "Devices", "RobustAggre
 
 
 class Availability(Settings):
-    """``[availability]``: who is there, who drops out, what arrives late; all off by default.
+    """``[availability]``: who is there, and who drops out; off by default.
 
-    Share of `client_fraction` is drawn of those present. A final round reaches all who are present, in time; what
-    would arrive after the last round is lost.
+    Share of `client_fraction` is drawn of those present. A final round reaches all who are present.
     """
 
-    _switches: ClassVar[tuple[str, ...]] = ("dropout_rate", "delay_rate", "late_joiners")
+    _switches: ClassVar[tuple[str, ...]] = ("dropout_rate", "late_joiners")
 
     dropout_rate: Share = Field(0.0, description="probability that a client asked in a round drops out")
     dropout_stage: Annotated[Literal["before", "after"], ActsWith("dropout_rate")] = Field(
         "before", description="before: nothing reaches it; after: it trains and keeps its work, its upload never leaves"
     )
-    delay_rate: Share = Field(0.0, description="probability that what a client sends in a round arrives late")
-    delay_rounds: Positive = Field(1, description="rounds that it is late by; for methods that accept late uploads")
     late_joiners: Annotated[int, Field(ge=0)] = Field(
         0, description="clients, drawn by the seed, that are absent at first"
     )
     join_round: Annotated[int, Field(ge=2), ActsWith("late_joiners")] = Field(
         2, description="the first round of the late joiners"
     )
-
-    def _inactive_keys(self) -> set[str]:
-        return super()._inactive_keys() | ({"delay_rounds"} if not self.delay_rate else set())
 
 
 class Compression(Settings):
@@ -177,7 +170,7 @@ class Devices(Settings):
     )
     custom: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not given stays")
     round_timeout: Rate | None = Field(
-        None, description="seconds that the server waits for uploads, in each exchange; what comes later is late"
+        None, description="seconds that the server waits for uploads, in each exchange; what comes later does not count"
     )
     buffer_size: Positive | None = Field(
         None,
@@ -236,20 +229,3 @@ class Devices(Settings):
             if name not in self.custom and name not in BUILT_IN:
                 raise ValueError(f"unknown device '{name}'{suggest(name, [*self.custom, *BUILT_IN])}")
         return self
-
-
-def effective_availability(availability: Availability, devices: Devices) -> dict[str, Any]:
-    """`[availability]` as a run folder keeps it: `delay_rounds` also says how late those are that miss the deadline."""
-    late = {"delay_rounds": availability.delay_rounds} if devices.round_timeout is not None else {}
-    return {**availability.effective(), **late}
-
-
-def check_lateness(availability: Availability, devices: Devices) -> None:
-    """Whether anybody can be late by `delay_rounds`."""
-    default = Availability.model_fields["delay_rounds"].default
-    off = not availability.delay_rate and "delay_rate" not in availability.model_fields_set
-    if off and devices.round_timeout is None and availability.delay_rounds != default:
-        raise ConfigError(
-            f"availability: delay_rounds = {availability.delay_rounds} does nothing beside delay_rate = 0.0; set "
-            f"delay_rate above 0 or devices.round_timeout, or leave delay_rounds at {default}"
-        )

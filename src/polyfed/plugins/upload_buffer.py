@@ -237,12 +237,10 @@ def _check_others(setup: Setup) -> None:
     refused: dict[str, object] = {}
     availability = find(setup.plugins, ClientAvailability)
     if availability is not None:
-        for key in ("dropout_rate", "delay_rate"):
-            refused[f"availability.{key}"] = getattr(availability.settings, key)
+        refused["availability.dropout_rate"] = availability.settings.dropout_rate
     privacy = find(setup.plugins, UploadPrivacy)
     if privacy is not None:
-        for key in ("target_epsilon", "max_epsilon"):
-            refused[f"privacy.{key}"] = getattr(privacy.settings, key)
+        refused["privacy.target_epsilon"] = privacy.settings.target_epsilon
     for key, value in refused.items():
         if value:
             raise ConfigError(

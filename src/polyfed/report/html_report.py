@@ -158,7 +158,7 @@ def _confusions(group: Group) -> Iterator[str]:
 
 
 def _lost(group: Group) -> str:
-    """Uploads refused, late or discarded, and clients dropped out, over all rounds and seeds; with the reasons."""
+    """Uploads refused or too late, and clients dropped out, over all rounds and seeds; with the reasons."""
     counts = {
         name: {key: sum(record.lost.get(key, 0) for run in runs for record in run.rounds) for key in LOST}
         for name, runs in group.rows.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from polyfed.results.schema import RoundRecord, Summary
 
 # what did not count, as a record lists it -> in words
-LOST = {"refused": "refused", "dropped": "dropped out", "late": "late", "discarded": "discarded"}
+LOST = {"refused": "refused", "dropped": "dropped out", "stragglers": "too late"}
 
 Scores = Mapping[str, Mapping[str, float | None]]  # stage -> figure -> its mean over clients
 
@@ -57,7 +57,7 @@ class RoundFigures:
             bytes_up_paper=record.bytes_up_paper,
             bytes_down_paper=record.bytes_down_paper,
             validation=record.validation,
-            lost={key: len(getattr(record, key)) for key in LOST},
+            lost={key: len(getattr(record, key) or ()) for key in LOST},
             reasons=dict(Counter(upload.reason for upload in record.refused)),
             scores=_scores(record),
             scores_by_predictor={

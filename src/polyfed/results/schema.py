@@ -41,13 +41,6 @@ Whole = Annotated[int, count_between(0, 2**40)]
 Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows
 
 
-class LateUpload(Record):
-    """An upload of an earlier round."""
-
-    client: Count = Field(description="the client that sent it")
-    sent_in: Count = Field(alias="from", description="the round in which it was sent")
-
-
 class BufferedUpload(Record):
     """An upload that filled the buffer of a server that does not wait for all."""
 
@@ -157,11 +150,6 @@ class RoundRecord(ScoredRecord):
     dropped: list[Count] = Field(
         [], description="selected clients that dropped out; also those whose work killed two workers in turn"
     )
-    late: list[Count] = Field([], description="clients whose upload did not arrive in this round")
-    arrived: list[LateUpload] = Field([], description="late uploads of earlier rounds that were aggregated in this one")
-    discarded: list[LateUpload] = Field(
-        [], description="late uploads that were thrown away: too late, or overtaken by a newer one of the same client"
-    )
     bytes_up: IfPresent[Count] = Field(
         None, description="bytes sent by all clients, rejected and lost uploads included"
     )
@@ -187,9 +175,7 @@ class RoundRecord(ScoredRecord):
     simulated_by_client: IfPresent[dict[str, SimulatedEffort]] = Field(
         None, description="only with `[devices]`: client -> its share of that time"
     )
-    stragglers: IfPresent[list[Count]] = Field(
-        None, description="only with a deadline: clients whose upload missed it; they are listed in `late`, too"
-    )
+    stragglers: IfPresent[list[Count]] = Field(None, description="only with a deadline: clients whose upload missed it")
     aggregated: IfPresent[list[BufferedUpload]] = Field(
         None,
         description="only with `devices.buffer_size`: the uploads that were aggregated, each with its `client` "
@@ -429,7 +415,6 @@ class RunResult(ScoredRecord):
     stopped_after: Count | None = Field(
         None, description="the round after which the run ended early; null if it ran to its end"
     )
-    stopped_by: Text | None = Field(None, description="why it ended early: `patience` or `budget`")
     best_round: Count | None = Field(
         None,
         description="with `evaluation.round` = `best`: the first regular round with the best validation score, which "

@@ -37,7 +37,7 @@ CLOSE = 1e-5  # of the largest entry
 ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
 TRAINING = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
 STAGES = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc", "confusion"])
-UNRELIABLE = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
+UNRELIABLE = Availability(dropout_rate=0.2, dropout_stage="after", late_joiners=1)
 
 Run = Callable[..., Federation]  # executor=, workers= -> a federation that has run
 

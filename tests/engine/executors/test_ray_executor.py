@@ -85,7 +85,7 @@ def slow(*values: Any) -> Any:
         ("fedavg", {**ONE, "compression": {"top_k_fraction": 0.2, "error_feedback": True}}),
         ("fedavg", {**ONE, "adversaries": {"label_flip_fraction": 0.4}}),
         ("fedavg", {**ONE, "adversaries": {"sign_flip_fraction": 0.4}}),
-        ("fedproto", {"availability": {"dropout_rate": 0.3, "delay_rate": 0.3, "late_joiners": 1}}),
+        ("fedproto", {"availability": {"dropout_rate": 0.3, "late_joiners": 1}}),
         slow("local", {"data": {"test": "global"}, "devices": {"profiles": ["laptop", "phone-mid"]}}),
         slow("heterofl", ONE),
         slow("fedmd", {"data": {"holdout": 20}}),

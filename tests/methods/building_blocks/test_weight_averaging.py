@@ -10,7 +10,6 @@ import polyfed as pf
 from polyfed.core.message import Group, Message, get_group
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Training
 from polyfed.methods.building_blocks import weight_averaging as averaging
 from polyfed.methods.building_blocks.weight_averaging import Aggregation
 from polyfed.testing import ConformanceKit
@@ -173,13 +172,10 @@ def test_tensors_that_are_set_are_copies_and_all_else_stays(aggregation: Aggrega
     assert torch.equal(elsewhere, given if aggregation == "layer-wise" else others[BIAS])
 
 
-def test_shares_are_the_samples_or_one_times_what_was_given() -> None:
+def test_shares_are_the_samples_or_one() -> None:
     uploads: dict[int, Message] = {3: {"model": {}}, 5: {"model": {}, "n": torch.tensor(7)}}
     server = server_of_six()
     sizes = {3: float(server.clients[3].num_samples), 5: 7.0}  # as sent, or else as introduced
     assert averaging.client_shares(server, uploads, "samples") == sizes
     assert averaging.client_shares(server, uploads, "uniform") == {3: 1.0, 5: 1.0}
-    server.training = Training(client_weights=[1.0, 1.0, 1.0, 0.5, 1.0, 4.0])
-    assert averaging.client_shares(server, uploads, "samples") == {3: 0.5 * sizes[3], 5: 4.0 * sizes[5]}
-    assert averaging.client_shares(server, uploads, "uniform") == {3: 0.5, 5: 4.0}
     assert averaging.client_weights(uploads) == {3: {}, 5: {}}

@@ -208,7 +208,7 @@ class VectorizedExecutor:
     def _may_be_beside(self, job: TrainJob) -> bool:
         """Whether a stack of such jobs may train while another one does."""
         kind = _kind(job)
-        is_plain = not job.client.training.keep_optimizer_state and not job.client.privacy.max_grad_norm
+        is_plain = not job.client.privacy.max_grad_norm
         is_recorded = self._known.recordings.worthwhile(kind, self._network(job))
         return is_plain and is_recorded and job.exchange.trains and kind not in self._by_themselves
 
@@ -248,9 +248,7 @@ class VectorizedExecutor:
     def _outcomes(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
         """The results of jobs that are alike."""
         first = jobs[0]
-        if first.client.training.keep_optimizer_state:
-            self._say_once("clients train one after the other: each has an optimizer of its own to go on with")
-        elif len(jobs) >= self._least(first):
+        if len(jobs) >= self._least(first):
             try:
                 yield from self._stacked(jobs)
                 return

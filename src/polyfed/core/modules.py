@@ -95,11 +95,9 @@ def copy_network(module: _Network, who: str = "") -> _Network:
     try:
         return copy.deepcopy(module, computed)
     except Exception as error:  # the network is the user's
-        place = _attribute_without_copy(module)
-        what = f"its attribute '{place}' ({first_line(error)}); keep that out of the network" if place else str(error)
         raise ConfigError(
-            f"{who or type(module).__name__}: expected a network that copy.deepcopy can copy, got one where it cannot "
-            f"copy {what}"
+            f"{who or type(module).__name__}: expected a network that copy.deepcopy can copy, got one with something "
+            f"that it cannot ({first_line(error)}); keep that out of the network"
         ) from error
 
 
@@ -111,19 +109,6 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
         parts = value.values() if isinstance(value, dict) else value
         for part in parts:
             yield from _tensors_in(part)
-
-
-def _attribute_without_copy(module: nn.Module) -> str | None:
-    """The dotted name of an attribute that cannot be copied; None where no single one is at fault."""
-    for name, layer in module.named_modules():
-        for key, value in vars(layer).items():
-            if key == "_modules" or isinstance(value, Tensor):
-                continue
-            try:
-                copy.deepcopy(value)
-            except Exception:  # it may be anything
-                return f"{name}.{key}".removeprefix(".")
-    return None
 
 
 def redraw(module: nn.Module) -> None:

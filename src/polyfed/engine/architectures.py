@@ -17,7 +17,7 @@ from polyfed.core.model_factory import Builder, ModelFactory, Precision, with_cl
 from polyfed.core.modules import copy_network
 from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.compatibility import check_parameters
-from polyfed.engine.held_attributes import same, settings
+from polyfed.engine.network_checks import compute_alike
 from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
@@ -125,9 +125,9 @@ def _check_named(client: Client, own: Collection[str]) -> None:
 def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
     """Name the architectures of clients that were given a network.
 
-    Alike in class, tensors, ties and what layers hold beside these (a number of heads, an activation) means alike.
+    Networks are of one architecture where class, tensors and ties are the same, and what they give with equal tensors.
     """
-    known: dict[object, list[tuple[str, str, dict[str, object]]]] = {}
+    known: dict[object, list[tuple[str, str, nn.Module]]] = {}  # by kind: name, whose it is first, its network
     named: dict[str, Builder] = {}
     for number, client in enumerate(clients):
         if client.given is None:
@@ -136,13 +136,10 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         module = client.given = unwrapped(client.given, f"client {number}: ")
         who = f"client {number} ('{type(module).__name__}')"
         check_parameters(module, who)
-        state = module.state_dict()
-        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in state.items())
-        kind = (type(module), repr(module), shapes, tuple(find_ties(state).items()))
-        held = settings(module)
+        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())
+        kind = (type(module), repr(module), shapes, tuple(find_ties(module.state_dict()).items()))
         alike = known.setdefault(kind, [])
-        others = {name: _first_other(held, theirs) for name, _, theirs in alike}
-        name = next((name for name, other in others.items() if other is None), None)
+        name = next((name for name, _, other in alike if compute_alike(other, module, client, who)), None)
         if name is None:
             base = getattr(module, "architecture", "") or type(module).__name__
             taken = set(named) | set(builders)
@@ -151,15 +148,10 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
             named[name] = functools.partial(copy_network, module, who)
             if alike:
                 warnings.warn(
-                    f"{who}: its network differs from that of {alike[0][1]} in its attribute "
-                    f"'{others[alike[0][0]]}', and counts as another architecture, '{name}'",
+                    f"{who}: its network gives other outputs than that of {alike[0][1]} with the same weights, and "
+                    f"counts as another architecture, '{name}'",
                     stacklevel=2,
                 )
-            alike.append((name, who, held))
+            alike.append((name, who, module))
         client.architecture = name
     return named
-
-
-def _first_other(held: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
-    """The first attribute that both networks have, with another value; None without any."""
-    return next((n for n, value in held.items() if n in theirs and not same(value, theirs[n], 0.0)), None)

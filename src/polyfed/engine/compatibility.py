@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 from collections import Counter
@@ -29,7 +28,6 @@ from polyfed.registry import suggest
 from polyfed.units import human_count
 
 _NAMED = 2  # tensors that are listed by name
-_REDRAWN = 16  # times that weights are drawn to see what limits a network's scores
 _ROUNDED = 1e-3  # from 1
 _SHOWN = 4  # architectures, or sets of tensors, that are listed one by one
 
@@ -519,38 +517,13 @@ def _try_training(clients: Sequence[Client], module: nn.Module) -> None:
             "original's, as where its forward is a function made of the network (net.forward = ...); define forward in "
             "its class"
         )
-    if client.classes and (limit := _limit_of(network, x, scores.detach())):
+    sums = scores.detach().sum(dim=1)
+    if client.classes > 1 and scores.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=_ROUNDED):
         warnings.warn(
-            f"{clients[0].title_with_network} gives {limit[0]}, which losses take for logits, so that it learns "
-            f"little; leave out its last {limit[1]}",
+            f"{clients[0].title_with_network} gives probabilities (they are not negative, and each row sums to one), "
+            "which losses take for logits, so that it learns little; leave out its last softmax",
             stacklevel=2,
         )
-
-
-def _limit_of(network: nn.Module, x: Tensor, scores: Tensor) -> tuple[str, str] | None:
-    """What the scores of a network are limited to, and what does so; None where nothing is.
-
-    Few rows may happen to lie within a limit. So the network, which is nobody's, is tried with other weights.
-    """
-    found = [scores]
-    place = next(network.parameters()).device
-    with torch.no_grad(), contextlib.suppress(Exception):  # weights that somebody's forward cannot take
-        while len(found) <= _REDRAWN and _limit(found) is not None:
-            for parameter in network.parameters():
-                parameter.normal_(0, parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 1.0)
-            found.append(network(x.to(place)))
-    return _limit(found) if len(found) > _REDRAWN else None
-
-
-def _limit(scores: Sequence[Tensor]) -> tuple[str, str] | None:
-    rows = torch.cat([some[some.isfinite().all(dim=1)] for some in scores])
-    if not len(rows) or rows.shape[1] < 2 or rows.min() < 0:
-        return None
-    if rows.max() > 1 + _ROUNDED:
-        return "no number below 0", "ReLU, softplus or the like"
-    if (rows.sum(dim=1) - 1).abs().max() > _ROUNDED:
-        return "numbers between 0 and 1 alone", "sigmoid or the like"
-    return "probabilities (they are not negative, and each row sums to one)", "softmax"
 
 
 def _check_scores(client: Client, module: nn.Module, x: Tensor, what: str, who: str) -> Tensor:

@@ -1,22 +1,18 @@
 """What a network may hold: all its state in ``state_dict()``, where clients own and save it, and no tensor half shared.
 
-State elsewhere (plain attributes, counters) is found by a trial: after the same batch a network has to hold the same,
-whether other batches came before or not, and to give the same, with equal tensors and equal draws.
+Tried, not read off: with equal tensors and equal draws a network has to give the same, whatever batches came before.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.modules import load_state
+from polyfed.core.modules import copy_network, load_state
 from polyfed.core.randomness import seeded_global_rng
-from polyfed.engine.executors.stack_parts import are_near
-from polyfed.engine.held_attributes import GENERATORS, held, owner_of, same
 from polyfed.errors import ConfigError
 from polyfed.functional.tied_tensors import first_names
 from polyfed.models.adapt import Adapted
@@ -24,10 +20,13 @@ from polyfed.models.split import SplitModel
 from polyfed.models.traced_forward import logits_of
 
 _ROWS = 2  # of a forward: as few as BatchNorm takes
+_BATCHES = 8  # that come before: more than short windows and warm-ups last
 _CLOSE = {"cpu": 1e-6}  # of the largest entry: what rounding may change, by type of device
 _ELSEWHERE = 1e-4  # where sums may be taken in any order
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
 _LATER = [10**power for power in range(1, 7)]  # what a counter may come to
+
+Outputs = list[dict[str, Tensor]]  # in eval and in training mode: "" the scores, buffers by name
 
 
 def check_memory(client: Client, network: nn.Module) -> None:
@@ -65,54 +64,66 @@ def check_parts(client: Client, model: SplitModel) -> None:
 
 
 def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Module]) -> None:
-    """Check that what a network keeps of earlier batches is in its ``state_dict()``.
+    """Check that what a network gives depends on its inputs and its ``state_dict()`` alone, not on earlier batches.
 
-    Numbers that change and that nothing seems to depend on, whatever they are, are only warned of. A forward that fails
-    is another trial's business.
+    Numbers that its layers count are also set far ahead, to what they come to in a long run. A forward that fails is
+    another trial's business.
 
     Args:
         template: what the client trains. build: makes the client's own network, every time the same.
 
     Raises:
-        ConfigError: it keeps something elsewhere, or what it gives depends on earlier batches in another way.
+        ConfigError: it depends on more.
     """
     if all(_is_stateless(layer) for layer in template.modules()):
         return
     device = next(template.parameters()).device
-    places = torch.arange(_ROWS) % client.n
-    x, other = (client.prepare(client.data.train.x[rows]).to(device) for rows in (places, client.n - 1 - places))
+    rows = torch.arange(_ROWS) % client.n
+    x, other = (client.prepare(client.data.train.x[which]).to(device) for which in (rows, client.n - 1 - rows))
+    with seeded_global_rng(0):
+        network = build()
+        network = (network.original if isinstance(network, Adapted) else network).to(device)
+    start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     try:
-        network = _new(build, device)
-        start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         expected = _outputs(network, start, x)
-        for _ in range(2):
+        before = _numbers(network)
+        for _ in range(_BATCHES):
             _outputs(network, start, other)
-        after_all = held(network)
-        fresh = _new(build, device)
-        at_first = held(fresh)
-        _outputs(fresh, start, other)
-        after_one = held(fresh)
     except Exception:  # in the forward of a new network
         return
-    close = _closeness(device)
-    changed = [name for name in after_one if not same(after_one[name], at_first.get(name), close)]
-    for name in (name for name in changed if not same(after_one[name], after_all.get(name), close)):
-        if not _is_idle(network, name, lambda: _gives(network, start, x, expected)):
-            raise ConfigError(
-                f"{client.title_with_network}: its network keeps '{name}' from batch to batch outside of "
-                f"state_dict(), where no client would own or save it; {_instead(network, name)}"
-            )
-        warnings.warn(
-            f"{client.title_with_network}: '{name}' of its network changes from batch to batch outside of "
-            "state_dict(), so that no client owns or saves it; what the network gives seems not to depend on it",
-            stacklevel=2,
-        )
     if not _gives(network, start, x, expected):
         raise ConfigError(
             f"{client.title_with_network}: what its network gives depends on earlier batches by more than "
-            "state_dict(), which no client would own or save; make what its forward keeps a buffer: "
-            "self.register_buffer('mean', torch.zeros(...))"
+            "state_dict(), which no client would own or save; make what its forward keeps a buffer, "
+            "self.register_buffer('mean', torch.zeros(...)), and draw from PyTorch's own generator, as torch.rand(...) "
+            "does"
         )
+    counted = [(place, value) for place, value in _numbers(network).items() if value != before.get(place)]
+    for (layer, key), value in counted:
+        for later in _LATER:
+            setattr(layer, key, type(value)(later))
+            if not _gives(network, start, x, expected):
+                raise ConfigError(
+                    f"{client.title_with_network}: its network counts '{key}' from batch to batch outside of "
+                    "state_dict(), where no client would own or save it, and what it gives depends on that; make it a "
+                    f"buffer that forward writes into: self.register_buffer('{key}', torch.zeros(...))"
+                )
+
+
+def compute_alike(one: nn.Module, other: nn.Module, client: Client, who: str) -> bool:
+    """Whether two networks with tensors of the same names and shapes give the same once these are equal.
+
+    Args:
+        client: with rows that both are tried on; where a forward fails they count as alike.
+        who: whose `other` is, for messages.
+    """
+    first, second = copy_network(one, who).cpu(), copy_network(other, who).cpu()
+    start = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    try:
+        x = client.prepare(client.data.train.x[torch.arange(_ROWS) % client.n])
+        return _gives(second, start, x, _outputs(first, start, x))
+    except Exception:  # another trial says so
+        return True
 
 
 def _is_stateless(layer: nn.Module) -> bool:
@@ -121,64 +132,42 @@ def _is_stateless(layer: nn.Module) -> bool:
     return known and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
-def _new(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """A new network with its own forward."""
-    with seeded_global_rng(0):
-        network = build()
-        own = network.original if isinstance(network, Adapted) else network
-        return own.to(device)
+def _numbers(network: nn.Module) -> dict[tuple[nn.Module, str], float]:
+    """The numbers among the layers' attributes, by layer and name."""
+    return {
+        (layer, key): value
+        for layer in network.modules()
+        for key, value in vars(layer).items()
+        if type(value) in (int, float)
+    }
 
 
-def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> dict[str, Tensor]:
-    """Outputs of a network that holds the tensors `start`, and its buffers among these afterwards."""
-    load_state(network, start)
-    with seeded_global_rng(0):
-        outputs = logits_of(network.train(training)(x)).detach()
-    buffers = {name: buffer.detach().clone() for name, buffer in network.named_buffers() if name in start}
-    return {"": outputs, **buffers}
-
-
-def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> list[dict[str, Tensor]]:
-    """In eval mode and, after that, in training mode; the network then holds `start` again, as it may not be new."""
-    found = [_forward(network, start, x, training) for training in (False, True)]
+def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> Outputs:
+    """What the network gives where it holds `start`, which it does again afterwards."""
+    found = []
+    for training in (False, True):
+        load_state(network, start)
+        with seeded_global_rng(0):
+            scores = logits_of(network.train(training)(x)).detach()
+        buffers = {name: buffer.detach().clone() for name, buffer in network.named_buffers() if name in start}
+        found.append({"": scores, **buffers})
     load_state(network, start)
     return found
 
 
-def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected: list[dict[str, Tensor]]) -> bool:
+def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected: Outputs) -> bool:
     """Whether the network gives what is expected."""
     try:
         found = _outputs(network, start, x)
     except Exception:  # what an earlier batch left does not fit
         return False
-    close = _closeness(x.device)
-    pairs = zip(found, expected, strict=True)
-    return all(are_near({n: one[n]}, {n: t}, close, 0.0) for one, other in pairs for n, t in other.items())
+    close = _CLOSE.get(x.device.type, _ELSEWHERE)
+    pairs = [(one[name], other[name]) for one, other in zip(found, expected, strict=True) for name in other]
+    return all(_are_near(one, other, close) for one, other in pairs)
 
 
-def _instead(network: nn.Module, name: str) -> str:
-    """What to write in the place of an attribute that changes."""
-    owner, key = owner_of(network, name)
-    if isinstance(getattr(owner, key), GENERATORS):
-        return "draw from PyTorch's own generator, as torch.rand(...) does, which polyfed seeds for each client"
-    return f"make it a buffer that forward writes into: self.register_buffer('{key}', torch.zeros(...))"
-
-
-def _is_idle(network: nn.Module, name: str, gives: Callable[[], bool]) -> bool:
-    """Whether an attribute is a number, and the network `gives` what is expected however large it becomes."""
-    owner, key = owner_of(network, name)
-    value = getattr(owner, key)
-    if type(value) not in (int, float):
-        return False
-    try:
-        for later in _LATER:
-            setattr(owner, key, type(value)(later))
-            if not gives():
-                return False
-    finally:
-        setattr(owner, key, value)
-    return True
-
-
-def _closeness(device: torch.device) -> float:
-    return _CLOSE.get(device.type, _ELSEWHERE)
+def _are_near(found: Tensor, expected: Tensor, close: float) -> bool:
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    most = close * float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=0.0, atol=most, equal_nan=True)

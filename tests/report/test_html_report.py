@@ -98,11 +98,11 @@ def test_what_did_not_count(two_by_two: Path) -> None:
     assert "No upload was refused or late, and nobody dropped out." in parts_of(two_by_two).inside("p")
     reasons = [{"client": 1, "reason": "the loss is not finite"}]
     rewrite(two_by_two / "fedgh-0" / "rounds.jsonl", lambda record: record.update(refused=reasons, dropped=[0, 1]))
-    rewrite(two_by_two / "fedgh-1" / "rounds.jsonl", lambda record: record.update(late=[0]))
+    rewrite(two_by_two / "fedgh-1" / "rounds.jsonl", lambda record: record.update(stragglers=[0]))
     parts = parts_of(two_by_two)
     assert "refused 3 times: the loss is not finite" in parts.inside("li")
     text = " ".join(text for _, text in parts.texts)
-    assert "method refused dropped out late local 0 0 0 fedgh 3 6 3" in text
+    assert "method refused dropped out too late local 0 0 0 fedgh 3 6 3" in text
 
 
 def test_recipes_commands_versions_and_the_confusion(two_by_two: Path) -> None:

@@ -14,11 +14,9 @@ from torch.nn import functional as F
 
 from polyfed.core.client import Client
 from polyfed.core.modules import float_state
-from polyfed.errors import ConfigError
 from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
-from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
-from tests.helpers.toys import NETS, Round, clients, federation, model_with, rounds, same, samples
+from tests.helpers.toys import NETS, Round, model_with, rounds, same, samples
 
 
 def members(architectures: list[str], sizes: list[int] | int = 10, held: int = 9) -> list[Client]:
@@ -83,21 +81,6 @@ def test_every_start_by_hand(architectures: list[str]) -> None:
     assert signs == {-1.0, 1.0}, "delta should come with both signs, and be summed unclipped"
 
 
-def given(networks: list[str]) -> list[Client]:
-    """Such clients, of each kind from one network, as Local starts each from its own draw."""
-    torch.manual_seed(0)
-    made, people = {a: NETS[a]() for a in dict.fromkeys(networks)}, members(networks, [8, 9, 12])
-    return [Client(made[c.architecture], c.data.train, c.data.test, c.data.validation) for c in people]
-
-
-def test_the_first_round_is_local_from_one_start() -> None:
-    mine, alone = (rounds(m, given(["bn"] * 3), rounds=1)[0] for m in (FedFomo(), Local()))
-    assert all(same(mine.weights[i], alone.weights[i]) for i in range(3))
-    count = sum(t.numel() for t in float_state(NETS["bn"]()).values())
-    assert mine.record["bytes_down"] == 3 * 4 * count
-    assert all(message.keys() == {"model"} for message in mine.up.values())
-
-
 def test_everybody_starts_from_one_model() -> None:
     """Also who is drawn later, and whose upload was lost is sent it again, and goes on from its own."""
     STARTS.clear()
@@ -141,8 +124,3 @@ def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
         greedy.append(hits)
     assert greedy[0] == 7 * 6
     assert greedy[1] < 20
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs validation rows at every client, client 0 has none"):
-        federation(FedFomo(), clients(["shallow"] * 2))

@@ -183,13 +183,6 @@ def test_a_whole_round_by_hand(given):
     assert history[1].record["sums"]["in_steps"] == pytest.approx(steps / 24)
 
 
-def test_messages_without_noise_are_the_plain_ones():
-    """With "forward" the pairs sent are clean, and of the very rows that are sent without any noise."""
-    members = clients(MIXED)
-    clean, forward = (rounds(m, members, lr=0.0)[0] for m in (FedIN(), FedIN(noise_std=0.8, noise_where="forward")))
-    assert all(same(clean.up[i]["features"], forward.up[i]["features"]) for i in range(4))
-
-
 def loud():
     """A network whose output follows its input closely."""
     model = net(depth=0)
@@ -307,14 +300,6 @@ def test_the_misfit_and_its_gradient_by_hand(number):
         inner = name.startswith("intermediate")
         (expected,) = torch.autograd.grad(local + loss if inner else local, p, retain_graph=True)
         torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
-
-
-def test_unequal_cuts_are_refused_before_round_1_but_with_projections():
-    cuts = r"client 1 \('wide'\) gives \(9,\) and \(5,\), client 0 .*= 'same-shape', with method.projection = 'fixed'"
-    with pytest.raises(ConfigError, match=cuts):
-        federation(FedIN(aggregation="same-shape"), clients(UNEQUAL))
-    federation(FedIN(aggregation="same-shape", exchange_features=False), clients(UNEQUAL))
-    federation(projected(), clients(UNEQUAL))
 
 
 def test_features_that_are_no_grid_are_refused_before_round_1():

@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Training
 from polyfed.errors import ConfigError
 from polyfed.functional.patch_mixing import mixing_map
 from polyfed.methods import FedKWAZ, fedkwaz
@@ -96,16 +95,6 @@ def test_both_stages_against_a_loop_with_two_optimizers() -> None:
                     loss.backward()
                     stepper.step()
         check_pair(second.weights[number], nets, 1e-4)
-
-
-def test_phases() -> None:
-    training = Training(local_epochs=3)
-    for method, expected in (
-        (FedKWAZ(), [("global", 3), ("mutual", 3)]),
-        (FedKWAZ(global_epochs=1), [("global", 1), ("mutual", 3)]),
-        (FedKWAZ(global_epochs=0), [("mutual", 3)]),
-    ):
-        assert [(phase.name, phase.epochs) for phase in method.phases(training)] == expected
 
 
 # stage 2 ------------------------------------------------------------------------------------------------------

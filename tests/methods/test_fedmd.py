@@ -91,13 +91,6 @@ def test_the_control_labels_digests_the_labels_of_public_rows():
         check(round, w)
 
 
-def test_the_control_labels_is_told_and_needs_labels_of_the_task():
-    control = FedMD(public_epochs=0, control="labels")
-    assert [FedMD().is_control, control.is_control, FedMD(control="pseudo-labels").is_control] == [False, True, True]
-    with pytest.raises(ConfigError, match=r"^fedmd needs 1 public row, got 0 \(and 20 of the kind"):
-        federation(control, clients(MIXED), held=dataclasses.replace(HELD, origin="other"))
-
-
 @pytest.mark.parametrize("bound", [0.5, 1.0])
 def test_pseudo_labels_digests_what_the_client_is_sure_of_and_sends_nothing(monkeypatch, bound):
     """By hand: a step on the sure rows and their classes, if there are any, and one on the client's own."""
@@ -112,12 +105,6 @@ def test_pseudo_labels_digests_what_the_client_is_sure_of_and_sends_nothing(monk
             guessed = LabeledSamples(HELD.samples.x[sure], torch.tensor(scores.argmax(1))[sure])
             w[i] = learnt(learnt(w[i], guessed) if sure.any() else w[i], data)
         check(round, w)
-
-
-def test_pseudo_labels_of_drawn_rows_only(monkeypatch):
-    monkeypatch.setattr(fedmd, "_SURE", 0.0)
-    method = FedMD(**NO_TRANSFER, control="pseudo-labels", public_rows=6)
-    assert [round.record["samples"] for round in played(method)] == [3 * (12 + 6)] * 2
 
 
 def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.engine.executors.client_work import part_of
-from polyfed.engine.scoring import SCORES, predictions
 from polyfed.methods import FedProto, FedSA, ProtoNorm
 from polyfed.methods.building_blocks import prototypes
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
@@ -97,23 +95,3 @@ def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
         expected["head"].append(float((model(x).argmax(1) == y).double().mean()))
     assert last.record["accuracy"]["received"]["mean"] == pytest.approx(np.mean(expected["prototype"]))
     assert last.record["accuracy_by_predictor"]["received"]["head"]["mean"] == pytest.approx(np.mean(expected["head"]))
-
-
-def test_both_predictors_share_a_pass() -> None:
-    person = members(test=40)[1]
-    passes = []
-    model = NETS[person.architecture]()
-    model.extractor.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))  # type: ignore[operator]
-    at = worker(federation(FedProto(), [person])[0], 0)
-    at.bound = model  # type: ignore[assignment]
-    at.state = {"labels": torch.arange(CLASSES), "prototypes": torch.eye(CLASSES, 5)}
-    found = predictions(at, FedProto(), [part_of(person, "test")], ["auc"])
-    assert passes == [40]
-    assert "represent" not in vars(model)
-    whole = {name: next(iter(by_samples.values())) for name, by_samples in found.items()}
-    model.eval()
-    with torch.no_grad():
-        assert torch.equal(whole["head"], model(person.data.test.x).argmax(dim=1))
-        z = model.represent(person.data.test.x)  # type: ignore[operator]
-    assert torch.equal(whole[""], whole[SCORES].argmax(dim=1))
-    torch.testing.assert_close(whole[SCORES], -torch.cdist(z, at.state["prototypes"]))

@@ -8,12 +8,10 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.randomness import generator
-from polyfed.core.settings import Privacy
-from polyfed.errors import ConfigError
 from polyfed.functional.class_prototypes import soft_header_sgd_step
 from polyfed.methods import FedRE, fedre
 from tests.helpers.few_classes import class_means, members
-from tests.helpers.toys import CLASSES, Round, federation, moved, rounds
+from tests.helpers.toys import CLASSES, Round, moved, rounds
 
 
 def sound(people: list[Client], round: Round, number: int) -> bool:
@@ -61,8 +59,3 @@ def test_the_headers_steps(batch: int, epochs: int, monkeypatch: pytest.MonkeyPa
     for number, round in enumerate(rounds(method, members(), rounds=3), 1):
         assert moved(stepped(round, number, method), round.after["header"]) < 1e-5
         assert moved(round.before["header"], round.after["header"]) > 1e-3
-
-
-def test_clipping_is_refused_before_round_1() -> None:
-    with pytest.raises(ConfigError, match="expected uploads that can be clipped, got fedre, which sends 'encoding'"):
-        federation(FedRE(), members(), plugins=[Privacy(upload_clip_norm=1.0)])[0].run()

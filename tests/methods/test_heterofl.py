@@ -14,7 +14,7 @@ from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
 from polyfed.methods.heterofl import client_level
-from tests.helpers.slices import NARROW, order_of, prefix, rounds, small, watched
+from tests.helpers.slices import order_of, prefix, rounds, small, watched
 from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, same, samples
 
 
@@ -141,29 +141,6 @@ def test_statistics_are_reported_after_the_average_and_metered():
     assert len(found[f"{name}.running_mean"]) > size
 
 
-def test_who_reports_and_what_it_costs():
-    method = HeteroFL(rates="fix_a1-b1")
-    members = clients(["bn"] * 4, 8)
-    fed, _ = federation(method, members, client_fraction=0.5, rounds=3)
-    fed.run()
-    p = {letter: sum(t.numel() for t in small("bn", letter).parameters()) for letter in "ab"}
-    s = {letter: 2 * (2 * NARROW[letter][0] + NARROW[letter][1]) for letter in "ab"}
-    reported = set()  # levels of which statistics are known
-    for record in fed.history:
-        asked = range(4)
-        found = {int(n): (b["down"], b["up"]) for n, b in record["bytes_by_client"].items()}
-        assert set(found) == set(asked)
-        for number in asked:
-            letter = "aabb"[number]
-            trains = number in record["clients"]
-            known = letter in reported
-            down = 4 * p[letter] + trains * 4 * (p[letter] + known * s[letter])
-            assert found[number] == (down, 4 * s[letter] + 8 + trains * (4 * p[letter] + CLASSES))
-        reported |= {"aabb"[number] for number in asked}
-        paper = sum(4 * p["aabb"[number]] for number in record["clients"])
-        assert record["bytes_up_paper"] == record["bytes_down_paper"] == paper
-
-
 def test_the_statistics_are_those_without_scaler_and_dropout():
     model = HeteroFL().build(NETS["dropout"](), "b")
     x = torch.randn(8, 4)
@@ -174,12 +151,3 @@ def test_the_statistics_are_those_without_scaler_and_dropout():
     assert all(m.training for m in model.modules())
     assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
     assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
-
-
-def test_what_cannot_be_cut_is_refused_before_round_1(tmp_path):
-    def grouped():
-        return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
-
-    with pytest.raises(ConfigError, match=r"Sequential cannot be cut.*'1' is a LayerNorm"):
-        federation(HeteroFL(), clients(["odd"] * 2), {"odd": grouped}, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()

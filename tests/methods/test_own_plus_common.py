@@ -16,7 +16,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import clone, nbytes
 from polyfed.core.settings import Privacy
 from polyfed.engine.run import Run
-from polyfed.errors import ConfigError
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
 from polyfed.methods.own_plus_common import _best_weight
 from polyfed.plugins.privacy import UploadPrivacy
@@ -114,15 +113,6 @@ def test_classes_that_nobody_has_sent_rows_of_are_judged_by_the_network() -> Non
     torch.testing.assert_close(SMALL.predict(network, x, others)[:, 1], own[:, 1], rtol=1e-6, atol=1e-6)
 
 
-def test_classes_that_a_client_lacks_are_predicted_by_the_common_model_alone() -> None:
-    other = SMALL.alternative_predictors["federation"]
-    fed, _ = federation(other, members())
-    fed.run()
-    for client in fed.clients:
-        found = other.predict(None, client.data.test.x, client.state)
-        assert {*found.argmax(dim=1).tolist()} == {0, 1, 2}
-
-
 def test_noise_is_on_the_sums_alone_and_counts_once_with_the_last_exchange() -> None:
     method = replace(SMALL, unit_features=True)
     history = rounds(method, members(), plugins=[UploadPrivacy(Privacy(noise_multiplier=2.0))])
@@ -137,11 +127,6 @@ def test_a_common_model_of_other_classes_is_no_help() -> None:
     assert permuted.is_control
     found, other = (run(method).result["accuracy"] for method in (permuted, replace(SMALL, weight=1.0)))
     assert found < other - 0.3
-
-
-def test_numbers_have_no_classes_to_permute() -> None:
-    with pytest.raises(ConfigError, match="own-plus-common needs classes"):
-        pf.Federation(regression.clients(), OwnPlusCommon(control="permuted"), pf.Training(rounds=1))
 
 
 def test_numbers_are_weighted_means_of_both_predictions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
@@ -10,13 +9,12 @@ import pytest
 import torch
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.modules import batchnorm_layers
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods import HeteroFL, ScaleFL
 from tests.helpers.slices import LAYERS, exit_logits, mean_of_entries, order_of, prefix, rounds, watched
-from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, same
+from tests.helpers.toys import CLASSES, clients, federation, moved, same
 
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
 
@@ -120,16 +118,3 @@ def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level
         scores = exit_logits(sent["model"], data.x, LEVELS[level][1], True, known)[-1]
         share = float((scores.argmax(1) == data.y).float().mean())
         assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
-
-
-def test_a_level_of_the_whole_network_is_exported_as_that_network():
-    method, own = ScaleFL(), NETS["deep-bn"]()
-    trained = method.build(copy.deepcopy(own), "5")
-    scored = method.personal_model(trained)
-    twin = NETS["deep-bn"]()
-    twin.load_state_dict(scored.state_dict())  # strict: the same names
-    assert same(twin.state_dict(), own.state_dict())
-    assert all(a is b for a, b in zip(batchnorm_layers(scored), batchnorm_layers(trained), strict=True))
-    x = torch.randn(8, 4)
-    torch.testing.assert_close(scored.eval()(x), trained.eval()(x)[-1])
-    assert "head.weight" not in method.personal_model(method.build(NETS["deep"](), "3")).state_dict()

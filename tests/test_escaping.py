@@ -113,10 +113,6 @@ def test_nothing_in_markdown_is_more_than_text(text: str, shown: str) -> None:
     assert markdown_text(text) == shown
 
 
-def test_an_error_is_harmless_wherever_it_is_printed() -> None:
-    assert str(ConfigError(f"got '{ESC}'")) == "got '\\x1b[31m\\x1b]0;owned\\x07'"
-
-
 def test_what_is_told_while_a_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """A node's reason, a client's refusal, a method's name."""
     for terminal in (False, True):

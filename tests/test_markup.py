@@ -53,8 +53,3 @@ def test_curves_are_lines_with_names() -> None:
     assert [len([use for use in part.iter() if use.tag.endswith("use")]) for part in (first, second)] == [2, 1]
     texts = [text.text for text in root.iter() if text.tag.endswith("text")]
     assert {"_a", "$\\frac{\\x1b", "round", "accuracy"} <= set(texts)
-
-
-def test_nothing_to_draw() -> None:
-    assert curves({"a": ([], [])}, "round", "accuracy") == ""
-    assert notes([]) == ""

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
-from polyfed.registry import folders_of, import_object
+from polyfed.registry import import_object
 from tests.helpers.small_recipe import small_recipe
 
 pytestmark = pytest.mark.usefixtures("unrendered")
@@ -249,12 +248,6 @@ def test_a_class_is_called_by_its_card_where_that_has_a_name_of_its_own(project:
     assert chosen.choose_alone(f"own_all:{kind}").name == f"{name}-alone"
 
 
-def test_two_classes_of_one_name_are_not_compared(project: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'gentle-two' of own_all:Named and own_all:Twin"):
-        pf.compare(project / "mine.toml", ["own_all:Named", "own_all:Twin"])
-    assert not Path("runs").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -308,16 +301,6 @@ def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
             read()
 
 
-def test_a_module_in_the_present_folder_is_found_and_remembered(project: Path) -> None:
-    shutil.move(project / "own_all.py", "own_all.py")
-    recipe = Recipe.load(project / "mine.toml", method="own_all:Gentle")
-    assert recipe.to_dict()["run"]["modules"] == [str(Path.cwd())]
-    forget()
-    again = Recipe.from_dict(recipe.to_dict())
-    assert type(again.chosen_method).__name__ == "Gentle"
-    assert again.to_dict() == recipe.to_dict()
-
-
 def test_two_modules_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -338,22 +321,3 @@ def test_a_folder_beside_hides_nothing_that_is_installed(tmp_path: Path) -> None
     assert import_object("data set", "own_reader:read", [str(tmp_path)])() == 1
     with pytest.raises(ConfigError, match="expected the module 'json' of"):
         import_object("data set", "json:loads", [str(tmp_path)])
-
-
-def test_a_package_beside_a_recipe_is_found(tmp_path: Path) -> None:
-    inner = tmp_path / "own_package" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "thing.py").write_text("from own_package.inner import other\n\n\ndef which():\n    return other.VALUE\n")
-    (inner / "other.py").write_text("VALUE = 1\n")
-    name, beside = "own_package.inner.thing:which", [str(tmp_path), str(tmp_path / "not there")]
-    assert import_object("data set", name, beside)() == 1
-    assert folders_of([name, "timm:resnet10t", "csv:own", "no name"], beside) == [str(tmp_path)]
-
-
-def test_a_subclass_goes_by_its_own_name_in_records(project: Path) -> None:
-    """It inherits FedGH's `name`, and would otherwise be taken for it."""
-    sys.path.append(str(project))
-    kind: Any = import_object("method", "own_all:Gentle")
-    assert kind.card.name == "fedgh"
-    recipe = Recipe.load(project / "mine.toml", method="own_all:Gentle")
-    assert pf.run(recipe).result["method"] == "own_all:Gentle"

@@ -101,20 +101,3 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"
     two = draw_means(grouped(runs), [found[0], found_in(runs[2], other, ("logits",))]).figure.axes[0].containers
     assert [bars.patches[0].get_x() for bars in two if hasattr(bars, "patches")] == pytest.approx([-0.4, 0.0])
-
-
-def test_names_stand_at_each_row_where_networks_differ(
-    runs: list[RunRecord], representations: list[torch.Tensor]
-) -> None:
-    found = [found_in(run, representations, ("logits",)) for run in (runs[0], runs[2])]
-    other = RunSimilarity("other", 0, (*WHO[:2], ClientRef(1, "c")), 5, found[1].layers, "6 rows")
-    below_last = [[], [], ["a", "b"]]
-    for shown, below in (([*found, found[0]], below_last), ([found[0], other], [["a", "b"], ["a", "c"]])):
-        maps = [axes for axes in draw_maps(grouped(runs), shown).figure.axes if axes.images]
-        assert [axes.get_ylabel() for axes in maps] == [one.name for one in shown]
-        assert [axes.get_yticks().tolist() for axes in maps] == [[0.5, 2.0]] * len(shown), (
-            "the middle of each network's"
-        )
-        names = [[label.get_text() for label in axes.get_yticklabels()] for axes in maps]
-        assert [each[0] for each in names] == ["a"] * len(shown)
-        assert [[label.get_text() for label in axes.get_xticklabels() if label.get_text()] for axes in maps] == below

@@ -1,14 +1,13 @@
 """All figures of real runs, through the command: files, numbers, room for every word, what is refused."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polyfed.analysis import FIGURES, plot
+from polyfed.analysis import plot
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.plot_style import FigureWithData
@@ -107,20 +106,3 @@ def test_what_is_refused_in_one_line(
     assert expected in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "new").exists()
-
-
-def test_the_page_shows_every_figure() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    page = (docs / "analysis.md").read_text(encoding="utf-8")
-    shown = re.findall(r"!\[[^\]]*\]\(analysis/([a-z-]+)\.png\)", page)
-    assert {*STEMS, "sensitivity"} - {*shown} == {"accuracy-by-seconds"}
-    assert {path.stem for path in (docs / "analysis").iterdir()} == {*shown}
-    assert all(f"| `{name}` |" in page for name in FIGURES)
-
-
-def test_every_figure_has_a_name() -> None:
-    assert list(FIGURES) == [*RECORDS, "gains", "labels", "cka", "tsne"]
-    with pytest.raises(ConfigError, match="at least one run folder"):
-        plot([])
-    with pytest.raises(ConfigError, match="at least one figure"):
-        plot(".", [])

@@ -224,25 +224,6 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
 
 
-def test_help_and_version(polyfed_: Terminal) -> None:
-    assert polyfed_("--version").out == f"polyfed {polyfed.__version__}\n"
-    listed = polyfed_("--help").out
-    assert polyfed_().out.strip() == listed.strip()
-    assert "  compare " in listed
-
-
-def test_what_nobody_expected_is_one_line_with_a_hint(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("first\nsecond")
-
-    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
-    said = polyfed_("run", "tiny.toml", status=1)
-    assert said.error == "polyfed: ZeroDivisionError: first second (POLYFED_DEBUG=1 shows where)\n"
-    monkeypatch.setenv("POLYFED_DEBUG", "1")
-    with pytest.raises(ZeroDivisionError):
-        cli.status(["run", "tiny.toml"])
-
-
 @pytest.mark.parametrize(("error", "status"), [(RunError("client 3 failed"), 1), (KeyboardInterrupt(), 130)])
 def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -67,7 +67,6 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 NAMES = [
     ("method.name=fedg", "unknown method 'fedg'; did you mean 'fedgh'?"),
-    ("models.architectures=['digits-cnn0']", "unknown model 'digits-cnn0'; did you mean 'digits-cnn"),
     ("data.dataset=digit", "unknown dataset 'digit'; did you mean 'digits'?"),
     (
         "data.class_assignment=round-robin",
@@ -78,7 +77,6 @@ NAMES = [
         "run.executor=proces",
         "expected 'auto', 'serial', 'processes', 'vectorized' or 'ray', got 'proces'; did you mean 'processes'?",
     ),
-    ("evaluation.stage=recieved", "got 'recieved'; did you mean 'received'?"),
     ("training.augmentation=flip", "training.augmentation: unknown augmentation 'flip'"),
 ]
 TYPES = [
@@ -86,18 +84,13 @@ TYPES = [
         "models.architectures=digits-cnn1",
         "models.architectures: expected a list of networks or a group of them, got 'digits-cnn1'",
     ),
-    ("training.lr='0.1'", "training.lr: expected a number, got '0.1'"),
     ("training=3", "expected --set SECTION.KEY=VALUE"),
     ("data.dataset=", "data.dataset: expected text, got ''"),
 ]
 RANGES = [
     ("training.client_fraction=0", "training.client_fraction: expected more than 0, got 0"),
-    ("training.client_fraction=1.5", "training.client_fraction: expected at most 1, got 1.5"),
     ("training.lr=nan", "training.lr: expected a finite number, got nan"),
-    ("training.lr=-0.1", "training.lr: expected at least 0, got -0.1"),
-    ("training.momentum=1", "training.momentum: expected less than 1, got 1"),
     ("models.architectures=[]", "models.architectures: expected at least 1 entry, got []"),
-    ("run.seed=-1", "run.seed: expected at least 0, got -1"),
 ]
 
 
@@ -111,7 +104,6 @@ DATA = [
     (["data.partition=dirichlet", "data.min_samples=5000"], "expected at least 15000 rows"),
     (["data.num_clients=2000"], "expected at most as many clients as rows (1797), got 2000"),
     (["data.split=official"], "expects an official test side"),
-    (["data.limit_test=5"], "data.limit_test: expected no value"),
     (["data.dataset=cifar10"], "'cifar10/train*.parquet'"),
 ]
 
@@ -168,19 +160,14 @@ WORDS = [
     (["rn"], "no such command 'rn'. Did you mean 'run'? See 'polyfed --help'"),
     (["run", "--sed", "3"], "no such option '--sed'. (Did you mean one of: '--preset', '--seed'"),
     (["run"], "missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
-    (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),
-    (["run", "tiny.toml", "--device", "cuda:99"], "expected a device that is here"),
     (["run", "tiny.toml", "--seed", "one"], "invalid value for '--seed': 'one' is not a valid integer"),
-    (["run", "tiny.toml", "other.toml"], "other.toml"),
     (["run", "tiny.tom"], "got 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
-    (["run", "."], "expected a recipe file, got '.'"),
     (["run", "tiny.toml", "--set", "data.num_clients"], "expected --set SECTION.KEY=VALUE"),
     (
         ["run", "tiny.toml", "--workers", "2", "--set", "run.executor=serial"],
         "run: expected workers = 1, as the executor",
     ),
     (["run", "tiny.toml", "--resume", "--overwrite"], "expected one of --resume and --overwrite, got both"),
-    (["compare", "tiny.toml", "--methods", "local,fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),
     (["compare", "tiny.toml", "--methods", "local,,fedgh"], "expected --methods as names"),
     (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local,fedavg"], "fedavg needs tensors of one name"),
@@ -188,7 +175,6 @@ WORDS = [
         ["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.header_lr=1"],
         "expected --set methods.NAME.KEY=VALUE",
     ),
-    (["report", "nowhere"], "nowhere is not there"),
 ]
 
 

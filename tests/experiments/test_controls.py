@@ -29,7 +29,6 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.pooled import pool
 from polyfed.methods import Local
 from polyfed.models.zoo import build
-from polyfed.report.benchmark_results import RowRuns, setting_result
 from polyfed.report.run_records import load_runs, rows_of_pooled
 from polyfed.testing.fixtures import all_state, difference
 from tests.helpers.interrupt import Interrupt
@@ -83,24 +82,10 @@ def test_a_variant_is_alone() -> None:
     assert "alone" not in asked.to_dict()["method"]
 
 
-def test_the_recipes_own_method_is_alone_and_called_so() -> None:
-    alone = recipe(method={"name": "fedgh", "alone": True})
-    assert (alone.name, alone.folder) == ("fedgh-alone", "runs/recipe-fedgh-alone-seed0")
-    assert recipe("fedproto").choose_alone("fedproto").name == "fedproto-alone"
-    with pytest.raises(ConfigError, match="alone"):
-        recipe(method={"name": "fedgh", "alone": 3})
-
-
 def test_a_control_of_a_method_is_not_run_alone() -> None:
     asked = recipe(methods={"flat": {"name": "fd", "control": "flat"}})
     assert runs_alone(asked.choose("fd"))
     assert not runs_alone(asked.choose("flat"))
-
-
-def test_a_personal_row_is_not_run_alone() -> None:
-    asked = recipe(methods={"fedavg-tuned": {"name": "fedavg", "personalize": "tuned"}})
-    assert runs_alone(asked.choose("fedavg"))
-    assert not runs_alone(asked.choose("fedavg-tuned"))
 
 
 # pooled -----------------------------------------------------------------------------------------------------------
@@ -129,18 +114,6 @@ def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
     assert all(torch.equal(mine[0][name], mine[2][name]) for name in mine[0]), "clients 0 and 2 share a network"
     assert mine[0].keys() != mine[1].keys() or any(not torch.equal(mine[0][n], mine[1][n]) for n in mine[0])
     assert all(record["bytes_up"] == record["bytes_down"] == 0 for record in done.history[:-1])
-
-
-def test_pooled_is_scored_on_each_clients_own_rows() -> None:
-    asked = pooled(recipe())
-    own = [client.data.test for client in build_federation(recipe()).clients]
-    for client, test in zip(build_federation(asked).clients, own, strict=True):
-        assert torch.equal(client.data.test.x, test.x)
-        assert client.n == 120
-
-
-def test_no_pooled_run_is_told_that_settings_do_nothing() -> None:
-    assert not [line for line in build_federation(pooled(recipe())).remarks() if "does nothing" in line]
 
 
 def test_a_client_is_tuned_on_its_own_rows() -> None:
@@ -231,12 +204,6 @@ def test_pooled_does_as_well_in_processes(done: Federation) -> None:
     same_end(done, run(asked.with_run(executor="processes", workers=2)))
 
 
-def test_a_pooled_run_that_stops_early_is_tuned_after_that() -> None:
-    asked = pooled(recipe(training={"rounds": 9, "lr": 1e-9}, evaluation={"patience": 1}))
-    history = run(asked).history
-    assert [record["final_round"] for record in history] == [False, False, True]
-
-
 def test_rows_of_pooled_data_are_of_the_best_round_where_a_run_stops_early(tmp_path: Path) -> None:
     """The rate is such that the second round is worse than the first."""
     asked = pooled(recipe(training={"rounds": 9, "lr": 1.0}, evaluation={"patience": 1}))
@@ -256,12 +223,6 @@ def test_rows_of_pooled_data_are_of_the_best_round_where_a_run_stops_early(tmp_p
 def numbers() -> list[ClientData]:
     none = LabeledSamples(torch.empty(0), torch.empty(0))
     return [ClientData(LabeledSamples(torch.ones(n, 2), torch.arange(float(n))), none, none) for n in (3, 2)]
-
-
-def test_where_numbers_are_predicted_there_are_no_shares() -> None:
-    method, _, _ = pool(pooled(recipe()), numbers(), classes=0)
-    assert [exchange.name for exchange in method.exchanges(1)] == ["train"]
-    assert list(method.alternative_predictors) == ["tuned"]
 
 
 def test_the_lowest_error_of_numbers_is_the_best() -> None:
@@ -287,11 +248,6 @@ def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], s
     asked = recipe(**sections)
     with pytest.raises(ConfigError, match=f"run.control 'pooled': expected plain training .* got {said}"):
         build_federation(asked.with_run(control="pooled"))
-
-
-def test_hostile_clients_have_no_place_in_pooled_data() -> None:
-    with pytest.raises(ConfigError, match=r"expected no \[adversaries\]"):
-        pooled(recipe(adversaries={"label_flip_fraction": 0.4}))
 
 
 # which are run ----------------------------------------------------------------------------------------------------
@@ -336,13 +292,6 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     for kind, summary in result["accuracy_by_predictor"]["personal"].items():
         assert scores[f"pooled-{kind}"] == summary["mean"]
     assert any("pooled-tuned: epochs on a client's own rows: " in note for note in table["notes"])
-    figures = setting_result("tiny", [RowRuns("pooled", load_runs("all/pooled"), {})], {}, {})
-    assert {row.name: (row.control, row.accuracy) for row in figures.rows} == {
-        name: (name, {"0": scores[name]}) for name in of_pooled
-    }
-    server = json.loads(Path("all/pooled/seed-0/rounds.jsonl").read_text().splitlines()[-1])["server"]
-    names = ("validation", "validation_by_shares", f"validation_after_{server['tuned_epochs']}")
-    assert [row.validation["0"] for row in figures.rows] == [server[name] for name in names], "each may be picked"
     before = Path("all/comparison.csv").read_text()
     assert cli.status(words) == 0
     assert capsys.readouterr().err.count("already done") == 4

@@ -144,20 +144,6 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert len(found["clients"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--methods", "local,fedhg"], "unknown method 'fedhg'; did you mean 'fedgh'"),
-        (["--methods", "local", "--method", "fedgh"], "expected --method or --methods, got both"),
-        (["--methods", "local,"], "expected --methods as names with commas between"),
-    ],
-)
-def test_wrong_requests(recipe: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
-    assert status(["check", str(recipe), *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
-
-
 PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)[1].splitlines()  # type: ignore[index]
 SMALL = ["--set", "data.limit_train=500", "--set", "data.min_samples=5"]
@@ -168,14 +154,6 @@ SMALL = ["--set", "data.limit_train=500", "--set", "data.min_samples=5"]
 def test_the_commands_of_the_page(line: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert status([*shlex.split(line)[1:], *SMALL]) == 0
-
-
-def test_what_the_page_shows(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (shown,) = re.findall(r"```console\n\$ polyfed (.*?)\n(.*?)```", PAGE, flags=re.DOTALL)
-    monkeypatch.chdir(ROOT)
-    assert status(shlex.split(shown[0])) == 2
-    said = capsys.readouterr()
-    assert said.out + said.err == shown[1]
 
 
 def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) -> None:

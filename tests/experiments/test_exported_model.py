@@ -19,7 +19,6 @@ from polyfed.data import inference_inputs
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Run
-from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.experiments import exported_model, prediction
@@ -160,15 +159,6 @@ def test_raw_rows_give_what_predict_says_of_their_file(ending: str, regression: 
     assert torch.equal(in_memory.scores, expected.scores)
     if regression:
         assert float(found.detach().abs().max()) > 50, "in the users' unit"
-
-
-def test_in_memory_it_is_the_same_module(tmp_path: Path) -> None:
-    model = finished(tmp_path / "run", "series").models[1]
-    assert isinstance(model, PersonalPredictor)
-    assert torch.equal(model(SERIES), prediction.predict(tmp_path / "run", 1, SERIES).scores)
-    before = model(SERIES)
-    model.get_buffer("kept_solution_bias").zero_()
-    assert not torch.equal(model(SERIES), before)
 
 
 def test_prototypes_go_along(tmp_path: Path) -> None:

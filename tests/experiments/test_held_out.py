@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed.cli.app import main
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
@@ -60,18 +57,6 @@ def test_a_run_is_that_of_the_group_alone(compared: Path, tmp_path: Path) -> Non
     assert turned["accuracy_per_client"] == alone.result["accuracy_per_client"]
 
 
-def test_there_is_a_table_for_every_group_and_one_over_all(compared: Path) -> None:
-    pages = {name: (compared / name).read_text() for name in ("comparison.md", "comparison.tex", "report.html")}
-    for page in pages.values():
-        for group in GROUPS:
-            assert f"held out: {group}" in page
-        assert page.count("Each group held out in turn") == 2
-    rows = list(csv.DictReader(io.StringIO((compared / "comparison.csv").read_text())))
-    assert [row["held_out_group"] for row in rows] == [group for group in GROUPS for _ in range(2)]
-    tables = json.loads((compared / "comparison.json").read_text())["tables"]
-    assert [table["held_out_group"] for table in tables] == list(GROUPS)
-
-
 def mean_and_std(values: list[float], sign: str = "") -> str:
     return f"{statistics.fmean(values):{sign}.2f} ± {statistics.stdev(values):.2f}"
 
@@ -104,19 +89,6 @@ def test_the_table_over_all_by_hand(compared: Path) -> None:
     assert [column.heading for column in columns][1:3] == list(GROUPS[:2])
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_the_command_line_does_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import tomli_w
-
-    file = tmp_path / "mine.toml"
-    file.write_text(tomli_w.dumps(hospitals(tmp_path, evaluation={"metrics": ["f1"]})))
-    words = ["compare", str(file), "--methods", "fedavg", "--out", str(tmp_path / "runs"), "--quiet"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--set", "evaluation.held_out=each group"])
-    assert ended.value.code in (0, None)
-    assert "Each group held out in turn, in %: with what it would receive" in capsys.readouterr().out
-
-
 def test_groups_with_names_that_are_no_folders_have_folders_of_their_own(tmp_path: Path) -> None:
     settings = hospitals(tmp_path, evaluation=EACH)
     table = tmp_path / "table.csv"
@@ -139,14 +111,6 @@ def test_what_has_no_groups_is_refused(data: dict[str, Any], says: str, tmp_path
     with pytest.raises(ConfigError, match=says):
         pf.compare(Recipe.from_dict(settings), ["fedavg"], out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
-
-
-def test_two_groups_are_too_few(tmp_path: Path) -> None:
-    settings = hospitals(tmp_path, evaluation=EACH)
-    table = tmp_path / "table.csv"
-    table.write_text(table.read_text().replace("south", "north"))
-    with pytest.raises(ConfigError, match="expected 3 groups or more, got 2"):
-        pf.compare(Recipe.from_dict(settings), ["fedavg"], out=tmp_path / "runs")
 
 
 def test_a_single_run_and_controls_refuse_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, MethodCard, hyperparameters
 from polyfed.experiments import estimate, method_facts
-from polyfed.experiments.estimate import Compatibility, check, check_methods, format_lines
+from polyfed.experiments.estimate import check, check_methods
 from polyfed.registry import METHODS
 from tests.helpers.checked_recipe import CHECKED
 
@@ -56,6 +56,7 @@ def test_every_method_says_what_it_is():
         assert (sent & {"nothing", "none"} == set()) == (name != "local")
         assert not any("|" in row[key] for key in ("paper", "differs", "down", "up", "states"))
         assert not any(need.startswith("hint=") for need in row["needs"]), "advice for messages is no need"
+        assert all(key.meaning and key.type for key in row["hyperparameters"]), name
 
 
 def test_deviations_are_numbered():
@@ -120,16 +121,6 @@ def test_which_fit_and_what_they_send(recipe, tmp_path):
         "the recipe's own hyperparameters"
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small.toml"], "nothing is written"
-
-
-def test_a_line_says_what_is_sent_once():
-    found = [
-        Compatibility("closed-form", None, {"a": (0, 1024)}, {"a": (4096, 8), "b": (2048, 8)}, 0.5),
-        Compatibility("fd", None, {"a": (0, 1024)}, {"a": (8, 8), "b": (16, 16)}, 0.5),
-    ]
-    _, closed_form, fd = format_lines(found)
-    assert closed_form.split(maxsplit=2)[2] == "1.0 KiB                   2.0 KiB to 4.0 KiB, then 8 B  500 ms"
-    assert fd.split(maxsplit=2)[2] == "1.0 KiB                   8 B to 16 B               500 ms"
 
 
 def test_the_command(recipe, capsys):

@@ -91,14 +91,6 @@ def test_every_form_of_texts_is_read_by_the_runs_words(
         assert found.y is None
 
 
-def test_the_command(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.csv").write_text("liked,said\nyes,good\nno,bad\n")
-    words = ["predict", str(folder(done)), str(tmp_path / "a.csv"), "--client", "0", "--json"]
-    assert cli.status(words) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["inputs"], said["accuracy"] is not None) == (2, True)
-
-
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
     cases: dict[str, tuple[str | bytes, str]] = {
         "a.txt": ("\n \n", "got none"),

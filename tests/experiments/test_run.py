@@ -29,17 +29,6 @@ def test_without_a_folder_nothing_is_written_and_it_runs_again(tmp_path: Path, m
         pf.run(QUICKSTART, method="local", overrides=BRIEF, resume=True)
 
 
-def test_a_folder_named_here_or_in_the_recipe_keeps_the_run(tmp_path: Path) -> None:
-    here = pf.run(QUICKSTART, method="local", overrides=BRIEF, out=tmp_path / "here")
-    there = pf.run(QUICKSTART, method="local", overrides=[*BRIEF, f"run.out='{tmp_path / 'there'}'"])
-    assert here.path == tmp_path / "here"
-    assert there.path == tmp_path / "there"
-    for path in (here.path, there.path):
-        assert {entry.name for entry in path.iterdir()} >= {"recipe.toml", "rounds.jsonl", "result.json", "models"}
-    with pytest.raises(ConfigError, match="already holds a run"):
-        pf.run(QUICKSTART, method="local", overrides=BRIEF, out=tmp_path / "here")
-
-
 def test_a_deal_in_python_is_that_of_a_recipe() -> None:
     made: dict[str, Any] = {"dirichlet_alpha": 0.4, "max_train_per_client": 50, "holdout": 7}
     data = {"dataset": "digits", "num_clients": 4, "partition": "dirichlet", **made}

@@ -50,7 +50,6 @@ overrides = ["training.lr=0.2"]
 """
 COMMANDS = {
     "compare": ["compare", "recipe.toml", "--methods", "fedavg,fedprox", "--seeds", "0,1"],
-    "sweep": ["sweep", "recipe.toml", "--set", "training.lr=0.1,0.2,0.4", "--seeds", "0,1", "--race", "1"],
     "benchmark": ["benchmark", "."],
 }
 
@@ -143,7 +142,7 @@ def outcomes(folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("command", "held_in"),
-    [("compare", "local/seed-0"), ("sweep", "lr=0.1/seed-0"), ("benchmark", "tuning/short/fedgh/header_lr=0/seed-7")],
+    [("compare", "local/seed-0"), ("benchmark", "tuning/short/fedgh/header_lr=0/seed-7")],
 )
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "goes on"])
 def test_two_processes_do_everything_once(
@@ -171,23 +170,6 @@ def test_two_processes_do_everything_once(
     assert who == {second if is_killed else first}
     assert status([*shared.words, "--out", "alone", "--quiet"]) == 0
     assert outcomes("shared") == outcomes("alone")
-
-
-def test_three_processes_each_take_what_is_free(share: Callable[[str], Shared]) -> None:
-    shared = share("compare")
-    runs = [f"shared/{method}/seed-{seed}" for seed in (0, 1) for method in ("local", "fedavg", "fedprox")]
-    first = shared.start(runs[0], before_round=1)
-    second = shared.start(runs[1], before_round=1)
-    third = shared.start()
-    shared.until(third, b"w")
-    assert [run for _, run, number in shared.rounds() if number == 1] == runs[2:]
-    os.write(shared.let_go, b"..")
-    assert [shared.status(process) for process in (first, second, third)] == [0, 0, 0], Path("log").read_text()
-    whole = {(run, number) for run in runs for number in (1, 2, 3)}
-    assert sorted((run, number) for _, run, number in shared.rounds()) == sorted(whole)
-    assert Path("log").read_text().count("done by another process") >= 8, "no federation is built for these"
-    by_run = {run: process for process, run, _ in shared.rounds()}
-    assert [by_run[run] for run in runs] == [first, second, *[third] * 4]
 
 
 def test_figures_and_page_are_written_by_one_process_at_a_time(
@@ -262,39 +244,6 @@ def test_a_claim_is_for_one_run(place: Path) -> None:
             pass
     with folder.open(recipe.to_dict(), True, False):
         pass
-
-
-def test_a_lock_ends_with_its_block_also_where_a_process_was_forked_in_it(tmp_path: Path) -> None:
-    there, here = os.pipe()
-    with lock_folder(tmp_path):
-        child = os.fork()
-        if child == 0:
-            os.close(here)
-            os.read(there, 1)
-            os._exit(0)
-    with lock_folder(tmp_path):
-        os.close(here)
-    assert ended(child) == 0
-
-
-def test_ctrl_c_while_others_are_at_work_says_what_is_kept(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wait(folder: Path, waits: bool = False) -> contextlib.AbstractContextManager[None]:
-        if waits:
-            signal.raise_signal(signal.SIGINT)
-        return lock_folder(folder)
-
-    monkeypatch.setattr(planned_runs, "lock_folder", wait)
-    taken = Path("out/fedavg/seed-0")
-    taken.mkdir(parents=True)
-    with lock_folder(taken):
-        assert status(["compare", "recipe.toml", "--methods", "fedavg", "--out", "out", "-q"]) == 130
-    error = capsys.readouterr().err
-    assert error.startswith(
-        f"polyfed: interrupted; another process is at work in {taken}, and what is done is kept; go"
-    )
-    assert error.endswith("polyfed compare recipe.toml --methods fedavg --out out -q\n")
 
 
 def test_a_disk_without_locks_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

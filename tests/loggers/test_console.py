@@ -171,26 +171,6 @@ def test_a_terminal_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatc
     assert stream.getvalue().endswith("\na message [in] two lines\n")
 
 
-def test_a_message_stands_above_the_line_of_a_terminal_which_stays_after_an_interruption() -> None:
-    stream, clock = io.StringIO(), Clock()
-    console = Console(stream=stream, terminal=True, clock=clock)
-    console.start(INFO)
-    clock.now += 1
-    console.round(record(1), 1.0)
-    line = stream.getvalue().rpartition("\r")[2]
-    console.message("odd")
-    assert stream.getvalue().endswith(f"\r\x1b[Kodd\n\r{line}")
-    for number in (2, 3):
-        console.round(record(number), 1.0)
-    assert stream.getvalue().endswith(line), "too soon"
-    console.end(None)
-    assert "round 3/5" in stream.getvalue().rpartition("\r")[2]
-    assert stream.getvalue().endswith("\n")
-    before = stream.getvalue()
-    console.end(None)
-    assert stream.getvalue() == before
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_any_encoding(encoding: str, terminal: bool) -> None:

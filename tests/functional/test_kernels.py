@@ -1,6 +1,5 @@
 """Linear CKA and the kernel factor against NumPy float64 L x L definitions (fedhenn 8.2 to 8.8, 8.10)."""
 
-
 import numpy as np
 import pytest
 import torch

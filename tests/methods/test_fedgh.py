@@ -89,5 +89,3 @@ def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_ro
     standard_error = float(lars.std()) / draws.numel() ** 0.5
     assert abs(float(draws.mean() - lars.mean())) < 5 * standard_error
     assert float(draws.std() / lars.std(correction=0)) == pytest.approx(1, abs=0.1)
-
-

@@ -9,7 +9,7 @@ import pytest
 
 from polyfed.cli import app as cli
 from tests.helpers.processes import forked
-from tests.project.test_method_pages import check
+from tests.project.test_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = cli.parser()

@@ -1,60 +1,34 @@
-"""Every method has a page, docs/methods/<name>.md, whose commands are valid and whose claims on privacy are true."""
+"""What pages say of methods is true: which networks may differ, and how uploads are protected."""
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.uploads import has_upload
-from polyfed.experiments.sweep import parse
+from polyfed.experiments.estimate import check_methods
 from polyfed.registry import METHODS
+from tests.helpers.small_recipe import small_recipe
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "methods"
-
-
-def page(name: str) -> str:
-    """The method's page."""
-    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def commands(text: str) -> list[list[str]]:
-    """The lines of the page's bash blocks that call polyfed, continued lines joined, comments left out."""
-    blocks = re.findall(r"```(?:bash|sh|shell|console)\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    words = [shlex.split(line.strip().removeprefix("$ "), comments=True) for line in lines]
-    return [one for one in words if one[:1] == ["polyfed"]]
-
-
-def check(words: list[str]) -> None:
-    """Parse the command as the program would, read its recipe and make its methods; write nothing."""
-    group = cli.parser()
-    assert words[1] in group.commands, f"expected a command of polyfed, got '{words[1]}'"
-    command, rest = group.commands[words[1]], words[2:]
-    if words[1] == "audit":
-        command, rest = command.commands[words[2]], words[3:]
-    given = command.make_context(words[1], rest).params
-    if "recipe" not in given:
-        return
-    path = ROOT / given["recipe"]
-    settings = given.get("overrides") or ()
-    if words[1] == "sweep":  # the first of each setting's values
-        settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(given["grid"] or ()).items()]
-    asked = given.get("methods")
-    for name in [given.get("method")] if asked in (None, "all") else ["local", *asked.split(",")]:
-        Recipe.load(path, settings, method=name, preset=given.get("preset"))
+def page(*path: str) -> str:
+    return DOCS.joinpath(*path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_the_page_says_of_privacy_is_true(name: str) -> None:
-    (told,) = re.findall(r"^\*\*Privacy\.\*\* (.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)
+    (told,) = re.findall(
+        r"^\*\*Privacy\.\*\* (.*?)\n\n",
+        page("methods", f"{name}.md"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
     told = " ".join(told.split())
     method = METHODS[name]()
     variants = ("outputs", "uploads", "aggregation")  # hyperparameters with which more can be clipped
@@ -66,9 +40,31 @@ def test_what_the_page_says_of_privacy_is_true(name: str) -> None:
     assert ("Not protected:" in told) == has_upload(method)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_commands_are_valid(name: str) -> None:
-    found = commands(page(name))
-    assert found, "expected a command that runs the method"
-    for words in found:
-        check(words)
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of all tables' rows."""
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+DIFFERENT = {  # networks for the first column of the page on choosing
+    "everything": ["digits-cnn1", "digits-cnn3"],
+    "depth": ["resnet10-half", "resnet14-half"],
+    "size": ["digits-cnn1"],
+    "rank of adapters": ["digits-cnn1"],
+    "nothing": ["digits-cnn1"],
+}
+
+
+@pytest.mark.parametrize("networks", DIFFERENT)
+def test_the_methods_chosen_run_on_networks_that_differ_so(networks: str, tmp_path: Path) -> None:
+    table = [cells for cells in rows(page("choosing.md")) if cells[0] != "networks differ in"]
+    assert {cells[0] for cells in table} == set(DIFFERENT)
+    named = {name for cells in table if cells[0] == networks for name in re.findall("`([^`]+)`", "".join(cells[3:]))}
+    recipe = tmp_path / "recipe.toml"
+    data = {"holdout": 40, "image_size": 8}
+    fewer = {"feddf": {"server_steps": 1, "server_batch": 20}, "fedhenn": {"alignment_data": {"size": 20}}}
+    recipe.write_text(small_recipe(data=data, models={"architectures": DIFFERENT[networks]}, methods=fewer))
+    found = list(check_methods(Recipe.load(recipe), sorted(named)))
+    assert {one.method for one in found} == named
+    assert {one.method: one.why for one in found if one.why} == {}

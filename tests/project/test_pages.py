@@ -1,86 +1,179 @@
-"""The pages for people who write Python: their code runs, and what they say of methods is what the methods say."""
+"""Every page as a reader would follow it: its files are written, its code and commands are run, in order.
+
+A block whose first line names a file is saved. Commands that take longer are parsed instead, with their recipes and
+methods; those of three pages are run with fewer rounds and rows in the slow tests.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import json
 import re
-from collections.abc import Callable, Iterator
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from polyfed.cli.app import parser
+from polyfed import registry
+from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import SECTIONS
-from polyfed.experiments.estimate import check_methods
-from tests.helpers.quick import others_slow
-from tests.helpers.small_recipe import small_recipe
-from tests.test_own_methods import tutorial
+from polyfed.experiments.sweep import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("gpu.md", *("python.md", "own-method.md", "own-plugin.md", "devices.md", "data.md"), "controls.md")
-
-
-def read(*path: str) -> str:
-    return ROOT.joinpath(*path).read_text(encoding="utf-8")
-
-
-def code(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", read("docs", page), flags=re.DOTALL)
-
-
-def rows(text: str) -> Iterator[list[str]]:
-    """The cells of all tables' rows."""
-    for line in text.splitlines():
-        if line.startswith("| ") and not line.startswith("| ---"):
-            yield [cell.strip() for cell in line.strip("|").split("|")]
-
-
-@pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize(
-    "page",
-    others_slow(PAGES, quick=set(PAGES) - {"own-method.md"}),  # tests/test_own_methods.py follows that page
-)
-def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    if page == "python.md":
-        pytest.importorskip("pandas")
-    names: dict[str, object] = {"__name__": page}
-    for block in [*([tutorial()] if page == "own-method.md" else []), *code(page)]:
-        exec(compile(block, page, "exec", dont_inherit=True), names)
-
-
-DIFFERENT = {  # networks for the first column of the page on choosing
-    "everything": ["digits-cnn1", "digits-cnn3"],
-    "depth": ["resnet10-half", "resnet14-half"],
-    "size": ["digits-cnn1"],
-    "rank of adapters": ["digits-cnn1"],
-    "nothing": ["digits-cnn1"],
+PAGES = ["README.md", *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))]
+COMMANDS_RUN = {
+    f"docs/{name}.md" for name in ("coming-from-flower", "coming-from-htfllib", "coming-from-pfllib", "own-model")
+}
+SLOW = ["docs/compare.md", "docs/analysis.md", "docs/resume.md"]
+WITHOUT_CODE = {
+    "README.md": "tests/project/test_docs.py compares what it prints",
+    "docs/analysis.md": "reads the runs of the page's commands; see the slow test",
+    "docs/own-method.md": "continues a tutorial; tests/test_own_methods.py follows it",
+    "docs/reference/records.md": "reads a run",
+    "docs/deployment.md": "needs Flower",
+}
+ROUNDING = {  # by how much weights of a method and of its translation on a page may differ after three rounds
+    "docs/coming-from-pfllib.md": 1e-5,
+    "docs/coming-from-htfllib.md": 0.05,  # BatchNorm's layers; a weight of 9.9 in place of 10 changes 0.1
 }
 
 
-@pytest.mark.parametrize("networks", DIFFERENT)
-def test_the_methods_chosen_run_on_networks_that_differ_so(networks: str, tmp_path: Path) -> None:
-    table = [cells for cells in rows(read("docs", "choosing.md")) if cells[0] != "networks differ in"]
-    assert {cells[0] for cells in table} == set(DIFFERENT)
-    named = {name for cells in table if cells[0] == networks for name in re.findall("`([^`]+)`", "".join(cells[3:]))}
-    recipe = tmp_path / "recipe.toml"
-    data = {"holdout": 40, "image_size": 8}
-    fewer = {"feddf": {"server_steps": 1, "server_batch": 20}, "fedhenn": {"alignment_data": {"size": 20}}}
-    recipe.write_text(small_recipe(data=data, models={"architectures": DIFFERENT[networks]}, methods=fewer))
-    found = list(check_methods(Recipe.load(recipe), sorted(named)))
-    assert {one.method for one in found} == named
-    assert {one.method: one.why for one in found if one.why} == {}
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of all blocks of code."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The calls of polyfed and of Python scripts in a block of bash, each as its words."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        call = re.sub(r"^(\$|srun) ", "", re.split(r" (?:&&?|>|\|) ?", line)[0].strip())
+        words = shlex.split(call, comments=True)
+        if words[:1] in (["polyfed"], ["python"], ["make"]):
+            found.append(words)
+    return found
+
+
+def check(words: Sequence[str]) -> None:
+    """Parse a command as the program would, read its recipe and make its methods; write nothing."""
+    command: click.Command = cli.parser()
+    rest = list(words[1:])
+    while isinstance(command, click.Group):
+        assert rest[0] in command.commands or rest[0].startswith("--"), words
+        if rest[0].startswith("--"):
+            return
+        command = command.commands[rest.pop(0)]
+    given = command.make_context(words[1], rest).params
+    if "recipe" not in given:
+        return
+    path = Path(given["recipe"])
+    if not path.is_file():  # the page says only what such a recipe would hold
+        assert path.parts[0] != "recipes", words
+        return
+    settings = given.get("overrides") or ()
+    if words[1] == "sweep":  # the first of each setting's values
+        settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(given["grid"] or ()).items()]
+    asked = given.get("methods")
+    for name in [given.get("method")] if asked in (None, "all") else ["local", *asked.split(",")]:
+        Recipe.load(path, settings, method=name, preset=given.get("preset"))
+
+
+@pytest.fixture
+def _reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None) -> Iterator[None]:
+    """A folder with the recipes; the modules that a page gives are gone afterwards."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "suites").symlink_to(ROOT / "suites")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POLYFED_DATA", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(registry, "added_folders", [])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def follow(page: str, code: bool, run: bool, fewer: Mapping[str, list[str]] | None = None) -> None:
+    """Take the blocks of a page in order.
+
+    Args:
+        page: its path. code: whether its Python is run. run: whether its commands are run, or else parsed.
+        fewer: command -> options to add, for less work.
+    """
+    names: dict[str, object] = {"__name__": page}
+    for language, text in blocks(page):
+        if language in ("python", "toml") and (named := re.match(r"# (\w+\.(?:py|toml))\n", text)):
+            Path(named[1]).write_text(text, encoding="utf-8")
+        elif language == "python" and code:
+            exec(compile(text, page, "exec", dont_inherit=True), names)
+        elif language == "bash":
+            for words in commands(text):
+                if words[0] == "make":
+                    assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+                elif words[0] == "python" and Path(words[1]).is_file():
+                    runpy.run_path(words[1], run_name="__main__")
+                elif words[0] == "polyfed" and (not run or (fewer is None and "recipes/" in " ".join(words))):
+                    check(words)
+                elif words[0] == "polyfed" and not needs_onnx(words):
+                    assert cli.status([*words[1:], *(fewer or {}).get(words[1], [])]) == 0, words
+
+
+def needs_onnx(words: Sequence[str]) -> bool:
+    """Whether a command writes a file for which the extra `onnx` is missing here."""
+    return any(word.endswith(".onnx") for word in words) and importlib.util.find_spec("onnxscript") is None
+
+
+@pytest.mark.usefixtures("_reader")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_can_be_followed(page: str) -> None:
+    torch.manual_seed(0)
+    follow(page, page not in WITHOUT_CODE, page in COMMANDS_RUN)
+    if page in ROUNDING:
+        files = sorted(Path("runs/mine/models").glob("*-???.safetensors"))
+        assert len(files) >= 4
+        for file in files:
+            same = load_file(Path("runs/own/models", file.name))
+            torch.testing.assert_close(load_file(file), same, rtol=1e-3, atol=ROUNDING[page])
+
+
+_LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_client=16", "data.num_clients=5"]
+_RUN = [word for setting in _LESS for word in ("--set", setting)]
+FEWER = {"run": _RUN, "plot": [], "compare": [*_RUN, "--seeds", "0"], "sweep": [*_RUN, "--seeds", "0"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on a busy machine
+@pytest.mark.usefixtures("_reader")
+@pytest.mark.parametrize("page", SLOW)
+def test_the_commands_of_the_page_run(page: str) -> None:
+    follow(page, True, True, FEWER)
+
+
+# what pages and messages name -----------------------------------------------------------------------------------------
+
+
+def texts_of_pages() -> Iterator[tuple[str, str]]:
+    """Each page, and its text."""
+    for page in PAGES:
+        yield page, (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
-    """`section.key` in the tables for those who come from elsewhere, and on the pages beside them."""
-    coming = ("coming-from-pfllib.md", "coming-from-htfllib.md", "coming-from-flower.md")
-    for page in (*coming, "gpu.md", "resume.md", "troubleshooting.md", "compare.md"):
-        for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", read("docs", page)):
-            if section in SECTIONS:
-                assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"
+    for page, text in texts_of_pages():
+        if page == "docs/python.md":  # where `run` is a variable
+            continue
+        for section, key in re.findall(r"`(data|models|training|evaluation|run)\.(\w+)(?: = [^`]+)?`", text):
+            assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"
 
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
@@ -110,14 +203,7 @@ def texts_of_messages() -> Iterator[tuple[str, str]]:
                 yield f"{path.name}:{node.lineno}", node.value
 
 
-def texts_of_pages() -> Iterator[tuple[str, str]]:
-    """Where it stands, and every page."""
-    for path in (ROOT / "docs").rglob("*.md"):
-        yield path.name, path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("texts", [texts_of_messages, texts_of_pages])
-def test_options_that_are_named_exist(texts: Callable[[], Iterator[tuple[str, str]]]) -> None:
-    known = {*options_of(parser()), "--help", *OTHER_PROGRAMS}
-    unknown = {(place, option) for place, text in texts() for option in OPTION.findall(text) if option not in known}
-    assert unknown == set()
+def test_options_that_are_named_exist() -> None:
+    known = {*options_of(cli.parser()), "--help", *OTHER_PROGRAMS}
+    texts = [*texts_of_messages(), *texts_of_pages()]
+    assert {(where, option) for where, text in texts for option in OPTION.findall(text) if option not in known} == set()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.project.test_method_pages import check
+from tests.project.test_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

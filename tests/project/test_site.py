@@ -1,6 +1,6 @@
-"""The documentation as a site: every page is in the navigation, every link leads somewhere, every command is valid.
+"""The documentation as a site: every page is in the navigation, every link leads somewhere, every name exists.
 
-It is built where the extra `docs` is installed. The commands of compare.md and analysis.md are run, on less data.
+It is built where the extra `docs` is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,9 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from polyfed.cli import app as cli
-from tests.project.test_method_pages import check, commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -100,9 +96,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert not loaded, "pages load nothing from elsewhere"
 
 
-COMMAND_PAGES = ["../README.md", "compare.md", "analysis.md", "gpu.md", "resume.md"]
-
-
 def test_names_of_the_library_exist() -> None:
     """`pf.name`, `polyfed.module.name` and what a line imports."""
     text = "\n".join(map(read, PAGES))
@@ -124,53 +117,3 @@ def exists(name: str) -> bool:
             return False
         found = getattr(found, attribute)
     return True
-
-
-# pages of commands ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("page", COMMAND_PAGES)
-def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.project.test_method_pages.ROOT", at_work(tmp_path))
-    blocks = re.findall(r"```bash\n(.*?)```", read(page), flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for words in (shlex.split(line, comments=True) for line in lines):
-        if words[0] == "make":
-            assert f"\n{words[1]}:" in makefile
-        elif words[0] == "polyfed":
-            check(words)
-        elif words[0] == "python":
-            assert (ROOT / words[1]).is_file()
-        else:
-            assert words in (["source", ".venv/bin/activate"], ["pip", "install", "."])
-
-
-def at_work(folder: Path) -> Path:
-    """A folder with the recipes, and the one of compare.md beside them."""
-    (folder / "recipes").symlink_to(ROOT / "recipes")
-    (own,) = re.findall(r"```toml\n(.*?)```", read("compare.md"), flags=re.DOTALL)
-    (folder / "mine.toml").write_text(own, encoding="utf-8")
-    return folder
-
-
-_LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_client=16", "data.num_clients=5"]
-FEWER = {
-    "run": [word for setting in _LESS for word in ("--set", setting)],
-    "plot": ["--inputs", "20"],
-}
-FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)  # minutes on a busy machine
-@pytest.mark.parametrize("page", ["compare.md", "analysis.md", "resume.md"])
-def test_commands_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, as they stand but for fewer rounds and rows; the figures that the page shows are written."""
-    monkeypatch.chdir(at_work(tmp_path))
-    for words in commands(read(page)):
-        fewer = FEWER.get(words[1], [])
-        if words[1] == "plot":
-            figures = words[words.index("--figures") + 1].split(",") if "--figures" in words else []
-            fewer = fewer if {"cka", "tsne"} & {*figures} else []
-        assert cli.status([*words[1:], *fewer]) == 0, words
-    shown = {Path(name).stem for name in re.findall(r"!\[[^\]]+\]\(analysis/([^)]+)\)", read(page))}
-    assert shown <= {path.stem for path in (tmp_path / "runs").rglob("*.png")}

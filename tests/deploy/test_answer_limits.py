@@ -12,8 +12,9 @@ import torch
 
 from polyfed.core.message import flatten, unflatten
 from polyfed.deploy.answer_limits import count_answer
-from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize, shared_config
+from polyfed.deploy.protocol import Envelope, NodeError, read_message, shared_config
 from polyfed.deploy.server import serve
+from polyfed.engine.wire import encode
 from polyfed.errors import RunError
 from tests.helpers.nearby import FIRST_NODE, Nearby, event_log, recipe_of
 
@@ -50,9 +51,9 @@ def moved(envelope: Envelope, step: float) -> Envelope:
     """The envelope with every number of its message moved a little."""
     message = {
         name: value + step if value.is_floating_point() else value
-        for name, value in flatten(deserialize(envelope.body)[0]).items()
+        for name, value in flatten(read_message(envelope.body)).items()
     }
-    return Envelope(envelope.kind, envelope.facts, serialize(unflatten(message)))
+    return Envelope(envelope.kind, envelope.facts, encode(unflatten(message)))
 
 
 def told(envelope: Envelope, **facts: Any) -> Envelope:
@@ -188,8 +189,8 @@ def test_noisy_sums_are_one_release_over_rounds_runs_and_recipes(tmp_path: Path)
 
     def sums(wire: Nearby, number: int, **facts: Any) -> Any:
         task = {"settings": shared_config(wire.recipe), "round": number, "mark": f"{number:06d}-00", **facts}
-        answer = wire.ask(FIRST_NODE, Envelope("train", task, serialize({})))
-        return deserialize(answer.body)[0]["sums"] if isinstance(answer, Envelope) else str(answer)
+        answer = wire.ask(FIRST_NODE, Envelope("train", task, encode({})))
+        return read_message(answer.body)["sums"] if isinstance(answer, Envelope) else str(answer)
 
     first = sums(node(), 1)
     others = [
@@ -213,7 +214,7 @@ def test_a_final_round_comes_once(tmp_path: Path) -> None:
     assert [envelope.facts["round"] for envelope in envelopes] == [3]
     for number in (1, 2, 3):
         facts = {**envelopes[0].facts, "round": number, "mark": f"{number:06d}-00"}
-        asked = Envelope("train", facts, serialize({}))
+        asked = Envelope("train", facts, encode({}))
         assert "for training in the final round, exchange 0" in str(wire.ask(FIRST_NODE, asked))
 
 

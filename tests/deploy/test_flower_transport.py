@@ -10,27 +10,35 @@ import pytest
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import SHORTEST, flower_transport
-from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, make_client_app, make_server_app
+from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, answering, make_server_app
+from polyfed.deploy.node import Node
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope
 from polyfed.engine.federation import Run
 from polyfed.engine.run import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from tests.deploy.test_server import same
-from tests.helpers.nearby import recipe_of
+from tests.helpers.nearby import DATA, recipe_of
 from tests.helpers.on_flower import WITH_FLOWER
 from tests.helpers.refusals import refusal
 
 
-@pytest.mark.parametrize("make", [make_server_app, make_client_app])
-def test_without_flower_one_line_names_the_extra(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"polyfed\[flower\]"):
-        make("recipe.toml")
+        make_server_app("recipe.toml")
+
+
+def node_of(recipe: Recipe) -> Any:
+    """What answers Flower's messages as `polyfed deploy node` does."""
+    return answering(
+        lambda envelope, context: Node(recipe, NodeConfig.read(context.node_config), DATA).answer(envelope)
+    )
 
 
 class Grid:
-    """Carries messages to a client app at once; what is asked of it and what it says are Flower's own."""
+    """Carries messages to nodes at once; what is asked of it and what it says are Flower's own."""
 
     def __init__(self, app: Any, run_config: dict[str, Any], folder: Path, clients: Iterable[int]) -> None:
         from flwr.app import Context, RecordDict
@@ -80,7 +88,7 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
         monkeypatch.setattr(TaskIdentity, name, 1)
     settings = {key: default for key, (default, _) in RUN_CONFIG.items()}
     settings |= {"out": str(folder / "out"), **{key.replace("_", "-"): value for key, value in config.items()}}
-    grid = Grid(make_client_app(recipe), settings, folder, range(3))
+    grid = Grid(node_of(recipe), settings, folder, range(3))
     make_server_app(recipe)(grid, grid.contexts[10])
     return grid
 
@@ -115,7 +123,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    grid = Grid(make_client_app(recipe_of("local")), {}, tmp_path, [0])
+    grid = Grid(node_of(recipe_of("local")), {}, tmp_path, [0])
     grid.contexts[10].node_config["client-idd"] = 1
     wire = FlowerTransport(grid)  # type: ignore[arg-type]
     (name,) = wire.send([(10, Envelope("hello", {"settings": {}}))], 5.0)

@@ -45,10 +45,10 @@ app()
 RECIPE = recipe_for_two(["digits-cnn1"])
 OTHER_CODE = """
 import pathlib
-from polyfed.deploy.flower_transport import make_client_app
+from flwr.clientapp import ClientApp
 
 pathlib.Path({mark!r}).touch()
-client_app = make_client_app(pathlib.Path(__file__).with_name("recipe.toml"))
+client_app = ClientApp()
 """
 
 

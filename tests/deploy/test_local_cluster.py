@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster
-from polyfed.deploy.local_cluster import ProcessGroup, free_ports, local
+from polyfed.deploy.local_cluster import ProcessGroup, local
 from polyfed.errors import ConfigError, RunError
 from tests.helpers.small_recipe import small_recipe
 
@@ -59,9 +58,6 @@ else:
     if fault == "refused":
         print("Traceback (most recent call last):\\npolyfed.errors.ConfigError: expected this, got that\\n\\nbye")
         sys.exit(0)
-    if fault == "other":
-        print("Traceback (most recent call last):\\nKeyError: 'x'\\nFor more, visit us")
-        sys.exit(1)
     if fault in ("node", "away"):
         print("1 of 2 clients are there", flush=True)
         print("node 7 is no client: expected this recipe" if fault == "away" else "", flush=True)
@@ -166,32 +162,10 @@ def test_every_program_is_started_safely(place: Path) -> None:
     assert living(place) == []
 
 
-def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of one's own lie beside the recipe; the nodes read a copy of it in another folder."""
-    written: dict[str, object] = {}
-
-    def stand_in(folder: Path, recipe: str, **asked: object) -> None:
-        written.update(asked, recipe=recipe)
-        raise RunError("enough")
-
-    monkeypatch.setattr(local_cluster.app_template, "create_app", stand_in)
-    (place / "own_local.py").write_text("from polyfed.methods import Local\n\n\nclass Mine(Local):\n    pass\n")
-    with pytest.raises(RunError, match="enough"):
-        local("recipe.toml", nodes=2, method="own_local:Mine", seed=1, overrides=["training.lr=0.5"], out="run")
-    assert written == {
-        "recipe": "recipe.toml",
-        "method": "own_local:Mine",
-        "seed": 1,
-        "preset": None,
-        "overrides": ["training.lr=0.5", "data.num_clients=2", f'run.modules=["{place}"]'],
-    }
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
         ("refused", ConfigError, r"^expected this, got that$"),
-        ("other", RunError, r"^KeyError: 'x' \(all of it in .*run\.log\)$"),
         ("node", RunError, r"^node-0 has ended, with status 1: no rows here \(all of it in .*node-0\.log\)$"),
         ("away", RunError, r"^a node was turned away: expected this recipe$"),
         pytest.param(
@@ -230,25 +204,6 @@ def test_a_wrong_request_starts_nothing(place: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"deploy local needs the package 'flwr'; .* pip install 'polyfed\[flower\]'"):
         local(place / "recipe.toml", out=place / "run")
-
-
-def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["deploy", "local", "--recipe", "recipe.toml", "--nodes", "1", "--out"]
-    assert cli.status([*words, "run"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == "round 1/2\\x1b\nround 2/2\\x1b\n", "the server app's output, as text"
-    assert f"run folder {place / 'run'}" in shown.out
-    assert cli.status([*words, "run2", "-q"]) == 0
-    assert capsys.readouterr().err == ""
-    assert cli.status([*words, "run2"]) == 2
-    assert "replace it with --overwrite" in capsys.readouterr().err
-    monkeypatch.setenv("FAULT", "away")
-    assert cli.status([*words, "run 3"]) == 1
-    shown = capsys.readouterr().err
-    assert shown.endswith(
-        "; begin again with: polyfed deploy local --recipe recipe.toml --nodes 1 --out 'run 3' --overwrite\n"
-    )
-    assert shown.splitlines()[0] == "1 of 2 clients are there"
 
 
 # programs -----------------------------------------------------------------------------------------------------------
@@ -331,19 +286,3 @@ def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
         child = int(started.log("parent").read_text())
         assert lives(child)
     wait_until_dead(child)
-
-
-def test_failures_have_the_last_words(tmp_path: Path) -> None:
-    with ProcessGroup(tmp_path, {}) as started:
-        started.start("bad", python("import sys; print('first'); print('no such thing'); print(); sys.exit(3)"))
-        with pytest.raises(RunError, match=r"bad has ended, with status 3: no such thing \(all of it in .*bad.log\)"):
-            started.wait_for_success("bad", 300)
-        with pytest.raises(RunError, match="bad has ended, with status 3"):
-            started.wait_for_answer("bad", free_ports(1)[0], 300)
-        started.start("slow", python(SLEEP))
-        with pytest.raises(RunError, match=r"slow has not ended within 0.1 s \(see .*slow.log\)"):
-            started.wait_for_success("slow", 0.1)
-        with pytest.raises(RunError, match=r"slow does not answer within 0\.1 s"):
-            started.wait_for_answer("slow", free_ports(1)[0], 0.1)
-        with pytest.raises(RunError, match="nobody cannot be started"):
-            started.start("nobody", [tmp_path / "nowhere"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +20,12 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import State, flatten, unflatten
 from polyfed.deploy.node_executor import NodeExecutor
 from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry, release
-from polyfed.deploy.protocol import Envelope, deserialize, serialize
+from polyfed.deploy.protocol import Envelope, read_message
 from polyfed.deploy.server import serve
+from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError
-from polyfed.methods import FedGH
 from polyfed.registry import METHODS
-from tests.deploy.test_server import ONE, SMALL, in_round, three_rounds, troubles
+from tests.deploy.test_server import ONE, SMALL, troubles
 from tests.helpers.nearby import FIRST_NODE, Nearby, event_log, recipe_of
 from tests.helpers.refusals import refusal
 
@@ -148,19 +148,19 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
         assert own.counts, own.refused
         answer = wire.last[BAD]
         for what, change in ODD.items():
-            message, facts = deserialize(answer.body)[0], json.loads(json.dumps(answer.facts))
+            message, facts = read_message(answer.body), json.loads(json.dumps(answer.facts))
             state = {name: id(value) for name, value in self.federation.server.state.items()}
             if not change(message, facts):
                 continue
-            judged = self.read_outcome(job, Envelope("train", facts, serialize(message)))
+            judged = self.read_outcome(job, Envelope("train", facts, encode(message)))
             assert not judged.counts, f"{what} counts in '{job.exchange.name}'"
             assert judged.refused is None or "\n" not in judged.refused
             assert {name: id(value) for name, value in self.federation.server.state.items()} == state
             seen.append(what)
-        message, facts = deserialize(answer.body)[0], dict(answer.facts)
+        message, facts = read_message(answer.body), dict(answer.facts)
         twice_as_long(message, facts)
         extra(message, facts)
-        odd = self.read_outcome(job, Envelope("train", facts, serialize(message)))
+        odd = self.read_outcome(job, Envelope("train", facts, encode(message)))
         return [odd if o.client_id == 1 else o for o in outcomes]
 
     monkeypatch.setattr(NodeExecutor, "run", run)
@@ -183,17 +183,17 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
     def run(self: NodeExecutor, jobs: Any, done: Any) -> Any:
         outcomes = honest(self, jobs, done)
         answer = wire.last[BAD]
-        for name in deserialize(answer.body)[0]:
+        for name in read_message(answer.body):
             for change in (
                 lambda t: torch.cat([t, t]) if t.dim() else t.expand(2).clone(),
                 lambda t: t.to(torch.complex64),
                 lambda t: torch.full(t.shape, 3e38),
                 lambda t: torch.full(t.shape, -7).to(torch.int64),
             ):
-                message = deserialize(answer.body)[0]
+                message = read_message(answer.body)
                 value = message[name]
                 message[name] = change(value) if isinstance(value, Tensor) else {k: change(t) for k, t in value.items()}
-                odd = self.read_outcome(jobs[1], Envelope("train", answer.facts, serialize(message)))
+                odd = self.read_outcome(jobs[1], Envelope("train", answer.facts, encode(message)))
                 seen.append(odd.counts)
         return outcomes
 
@@ -218,37 +218,10 @@ def test_scores_that_cannot_be_are_dropped(tmp_path: Path) -> None:
     )
 
 
-def test_what_breaks_only_together_costs_only_who_broke_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload that looks as ever, and that the method fails on: it is left out, the others' are taken in."""
-    plain = FedGH.aggregate
-
-    def choosy(self: FedGH, server: Any, uploads: Any) -> None:
-        server.state = {**server.state, "half": torch.ones(1)}
-        if any(float(message["lars"].abs().max()) == 77 for message in uploads.values()):
-            raise ZeroDivisionError("no such number\nof two lines")
-        plain(self, server, uploads)
-
-    monkeypatch.setattr(FedGH, "aggregate", choosy)
-    recipe = three_rounds()
-    wire = Nearby(recipe, tmp_path)
-
-    def seven(envelope: Envelope) -> Answer:
-        own = wire.ask(BAD, envelope)
-        assert isinstance(own, Envelope)
-        message, facts = deserialize(own.body)[0], dict(own.facts)
-        message["lars"] = torch.full_like(message["lars"], 77.0)  # type: ignore[arg-type]
-        return Envelope("train", facts, serialize(message))
-
-    in_round(wire, 2, seven)
-    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    assert len(done.history) == 3
-    assert troubles(tmp_path / "out") == [(2, 1, "the upload cannot be taken in: no such number")]
-
-
 def test_a_shared_model_of_another_network_is_left_out(tmp_path: Path) -> None:
     recipe = recipe_of("local", training={"rounds": 1})
     wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
-    bad = Envelope("finish", {"shared": True}, serialize({"personal weights": {"x": torch.ones(2)}}))
+    bad = Envelope("finish", {"shared": True}, encode({"personal": [{"x": torch.ones(2)}, {}]}))
     wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
     files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
@@ -307,21 +280,6 @@ def test_a_hello_that_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[st
     assert len(said[0]) < 1100
 
 
-@pytest.mark.parametrize("claim", [{"shape": [3]}, {"feature_dim": 7}, {"architecture": "own:net", "linear": False}])
-def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
-    tmp_path: Path, claim: Mapping[str, Any]
-) -> None:
-    """Also where it is the first, and the recipe does not say what the classes are."""
-    recipe = recipe_of("fedgh", **ONE, training={"rounds": 1})
-    wire = Nearby(recipe, tmp_path)
-    lying(wire, FIRST_NODE, **claim)
-    done = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
-    assert done.history[0]["clients"] == [1, 2]
-    away = [line for line in event_log(tmp_path / "out") if line["event"] == "turned away"]
-    assert [line["node"] for line in away] == [FIRST_NODE]
-    assert "\n" not in away[0]["reason"]
-
-
 @contextlib.contextmanager
 def little_memory() -> Iterator[None]:
     """Within the block this process gets half a gigabyte more than it has, and an error for anything beyond."""
@@ -347,41 +305,26 @@ def test_no_number_of_rows_that_a_node_claims_takes_memory(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("claim", "reason"),
     [
-        ({"shape": [1, 2**9, 2**10]}, "expected inputs of at most 262144 numbers, got 524288"),
-        ({"architecture": "mlp-64-32", "categories": [2**18] * 2**8}, "expected inputs of at most 262144 numbers"),
-        ({"architecture": "resnet152-preact-1000"}, "expected a network of at most 33554432 numbers"),
+        ({"shape": [3]}, "client 1: digits-cnn2 needs images"),
+        ({"feature_dim": 7}, "client 1: expected 'digits-cnn2' with 8 features, got 7"),
+        ({"architecture": "own:net", "linear": False}, "client 1: expected a linear layer with biases as the head"),
+        ({"class_names": ["a", "b"]}, "client 1: expected the classes"),
+        ({"shape": [1, 2**9, 2**10]}, "client 1: expected inputs of at most 262144 numbers, got 524288"),
+        (
+            {"architecture": "mlp-64-32", "categories": [2**18] * 2**8},
+            "client 1: expected inputs of at most 262144 numbers",
+        ),
+        ({"architecture": "resnet152-preact-1000"}, "client 1: expected a network of at most 33554432 numbers"),
     ],
 )
-def test_no_network_that_a_node_claims_is_built_if_it_is_far_larger_than_others(
-    tmp_path: Path, claim: Mapping[str, Any], reason: str
-) -> None:
+def test_who_does_not_fit_is_named_before_the_run_begins(tmp_path: Path, claim: Mapping[str, Any], reason: str) -> None:
+    """And no network is built that is far larger than others."""
     recipe = recipe_of("fedproto", training={"rounds": 1}, models={"feature_dim": 8})
     wire = Nearby(recipe, tmp_path)
     lying(wire, BAD, **claim)
-    with little_memory():
-        serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
-    assert [
-        line["reason"][: len(reason) + 10] for line in event_log(tmp_path / "out") if line["event"] == "turned away"
-    ] == [f"client 1: {reason}"]
-
-
-def test_who_fits_nobody_is_tried_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time takes a federation made in vain, and a line of the event log; to go and come back changes nothing."""
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
-    monkeypatch.setattr("polyfed.deploy.node_registry.time", clock)
-    recipe = recipe_of("local")
-    wire = Nearby(recipe, tmp_path)
-    found, _ = greeted(wire, recipe, tmp_path)
-    tried = []
-    for second in range(600):
-        now[0] = float(second)
-        wire.away = {BAD} if second % 2 else set()
-        found.poll()
-        if 1 in found.known:
-            tried.append(second)
-            found.reject(1, "it does not fit")
-    assert tried == [0, 2, 62, 182, 422]  # the first time it is new again as soon as it is back
+    with little_memory(), pytest.raises(ConfigError, match=re.escape(reason)):
+        serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert not (tmp_path / "out").exists()
 
 
 # whose a number is --------------------------------------------------------------------------------------------------

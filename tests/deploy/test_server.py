@@ -20,11 +20,12 @@ from polyfed.core.modules import export_state
 from polyfed.deploy.node_config import NodeConfig, data_of_node
 from polyfed.deploy.node_disk import load_or_create_key
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
+from polyfed.deploy.protocol import Envelope, NodeError, read_message
 from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.evaluation import kept_stages
 from polyfed.engine.federation import Run
 from polyfed.engine.personal_predictor import PersonalPredictor
+from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -294,20 +295,15 @@ def test_the_server_never_sees_a_network_of_a_nodes_own(
     assert run.result["clients_table"][1]["architecture"] == OWN
     assert not any(record["dropped"] or record["refused"] for record in run.history)
     assert models(tmp_path)[1]["1.weight"].shape == (30, 64)
-    sent = [deserialize(envelope.body)[0] for _, envelope in wire.sent if envelope.body]
+    sent = [read_message(envelope.body) for _, envelope in wire.sent if envelope.body]
     assert all("unseen" not in name for message in sent for name in message)
 
 
-def test_a_method_that_needs_the_network_at_the_server_begins_without_it(tmp_path: Path) -> None:
+def test_a_method_that_needs_the_network_at_the_server_says_whose_it_lacks(tmp_path: Path) -> None:
     recipe = recipe_of("fedavg", hyperparameters={"aggregation": "same-shape"}, training={"rounds": 1})
     wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
-    run = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
-    assert run.history[0]["clients"] == [0, 2]
-    lines = event_log(tmp_path / "out")
-    away = [line["reason"] for line in lines if line["event"] == "turned away"]
-    assert len(away) == 1
-    assert "client 1 has the network" in away[0]
-    assert "own_network', which the server does not have" in away[0]
+    with pytest.raises(ConfigError, match=r"client 1 has the network '.*own_network', which the server does not have"):
+        serve(recipe, wire, out=tmp_path / "out", deadline=5)
 
 
 def test_a_run_goes_on_with_as_many_clients_as_it_has(tmp_path: Path) -> None:
@@ -325,7 +321,7 @@ def test_a_run_goes_on_with_as_many_clients_as_it_has(tmp_path: Path) -> None:
         sections = {"models": {"architectures": ["mlp-16-32"]}, "method": {"name": "fedavg"}, "data": data}
         recipe = Recipe.from_dict({**sections, "training": {"rounds": rounds, "lr": 0.1, "batch_size": 10}})
         wire = Nearby(recipe, tmp_path, range(clients), configs)
-        options: dict[str, Any] = {"min_nodes": clients, "resume": rounds > 2}
+        options: dict[str, Any] = {"clients": clients, "resume": rounds > 2}
         if clients == 3:
             with pytest.raises(ConfigError, match=r"expected 2 clients, .* got 3"):
                 served(recipe, wire, tmp_path, deadline=5, **options)
@@ -475,7 +471,7 @@ def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
 
 def header(envelope: Envelope) -> Tensor:
     """The header's weight in an envelope of FedGH's."""
-    group = deserialize(envelope.body)[0]["header"]
+    group = read_message(envelope.body)["header"]
     assert isinstance(group, dict)
     return group["weight"]
 
@@ -538,7 +534,7 @@ def test_wrong_node_configuration_is_one_line(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"min_nodes": 4}, "min-nodes: expected 1 to 3, the clients of the recipe, got 4"),
+        ({"clients": 4}, "clients: expected 3, the clients of the recipe, got 4"),
         ({"deadline": 0.0}, "deadline: expected seconds above 0, got 0.0"),
         ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, got -1.0"),
         ({"adversaries": {"label_flip_fraction": 0.3}}, "^adversaries: expected none in a deployment"),
@@ -690,8 +686,8 @@ def same_models(one: Path, other: Path) -> bool:
 
 def changed(own: Envelope, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> Envelope:
     """An answer with other tensors and facts."""
-    message = deserialize(own.body)[0]
-    return Envelope("train", {**own.facts, **facts}, serialize({**message, **tensors}))
+    message = read_message(own.body)
+    return Envelope("train", {**own.facts, **facts}, encode({**message, **tensors}))
 
 
 NONSENSE: Mapping[int, tuple[Callable[[Envelope], Envelope], str, str]] = {  # round -> change, its effect, the reason
@@ -754,7 +750,7 @@ def test_sums_that_no_rows_can_have_do_not_end_a_run_though_they_come_first(tmp_
             return NodeError("silence")
         own = wire.ask(node, envelope)
         assert isinstance(own, Envelope)
-        sums.update(deserialize(own.body)[0].get("sums", {}))
+        sums.update(read_message(own.body).get("sums", {}))
         lies = {1: {**sums, "products": -sums["products"]}, 2: {**sums, "sums": sums["sums"][:, 1:]}}
         return changed(own, {"sums": lies[number]}, {})
 
@@ -766,58 +762,6 @@ def test_sums_that_no_rows_can_have_do_not_end_a_run_though_they_come_first(tmp_
 
 
 # coming, going, coming back -------------------------------------------------------------------------------------------
-
-
-def test_a_late_node_joins(tmp_path: Path) -> None:
-    recipe = three_rounds(models={"architectures": ["digits-cnn1"]})
-    wire = Nearby(recipe, tmp_path, (0, 1))
-    rounds: list[int] = []
-
-    def come(record: Mapping[str, Any]) -> None:
-        rounds.append(record["round"])
-        if record["round"] == 1:
-            wire.add(2)
-
-    run = served(recipe, wire, tmp_path, min_nodes=2, loggers=[come])
-    assert rounds == [1, 2, 3]
-    assert [record["clients"] for record in run.history] == [[0, 1], [0, 1, 2], [0, 1, 2]]
-    assert sorted(models(tmp_path)) == [0, 1, 2]
-    like = three_rounds(models={"architectures": ["digits-cnn1"]})
-    assert [entry["samples"] for entry in run.result["clients_table"]] == [
-        c.n for c in build_federation(like, data=DATA).clients
-    ]
-
-
-def test_sums_go_up_once_and_a_late_node_gets_the_solution_first(tmp_path: Path) -> None:
-    recipe = three_rounds("closed-form", training={"rounds": 4})
-    wire = Nearby(recipe, tmp_path, (0, 1))
-    sent: list[tuple[int, int, Any, Any]] = []
-
-    def watch(node: int, envelope: Envelope) -> Answer | None:
-        answer = wire.ask(node, envelope)
-        if envelope.kind == "train":
-            assert isinstance(answer, Envelope)
-            down = deserialize(envelope.body)[0] if envelope.body else {}
-            sent.append((envelope.facts["round"], node - FIRST_NODE, down, deserialize(answer.body)[0]))
-        return answer
-
-    def come(record: Mapping[str, Any]) -> None:
-        if record["round"] == 2:
-            wire.add(2)
-
-    wire.fault = watch
-    run = served(recipe, wire, tmp_path, min_nodes=2, loggers=[come])
-    assert [(number, client) for number, client, _, up in sent if "sums" in up] == [(1, 0), (1, 1), (3, 2)]
-    assert all(up.keys() == {"holds"} for _, _, _, up in sent if "sums" not in up)
-    (first,) = [down for number, client, down, _ in sent if (number, client) == (3, 2)]
-    (others,) = [down for number, client, down, _ in sent if (number, client) == (2, 0)]
-    assert first.keys() == {"solved", "solution"}
-    assert all(torch.equal(first["solution"][name], others["solution"][name]) for name in others["solution"])
-    assert [(number, client) for number, client, down, _ in sent if "solution" in down] == [
-        *((2, 0), (2, 1), (3, 2)),
-        *((4, 0), (4, 1), (4, 2)),
-    ]
-    assert run.history[-1]["accuracy"]["received"]["n"] == 3
 
 
 @pytest.mark.parametrize(

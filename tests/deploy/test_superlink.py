@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import re
@@ -194,52 +193,6 @@ def test_what_goes_wrong_at_a_node_stays_there(asked: Any, logged: StringIO) -> 
     assert "row 7: age 43" in logged.getvalue()
 
 
-@pytest.mark.parametrize(("limit", "pulled"), [(10**4, 1), (10, 2)])
-def test_a_part_that_the_last_message_had_travels_once(
-    limit: int, pulled: int, asked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that was scored is trained next; what is too large for the node's memory is fetched again."""
-    from flwr.app import ConfigRecord, Message, RecordDict
-
-    monkeypatch.setattr(supernode, "_KEPT", limit)
-    config = ConfigRecord({"numbers": [1, 2, 3]})
-    contents = [RecordDict({"asked": config, "more": ConfigRecord({"number": number})}) for number in (1, 2)]
-    server = Server(*(Message(content, dst_node_id=7, message_type="train") for content in contents))
-    with pytest.raises(RunError, match="looked for work again"):
-        supernode.answer_forever(answers, server.fleet())
-    assert server.pulled.count(config.object_id) == pulled
-    assert len(server.answers) == 2
-
-
-def test_a_part_that_arrives_after_its_message_failed_is_not_kept(
-    asked: Any, logged: StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread that fetched it may come late, during the next message: what is kept is that one's alone."""
-    from flwr.app import ConfigRecord, Message, RecordDict
-    from flwr.supercore.inflatable import inflatable_utils
-
-    late = asked.content["asked"].object_id
-    other = Message(RecordDict({"asked": ConfigRecord({"numbers": [4]})}), dst_node_id=7, message_type="train")
-    again = Message(asked.content, dst_node_id=7, message_type="train")
-    server = Server(asked, other, again)
-    fetch = inflatable_utils.pull_and_inflate_object_from_tree
-    parts: list[Any] = []
-
-    def fetch_the_first_late(tree: Any, part: Any, *given: Any, **named: Any) -> Any:
-        parts.append(part)
-        if len(parts) == 1:
-            raise inflatable_utils.ObjectUnavailableError("part")
-        if len(parts) == 2:
-            parts[0](late)
-        return fetch(tree, part, *given, **named)
-
-    monkeypatch.setattr(inflatable_utils, "pull_and_inflate_object_from_tree", fetch_the_first_late)
-    with pytest.raises(RunError, match="looked for work again"):
-        supernode.answer_forever(answers, server.fleet())
-    assert len(server.answers) == 2
-    assert server.pulled.count(late) == 2  # for the first message, in vain, and for the third
-
-
 @pytest.mark.parametrize("error", ["unavailable", "over"])
 def test_a_message_that_never_arrives_does_not_keep_a_node(
     error: str, asked: Any, logged: StringIO, monkeypatch: pytest.MonkeyPatch
@@ -256,26 +209,6 @@ def test_a_message_that_never_arrives_does_not_keep_a_node(
         supernode.answer_forever(answers, server.fleet())
     assert "send" not in server.asked
     assert "a message was not answered" in logged.getvalue()
-
-
-def test_looks_for_a_message_grow_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each comes a tenth of the time waited after the one before: of a wait of ten minutes 237, not 6000."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
-    looks: list[float] = []
-
-    def receive() -> None:
-        looks.append(now[0])
-        if now[0] > 600:
-            raise RunError("enough")
-
-    fleet = Server().fleet()._replace(receive=receive)
-    with pytest.raises(RunError, match="enough"):
-        supernode.answer_forever(answers, fleet)
-    steps = [later - before for before, later in itertools.pairwise(looks)]
-    assert steps == [pytest.approx(min(max(0.1, look / 10), 3)) for look in looks[:-1]]
-    assert len(looks) == 237
 
 
 def test_a_connection_that_ends_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,17 +371,6 @@ def test_a_closed_connection_has_no_owner() -> None:
         calling.close()
         assert not is_own(theirs, ours, ME)
         assert not is_own(theirs, ours, 0)
-
-
-def test_a_connection_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's table takes milliseconds to read; what is known of one connection is not believed of another."""
-    looked = Mock(side_effect=is_own)
-    monkeypatch.setattr("polyfed.deploy.superlink.is_own", looked)
-    state: Any = {"polyfed": {}}
-    with connection() as (_, called):
-        assert [asks(CONTROL, called, ME, state=state) for _ in range(3)] == ["through"] * 3
-        assert looked.call_count == 1
-        assert [asks(CONTROL, called, OTHER, state={"polyfed": {}}) for _ in range(2)] == ["403"] * 2
 
 
 def test_nodes_are_let_through_and_all_else_is_for_the_servers_user() -> None:

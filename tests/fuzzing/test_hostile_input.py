@@ -27,7 +27,8 @@ from PIL import Image
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes, to_bytes
 from polyfed.data.datasets import load_dataset
-from polyfed.deploy.protocol import deserialize, serialize
+from polyfed.deploy.protocol import read_message
+from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load, predict
@@ -243,7 +244,7 @@ def test_parquet(data: st.DataObject) -> None:
 # messages -------------------------------------------------------------------------------------------------------------
 
 MESSAGE = to_bytes({"header": {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, "count": torch.tensor(5)})
-ENVELOPE = serialize({"x": torch.ones(2), "g": {"y": torch.zeros(1)}, "none": {}}, {"round": 1, "parts": ["test"]})
+ENVELOPE = encode({"x": torch.ones(2), "g": {"y": torch.zeros(1)}, "none": {}})
 
 
 @given(damaged(MESSAGE) | altered_head(MESSAGE))
@@ -255,7 +256,7 @@ def test_a_message(data: bytes) -> None:
 @given(damaged(ENVELOPE) | altered_head(ENVELOPE))
 def test_an_envelope(data: bytes) -> None:
     with harmless_folder():
-        serialize(*deserialize(data))
+        encode(read_message(data))
 
 
 # faults found before --------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """polyfed on Flower: any registered method over its message API. Only this file and Flower's two programs know it.
 
-A Flower app needs two lines, one in each of its components:
+The server half of a Flower app is
 
     server_app = make_server_app("recipe.toml")
-    client_app = make_client_app("recipe.toml")
+
+and nodes answer by `supernode`, which runs no app.
 
 docs/deployment.md lists the keys of node and run configuration. Envelopes travel as one record: plain facts as JSON, a
 message as bytes, so that any type survives. Nothing is unpickled. Flower sends each part of a record by a request of
@@ -21,20 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import SHORTEST, require_package
-from polyfed.deploy.node import Node
-from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import KINDS, Envelope, Kind, NodeError
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, PolyfedError, RunError
-from polyfed.experiments.data_cache import DataCache
 from polyfed.loggers.console import Console
 from polyfed.registry import suggest
 from polyfed.results.read import parse_json
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
@@ -53,7 +50,7 @@ RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (default, meaning)
     "out": ("", "run folder, on the server's machine"),
     "resume": (False, "go on after the run folder's last round"),
     "overwrite": (False, "replace the run that the run folder holds"),
-    "min-nodes": (0, "begin when so many clients are there; 0: all"),
+    "clients": (0, "how many there are, where the recipe does not say; 0: as in the recipe"),
     "deadline": (600.0, "seconds that a node has for an answer"),
     "max-megabytes": (2048.0, "of a node's answer; a larger one counts for nothing"),
 }
@@ -86,7 +83,7 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
             out=config["out"] or None,
             resume=config["resume"],
             overwrite=config["overwrite"],
-            min_nodes=config["min-nodes"] or None,
+            clients=config["clients"] or None,
             deadline=config["deadline"],
             max_megabytes=config["max-megabytes"],
             loggers=[Console(), *loggers],
@@ -94,33 +91,6 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
 
     app = ServerApp()
     app.main()(run)
-    return app
-
-
-def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
-    """The client half of a Flower app, for nodes that run what the server sends them; `polyfed deploy node` does not.
-
-    Args:
-        recipe: the same experiment as the server's; a TOML file, read for each envelope, or a `Recipe`.
-
-    Raises:
-        ConfigError: Flower is not installed.
-    """
-    require_package("flwr", "polyfed.deploy.flower_transport")
-    from flwr.clientapp import ClientApp
-
-    data = DataCache()
-
-    def answer(envelope: Envelope, context: Context) -> Envelope:
-        wanted = configure(recipe, read_run_config(context.run_config))
-        return Node(wanted, NodeConfig.read(context.node_config), data).answer(envelope)
-
-    answered = answering(answer)
-    app = ClientApp()
-    app.query("hello")(answered)
-    app.train()(answered)
-    app.evaluate()(answered)
-    app.query("finish")(answered)
     return app
 
 

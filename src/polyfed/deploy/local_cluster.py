@@ -113,59 +113,40 @@ def local(
     ):
         app_template.create_app(temporary / "app", recipe, **options)
         cluster.start()
-        cluster.run(config, _Watch(cluster, folder, progress).look)
+        cluster.run(config, _Watch(cluster, progress).look)
     cluster.processes.remove_logs()
     done = RunFolder(folder)
     return Run(done.read_result() or {}, History(done.records(sealed=False)), {}, folder, {})
 
 
 class _Watch:
-    """Shows the server app's log on standard error, and looks after the nodes. folder: of the run."""
+    """Shows the server app's log on standard error, if that is wanted, and looks after the nodes."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, progress: bool) -> None:
+    def __init__(self, cluster: LocalCluster, progress: bool) -> None:
         self._cluster = cluster
-        self._folder = folder
         self._progress = progress
-        self._since = time.time()
         self._shown = 0
         self._is_over = False
-        self._ended: set[int] = set()
 
     def look(self) -> None:
-        """Whole lines that are new, up to a traceback, whose last line is the error; and nodes that have ended.
+        """Whole lines that are new, up to a traceback, whose last line is the error.
 
         Raises:
-            RunError: the server app would wait for a node that has ended, or was turned away, without end.
+            RunError: a node has ended or was turned away, for which the server app would wait without end.
         """
-        log = self._cluster.processes.log("run")
-        new = log.read_bytes()[self._shown :]
+        processes = self._cluster.processes
+        new = processes.log("run").read_bytes()[self._shown :]
         whole = new[: new.rfind(b"\n") + 1]
         self._shown += len(whole)
         text = _COLORS.sub("", whole.decode(errors="replace"))
         for line in text.splitlines():
             self._is_over = self._is_over or _TRACEBACK.search(line) is not None
-            if not self._is_over:
-                self._say(line)
-        kept = self._folder / "recipe.toml"
-        has_begun = kept.exists() and kept.stat().st_mtime > self._since
-        away = _TURNED_AWAY.search(text)
-        if away and not has_begun:
+            if self._progress and not self._is_over:
+                print(visible(line), file=sys.stderr, flush=True)
+        if away := _TURNED_AWAY.search(text):
             raise RunError(f"a node was turned away: {away[1]}")
         for number in range(self._cluster.nodes):
-            name = f"node-{number}"
-            if number in self._ended or self._cluster.processes.is_running(name):
-                continue
-            self._ended.add(number)
-            try:
-                self._cluster.processes.check_alive(name)
-            except RunError as problem:
-                if not has_begun or len(self._ended) == self._cluster.nodes:
-                    raise
-                self._say(f"{problem}; the run goes on without it")
-
-    def _say(self, line: str) -> None:
-        if self._progress:
-            print(visible(line), file=sys.stderr, flush=True)
+            processes.check_alive(f"node-{number}")
 
 
 class LocalCluster:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message, freeze
+from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
@@ -25,17 +25,16 @@ from polyfed.deploy.answer_limits import AnswerLimits
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
 from polyfed.deploy.protocol import (
+    JOB_FACTS,
     SHARED,
     ClientHello,
     Envelope,
     TaskRequest,
     TaskResult,
-    deserialize,
     first_difference,
-    merge_client_state,
     other_classes,
     parse,
-    serialize,
+    read_message,
     shared_config,
 )
 from polyfed.engine.architectures import build_model_factory
@@ -44,17 +43,17 @@ from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import ScoredClient, kept_stages
 from polyfed.engine.executors.client_work import has_weights, run_job, score_batch
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
 from polyfed.engine.scoring import ScoreCache, score_to_json
 from polyfed.engine.task import Task
 from polyfed.engine.weight_store import WeightStore, client_row
+from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError, RunError
-from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.build import assign_architectures, auxiliary_candidates, network_builder
 from polyfed.experiments.data_cache import DataCache, input_normalization
-from polyfed.models.zoo import build
 from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
 
@@ -97,7 +96,7 @@ class Node:
             limits.check(envelope.kind, task)
             turn.take_up()
             turn.task = limits.count(envelope.kind, task, turn.request(envelope))
-            message = deserialize(envelope.body)[0] if task.has_message else None
+            message = read_message(envelope.body) if task.has_message else None
             if envelope.kind == "train":
                 return turn.train(message or {}, functools.partial(limits.count_release, task))
             return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share_model)
@@ -124,16 +123,13 @@ class NodeTask:
         count = recipe.data.client_count or max(len(shared.clients), place.client_id + 1)
         self._name = place.architecture or assign_architectures(recipe, count)[place.client_id]
         self._prepare = input_normalization(source, recipe.models.architectures)
+        self._client_task = Task.of_source(
+            source, classes=len(self._names), class_names=self._names, public=data.public(recipe)
+        )
         self.client = client = Client(self._name, shared.clients[number].train, prepare=self._prepare)
-        client.id = place.client_id
-        client.classes = len(self._names)
-        client.seed = recipe.run.seed
-        client.training = recipe.training
-        client.public = data.public(recipe)
-        client.words = 0 if source.vocabulary is None else source.vocabulary.size
-        client.categories = source.columns.counts
+        plugins = plugins_of(recipe.build_plugins())
+        self._client_task.assign(client, place.client_id, recipe.run.seed, recipe.training, plugins)
         client.privacy = recipe.privacy
-        client.plugins = plugins_of(recipe.build_plugins())
         privacy = recipe.privacy
         if place.has_secret and (privacy.upload_noise_multiplier or privacy.max_grad_norm or privacy.noise_multiplier):
             client.secret = load_or_create_key(place.state)
@@ -141,18 +137,9 @@ class NodeTask:
         rows = (client.data.train, client.data.validation, client.data.test)
         self._data = checksum_of(rows, [self._names, source.feature_names])
         self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)
+        shape, outputs = source.train.x.shape[1:], len(self._names) or 1
         builders = {
-            name: functools.partial(
-                build,
-                name,
-                tuple(source.train.x.shape[1:]),
-                len(self._names) or 1,
-                recipe.models.feature_dim,
-                source.words,
-                beside=recipe.beside,
-                categories=source.columns.counts,
-                feature_pool=recipe.models.feature_pool,
-            )
+            name: network_builder(recipe, name, shape, outputs, source.words, source.columns.counts)
             for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }
         self._model_factory = build_model_factory(
@@ -245,18 +232,14 @@ class NodeTask:
             )
             kept = self.scores(None)
         facts = to_result(task, done, new, kept).model_copy(update={"anew": self._is_anew})
-        return Envelope("train", facts.model_dump(), serialize(done.message))
+        return Envelope("train", facts.model_dump(), encode(done.message))
 
     def run_job(self, message: Message) -> tuple[JobResult, bool]:
         """The job's result, which the client takes over if it counts; and whether it has new weights."""
         task = self.task
         client = self.client
         method = self._method
-        exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
-        exchange = exchanges[task.exchange_index]
-        job = TrainJob(
-            client, freeze(message), task.variant, exchange, task.round, task.scores, task.figures, task.is_final
-        )
+        job = make_job(method, client, message, **{name: getattr(task, name) for name in JOB_FACTS})
         fresh = functools.partial(self._store.allocate, self._name, task.variant)
         with keep_global_rng():
             done = run_job(job, method, self._model_factory, fresh)
@@ -290,23 +273,20 @@ class NodeTask:
             write(client.id, made, about)
         if not share:
             return Envelope("finish", {"shared": False})
-        sent = {
-            f"{stage} {name}": part for stage, kept in made.items() for name, part in merge_client_state(*kept).items()
-        }
         facts = {"shared": True, **{key: about[key] for key in SHARED if key in about}}
-        return Envelope("finish", facts, serialize(sent))
+        return Envelope("finish", facts, encode(made))
 
     def _entry(self, words: str | None) -> Mapping[str, Any]:
         """The entry of the personal model in the list of models beside it, of this node's own recipe and data.
 
         words: of texts, the checksum of their file.
         """
-        source, chosen = self._source, self._model_factory.chosen
+        chosen = self._model_factory.chosen
         named = self._recipe.method.name
         entry = model_entry(
             self.client,
             self._method,
-            Task.of_source(source, classes=len(self._names), class_names=self._names),
+            self._client_task,
             self._recipe.to_dict(),
             named if is_own(named) else self._method.name,
             named=True,

@@ -17,8 +17,8 @@ from pathlib import Path
 from torch import Tensor
 
 from polyfed.core.message import State
-from polyfed.deploy.protocol import deserialize, merge_client_state, serialize, split_client_state
 from polyfed.engine.run_folder import atomic_write
+from polyfed.engine.wire import decode, encode
 from polyfed.errors import RunError
 
 _ENDING = ".state"
@@ -72,10 +72,7 @@ class NodeCheckpoints:
         except FileNotFoundError:
             have = ", ".join(self.marks()) or "nothing"
             raise RunError(f"expected the state after '{wanted}' in {self._folder}, got {have}") from None
-        message, facts = deserialize(data)
-        weights, state = split_client_state(message)
-        own = weights if facts.get("own") else None
-        return ClientSnapshot(str(facts.get("variant", "")), own, state, str(facts.get("data", "")))
+        return ClientSnapshot(**decode(data))
 
     def stored(self, wanted: str) -> bytes:
         """The file that `read` reads; b"" where there is none."""
@@ -90,8 +87,7 @@ class NodeCheckpoints:
         A round of several exchanges may be undone as a whole.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        facts = {"variant": kept.variant, "own": kept.weights is not None, "data": kept.data}
-        atomic_write(self._path(name), serialize(merge_client_state(kept.weights or {}, kept.state), facts))
+        atomic_write(self._path(name), encode(vars(kept)))
         earlier = [mark for mark in self.marks() if _round(mark) < _round(name)]
         self._drop(mark for mark in self.marks() if mark not in (name, *needed, *earlier[-1:]))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,34 +11,24 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import (
-    Group,
-    Message,
-    State,
-    first_nonfinite,
-    flatten,
-    freeze,
-    get_tensor,
-    nbytes,
-    shallow_copy,
-)
+from polyfed.core.message import Group, Message, State, first_nonfinite, freeze, get_group, get_tensor, nbytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.modules import export_state
 from polyfed.core.upload_forms import Entry, UploadContext
 from polyfed.deploy.node_disk import checkpoint_id
 from polyfed.deploy.node_registry import Answer, NodeRegistry
 from polyfed.deploy.protocol import (
+    JOB_FACTS,
     SHARED,
     Envelope,
     Kind,
     NodeError,
     TaskRequest,
     TaskResult,
-    deserialize,
+    checked_message,
+    decode_body,
     parse,
     read_score,
-    serialize,
-    split_client_state,
 )
 from polyfed.engine.evaluation import figures_of, kept_stages
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
@@ -48,14 +36,13 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import decoded
 from polyfed.engine.scoring import Score
 from polyfed.engine.uploads import find_mismatch
+from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError, RunError
-from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule
 from polyfed.results.fields import validated
 from polyfed.results.stored_files import ModelEntry
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error
-_NOT_TAKEN = "the upload cannot be taken in"
 # entries of a client's state at the server: round and exchange after which it last counted; the same at the end of the
 # best round, where that is wanted
 _HELD = "held"
@@ -95,26 +82,6 @@ class NodeExecutor:
         answers = self._registry.request(requests, done)
         return [self.read_outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
-    def aggregate(self, uploads: Mapping[int, Message], take: Callable[[Mapping[int, Message]], None]) -> None:
-        """Have the server take in uploads; where that fails, without those that it fails with.
-
-        Args:
-            take: changes the server, or raises.
-        """
-        server = self.federation.server
-        before = shallow_copy(server.state)
-        log = dict(server.log)
-        try:
-            take(uploads)
-        except Exception:
-            server.state, server.log = before, log
-            fit, unfit = self._sifted(uploads)
-            if not fit or not unfit:  # it is the method that fails
-                raise
-            for number, problem in unfit.items():
-                self._trouble(self.federation.clients[number], NodeError(f"{_NOT_TAKEN}: {problem}"))
-            take(fit)
-
     def score(self, jobs: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         known = [None if job.message is not None else self._recall(job) for job in jobs]
@@ -148,23 +115,22 @@ class NodeExecutor:
         shared = []
         for client, answer in zip(clients, self._registry.request(envelopes), strict=True):
             with self._guarded(client):
-                told, message = self._opened(answer)
-                if message:
-                    kept = {stage: split_client_state(_of_stage(message, stage)) for stage in stages}
-                    for one in kept.values():
-                        self._check_model(client, one)
+                told, models = self._content(answer)
+                if models:
+                    kept = {stage: self._read_model(client, *models[stage]) for stage in stages}
                     about = {key: told[key] for key in SHARED if key in told}
                     validated(ModelEntry, {"label_column": None, "stage": stages[0], "stages": {}, **about})
                     shared.append((client, kept, about))
         return shared
 
-    def _check_model(self, client: Client, model: tuple[Group, State]) -> None:
-        """Check that a model is finite, and of the client's network where the server has it."""
-        weights, state = model
-        if name := first_nonfinite({"weights": weights, **state}):
+    def _read_model(self, client: Client, weights: Any, state: Any) -> tuple[Group, State]:
+        """A model that a node shares, which is finite, and of the client's network where the server has it."""
+        weights = get_group(checked_message({"weights": weights}), "weights")
+        state = checked_message(state)
+        if name := first_nonfinite(weights) or first_nonfinite(state):
             raise RunError(f"expected a model of finite numbers, got others ('{name}')")
         if client.architecture in self._unseen:
-            return
+            return weights, state
         method = self.federation.method
         variant = method.variant(self.federation.server, client.id)
         module = self.federation.model_factory.module(client.architecture, variant)
@@ -173,6 +139,7 @@ class NodeExecutor:
             shapes = [tuple(of[name].shape) if name in of else None for of in (expected, weights)]
             if shapes[0] != shapes[1]:
                 raise RunError(f"expected {shapes[0]} as the model's {name[:60]!r}, got {shapes[1]}")
+        return weights, state
 
     def close(self) -> None:
         """See `Executor`."""
@@ -181,10 +148,10 @@ class NodeExecutor:
 
     def _request(self, kind: Kind, facts: Mapping[str, Any], message: Message | None) -> Envelope:
         task = TaskRequest(**self._facts, **facts, has_message=message is not None)
-        return Envelope(kind, task.model_dump(), b"" if message is None else serialize(message))
+        return Envelope(kind, task.model_dump(), b"" if message is None else encode(message))
 
     def _envelope(self, job: TrainJob) -> Envelope:
-        facts = {name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores")}
+        facts = {name: getattr(job, name) for name in JOB_FACTS}
         facts["figures"] = self._figures
         facts["base"] = _held(job.client)
         facts["best"] = _mark(self._best(job.client), _BEST)
@@ -244,11 +211,16 @@ class NodeExecutor:
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
         """An answer's facts and message."""
+        facts, content = self._content(answer)
+        return facts, freeze(checked_message(content))
+
+    def _content(self, answer: Answer) -> tuple[Mapping[str, Any], Any]:
+        """An answer's facts, and what is in its body; {} without one."""
         if isinstance(answer, NodeError):
             raise RunError(answer)
         if len(answer.body) > self._limit:
             raise RunError(f"expected an answer of at most {self._limit} bytes, got {len(answer.body)}")
-        return answer.facts, freeze(deserialize(answer.body)[0] if answer.body else {})
+        return answer.facts, decode_body(answer.body) if answer.body else {}
 
     @contextlib.contextmanager
     def _guarded(self, client: Client) -> Iterator[None]:
@@ -337,43 +309,10 @@ class NodeExecutor:
             return freeze({})
         return empty
 
-    def _sifted(self, uploads: Mapping[int, Message]) -> tuple[dict[int, Message], dict[int, str]]:
-        """Those that the method can take in together, of the others why not; the most common form is tried first."""
-        forms = {i: _form(message) for i, message in uploads.items()}
-        common = Counter(forms.values())
-        taken = dict[int, Message]()
-        unfit = dict[int, str]()
-        for i in sorted(uploads, key=lambda i: (-common[forms[i]], i)):
-            problem = self._problem(dict(sorted({**taken, i: uploads[i]}.items())))
-            if problem is None:
-                taken[i] = uploads[i]
-            else:
-                unfit[i] = problem
-        return dict(sorted(taken.items())), unfit
-
-    def _problem(self, uploads: Mapping[int, Message]) -> str | None:
-        """Why the method cannot take these in, if it cannot; the server stays as it is."""
-        method, server = self.federation.method, self.federation.server
-        trial = copy.copy(server)
-        trial.state = shallow_copy(server.state)
-        trial.log = {}
-        try:
-            settings = self.federation.plugin("robust_aggregation").settings
-            method.aggregate(trial, apply_rule(settings, method, trial, uploads, DefenseLog()))
-        except Exception as error:
-            return _first_line(error)
-        return None
-
     def _trouble(self, client: Client, reason: NodeError) -> None:
         node = self._registry.node_of.get(client.id)
         self._event_log.note("trouble", client=client.id, node=node, reason=str(reason))
         self.federation.tell("message", f"round {self._event_log.round}: client {client.id}: {reason}")
-
-
-def _of_stage(message: Message, stage: str) -> Message:
-    """The part of a node's models that is of a stage."""
-    start = f"{stage} "
-    return {name.removeprefix(start): value for name, value in message.items() if name.startswith(start)}
 
 
 def _first_line(error: Exception) -> str:
@@ -397,8 +336,3 @@ def _held(client: Client) -> str:
 def _mark(state: State, name: str) -> str:
     """That of an entry of a client's state; "" without it."""
     return checkpoint_id(*get_tensor(state, name).tolist()) if name in state else ""
-
-
-def _form(message: Message) -> tuple[object, ...]:
-    """Names, types and shapes of a message."""
-    return tuple((name, value.dtype, tuple(value.shape)) for name, value in flatten(message).items())

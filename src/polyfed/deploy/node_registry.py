@@ -8,7 +8,6 @@ import math
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +16,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy import wait_on
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, other_classes, parse, shared_config
-from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors, lock_folder
 from polyfed.errors import ConfigError, RunError
@@ -26,7 +25,6 @@ from polyfed.results.read import check_links, parse_json
 EVENT_LOG, _RELEASED = "nodes.jsonl", "released"
 LONGEST = 1.0  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that was turned away is asked again
-_DOUBLINGS = 8  # of that, at most
 _INPUT = 2**22  # numbers of an input, at most
 _HEAD = 2**24  # numbers of a head, a linear layer, at most
 _REASON = 1000  # characters of the reason why a node is turned away
@@ -105,13 +103,9 @@ class EventLog:
                 raise ValueError(f"no number of a node: {node!r}")
             self.introductions[known.client] = known
             self.owners[known.client] = Owner(node, known.token)
-        elif line["event"] in ("turned away", _RELEASED):
-            self.forget(line.get("client", -1))
-
-    def forget(self, client: int) -> None:
-        """A client's number has no owner any more; -1 is no client."""
-        self.introductions.pop(client, None)
-        self.owners.pop(client, None)
+        elif line["event"] == _RELEASED:
+            self.introductions.pop(line["client"], None)
+            self.owners.pop(line["client"], None)
 
     def welcome(self, hello: ClientHello, node: int) -> None:
         """A node is a client: the number is that node's from now on."""
@@ -199,7 +193,6 @@ class NodeRegistry:
         self.class_names = recipe.data.class_names or next((hello.class_names for hello in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
         self._resting: dict[int, tuple[float, str]] = {}  # node -> not asked before, why
-        self._rejections = Counter[int]()  # node -> federations tried in vain with it
 
     def request(
         self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
@@ -236,37 +229,33 @@ class NodeRegistry:
         silent = NodeError(f"no answer within {self.deadline:g} s")
         return [silent if answer is None else answer for answer in found]
 
-    def wait_for_clients(self, wanted: int) -> None:
-        """Wait until so many clients are there; the first of them settle the classes' names."""
+    def wait_for_clients(self) -> None:
+        """Wait until all clients are there; for those that an earlier process knew no longer than for an answer."""
         shown = -1
         since = time.monotonic()
         while True:
             self.poll()
-            if len(self.node_of) >= wanted and self.class_names is None:
-                self._settle()
             if shown != len(self.node_of):
                 shown = len(self.node_of)
-                self._say(f"{shown} of {wanted} clients are there")
-            if shown >= wanted:
-                return
+                self._say(f"{shown} of {self.count} clients are there")
+            are_known = len(self.known) == self.count
+            if shown == self.count or (are_known and time.monotonic() > since + self.deadline):
+                break
             wait_on(since, LONGEST)
+        self.class_names = self.known[0].class_names
 
-    def poll(self) -> bool:
-        """Greet new nodes, read introductions; whether there is a client that was not known."""
-        before = set(self.known)
+    def poll(self) -> None:
+        """Greet new nodes, read introductions."""
         self._hear()
         online = self.wire.nodes()
         now = time.monotonic()
-        self._resting = {
-            node: rest for node, rest in self._resting.items() if node in online or self._rejections[node] > 1
-        }
+        self._resting = {node: rest for node, rest in self._resting.items() if node in online}
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
             envelope = self._greeting()
             sent = self.wire.send([(node, envelope) for node in fresh], self.deadline)
             self._asked |= {name: node for name, node in zip(sent, fresh, strict=True) if name}
             self._hear()
-        return bool(set(self.known) - before)
 
     def _greeting(self) -> Envelope:
         return Envelope("hello", TaskRequest(**self.task_facts()).model_dump())
@@ -294,24 +283,12 @@ class NodeRegistry:
         self.known[hello.client], self.node_of[hello.client] = hello, node
         self.event_log.welcome(hello, node)
 
-    def reject(self, client: int, reason: str) -> None:
-        """Turn a client away with which there can be no federation.
-
-        To find that out takes time; so it rests twice as long after each time.
-        """
-        del self.known[client]
-        self.event_log.forget(client)
-        node = self.node_of.pop(client)
-        self._rejections[node] += 1
-        self._turn_away(node, reason, client=client)
-
-    def _turn_away(self, node: int, reason: str, **more: int) -> None:
+    def _turn_away(self, node: int, reason: str) -> None:
         reason = reason[:_REASON]
         if self._resting.get(node, (0.0, ""))[1] != reason:  # else it was noted before
-            self.event_log.note("turned away", node=node, reason=reason, **more)
+            self.event_log.note("turned away", node=node, reason=reason)
             self._say(f"node {node} is no client: {reason}")
-        doubled = min(max(self._rejections[node] - 1, 0), _DOUBLINGS)
-        self._resting[node] = (time.monotonic() + REST * 2**doubled, reason)
+        self._resting[node] = (time.monotonic() + REST, reason)
 
     def _check(self, hello: ClientHello, node: int) -> None:
         """Check an introduction against bounds, the recipe and the owner of its number."""
@@ -339,39 +316,21 @@ class NodeRegistry:
         if before is not None and before.architecture != hello.architecture:
             raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
 
-    def _settle(self) -> None:
-        """One numbering of classes, where the recipe has none: the most common one of the first clients."""
-        names = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
-        self.class_names = list(names.most_common(1)[0][0])
-        for number, one in sorted(self.known.items()):
-            if one.class_names != self.class_names:
-                self.reject(number, other_classes(self.class_names, one.class_names))
-
     def task_facts(self) -> Mapping[str, Any]:
         """The facts of every task: the experiment, the settings, the classes' names."""
         return {"experiment": self.event_log.experiment, "settings": self._settings, "class_names": self.class_names}
 
 
 class NodePresence(Plugin):
-    """Clients whose nodes have introduced themselves are present. look: called before every round."""
+    """Looks before every round for nodes that were started again."""
 
     name = "nodes"
 
-    def __init__(self, known: Collection[int], look: Callable[[], None]) -> None:
+    def __init__(self, registry: NodeRegistry) -> None:
         super().__init__()
-        self._known = frozenset(known)
-        self._look = look
-        self._unknown: frozenset[int] = frozenset()
-
-    def validate(self, setup: Setup) -> None:
-        """The others are unknown."""
-        self._unknown = frozenset(client.id for client in setup.clients) - self._known
-
-    def absent(self, number: int) -> Collection[int]:
-        """Clients without a node."""
-        return self._unknown
+        self._registry = registry
 
     def select(self, round: Round) -> None:
-        """Look for new nodes."""
+        """Greet them."""
         if not round.final:
-            self._look()
+            self._registry.poll()

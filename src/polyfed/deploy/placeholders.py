@@ -14,8 +14,9 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.deploy.protocol import ClientHello
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError
+from polyfed.experiments.build import network_builder
 from polyfed.models.split import SplitModel
-from polyfed.models.zoo import build, without_memory
+from polyfed.models.zoo import without_memory
 from polyfed.registry import MODELS
 
 _SMALL_INPUT = 2**18
@@ -85,17 +86,7 @@ def can_build(hello: ClientHello, recipe: Recipe) -> bool:
 
 def builder_of(name: str, hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
     """Makes a network for a client's inputs."""
-    return functools.partial(
-        build,
-        name,
-        tuple(hello.shape),
-        classes,
-        recipe.models.feature_dim,
-        max(hello.words, 0) or None,
-        beside=recipe.beside,
-        categories=hello.categories,
-        feature_pool=recipe.models.feature_pool,
-    )
+    return network_builder(recipe, name, hello.shape, classes, max(hello.words, 0) or None, hello.categories)
 
 
 def placeholder_builder(hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
@@ -111,15 +102,15 @@ def check_size(hello: ClientHello, first: ClientHello, recipe: Recipe, classes: 
     Networks are weighed without being built. Where one cannot be, inputs are the measure.
 
     Args:
-        first: of the most common kind, the measure.
+        first: of the first client, the measure.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: it cannot, or there is no such network for such inputs.
     """
     inputs = _input_size(hello)
     most_inputs = max(_SMALL_INPUT, _TIMES * _input_size(first))
     if inputs > most_inputs:
-        raise ConfigError(f"client {hello.client}: expected inputs of at most {most_inputs} numbers, got {inputs}")
+        raise ConfigError(f"expected inputs of at most {most_inputs} numbers, got {inputs}")
     size = _size(hello, recipe, classes) if can_build(hello, recipe) else 0
     if size <= _SMALL:
         return
@@ -127,7 +118,7 @@ def check_size(hello: ClientHello, first: ClientHello, recipe: Recipe, classes: 
     most = min(_LARGEST, max(_SMALL, _TIMES * max(_size(one, recipe, classes) for one in usual)))
     if size > most:
         raise ConfigError(
-            f"client {hello.client}: expected a network of at most {most} numbers, got '{hello.architecture}' for "
+            f"expected a network of at most {most} numbers, got '{hello.architecture}' for "
             f"inputs {tuple(hello.shape)} with {size}; the recipe's models.architectures set the measure"
         )
 

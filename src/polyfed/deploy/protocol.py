@@ -1,8 +1,4 @@
-"""The envelopes of server and nodes: plain facts, and a message of tensors as bytes. Nothing is unpickled.
-
-A body is eight bytes of length, a header in JSON (the tensors' order, which safetensors does not keep, empty groups,
-and facts), and safetensors. Any type and shape survives, also bfloat16, booleans and single numbers.
-"""
+"""The envelopes of server and nodes: plain facts, and a message of tensors as bytes (`engine.wire`)."""
 
 from __future__ import annotations
 
@@ -13,31 +9,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-import torch
 from pydantic import Field, ValidationError
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import (
-    Group,
-    Message,
-    State,
-    flatten,
-    from_bytes,
-    get_group,
-    shallow_copy,
-    to_bytes,
-    unflatten,
-)
+from polyfed.core.message import State, flatten
 from polyfed.core.settings import Metric, Settings
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
+from polyfed.engine.wire import decode
 from polyfed.errors import RunError
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
-_WEIGHTS, _OF_STATE = "weights", "state "  # names in a message that is a client
-_LENGTH = 8  # bytes of the header's length
-_REASON = 300  # characters of an error's reason
+JOB_FACTS = ("round", "exchange_index", "is_final", "variant", "scores", "figures")  # of a request, for `make_job`
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
 SHARED = (
@@ -159,7 +143,7 @@ def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
 
 @dataclass(frozen=True)
 class Envelope:
-    """A request or an answer. body: a message, see `serialize`; b"": none."""
+    """A request or an answer. body: a message, see `read_message`; b"": none."""
 
     kind: Kind
     facts: Mapping[str, Any]
@@ -170,58 +154,26 @@ class NodeError(str):
     """Why a node gave no answer."""
 
 
-def serialize(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
-    """A message as bytes, with facts if there are any.
+def read_message(body: bytes) -> State:
+    """The message that another party has sent in an envelope.
 
     Raises:
-        RunError: a value in it is no tensor.
+        RunError: there is none in it.
     """
-    empty = [name for name, value in message.items() if not isinstance(value, torch.Tensor) and not value]
-    header = json.dumps({"names": list(flatten(message)), "empty": empty, "facts": facts or {}}).encode()
-    return len(header).to_bytes(_LENGTH, "little") + header + to_bytes(message)
+    return checked_message(decode_body(body))
 
 
-def deserialize(data: bytes) -> tuple[State, dict[str, Any]]:
-    """The inverse of `serialize`: message and facts.
-
-    Raises:
-        RunError: `serialize` makes no such bytes.
-    """
-    try:
-        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        if end - _LENGTH > _HEADER:
-            raise ValueError(f"expected a header of at most {_HEADER} bytes, got {end - _LENGTH}")
-        header = json.loads(data[_LENGTH:end])
-        names = header["names"]
-        empty = header["empty"]
-        facts = dict(header["facts"])
-        if len(names) + len(empty) > _TENSORS:
-            raise ValueError(f"expected at most {_TENSORS} tensors and groups, got {len(names) + len(empty)}")
-        tensors = flatten(from_bytes(data[end:]))
-        if sorted(tensors) != sorted(names):
-            odd = min({*tensors} ^ {*names})
-            raise ValueError(f"header and content do not both have '{odd}'")
-        message = {**unflatten({name: tensors[name] for name in names}), **{str(name): {} for name in empty}}
-        flatten(message)  # a name may be none
-        return message, facts
-    except Exception as error:  # the bytes are another party's
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
-        raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
+def decode_body(body: bytes) -> Any:
+    """What another party has sent in an envelope, whatever it is; RunError: nothing, or too many tensors."""
+    return decode(body, _HEADER, _TENSORS)
 
 
-def merge_client_state(weights: Mapping[str, torch.Tensor], state: Message) -> State:
-    """A network's weights and the state beside it as one message."""
-    return {_WEIGHTS: dict(weights), **{f"{_OF_STATE}{name}": value for name, value in shallow_copy(state).items()}}
-
-
-def split_client_state(message: Message) -> tuple[Group, State]:
-    """The inverse of `merge_client_state`.
-
-    Raises:
-        RunError: it has no group of weights.
-    """
-    state = {name.removeprefix(_OF_STATE): value for name, value in shallow_copy(message).items() if name != _WEIGHTS}
-    return get_group(message, _WEIGHTS), state
+def checked_message(value: Any) -> State:
+    """The value, which is a message; RunError: it is not."""
+    if not isinstance(value, dict) or len(value) > _TENSORS:
+        raise RunError(f"expected a message of at most {_TENSORS} tensors and groups, got something else")
+    flatten(value)  # refuses names and values that a message cannot have
+    return value
 
 
 def read_score(

@@ -8,8 +8,7 @@ checkpoints and resuming work as in any run.
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten
+from polyfed.core.message import flatten
 from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model
 from polyfed.data.transforms import Prepare
@@ -33,26 +32,21 @@ from polyfed.deploy.placeholders import (
     placeholder_builder,
     placeholder_samples,
 )
-from polyfed.deploy.protocol import ClientHello
+from polyfed.deploy.protocol import ClientHello, other_classes
 from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.method_wrappers import preview
-from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import assign_architectures, auxiliary_candidates
+from polyfed.experiments.build import auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.loggers.base import notify
 from polyfed.places import make_private, private_files
 from polyfed.registry import LOGGERS
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
-
-
-class ClientJoined(Exception):
-    """A new client is there; the federation has to be made anew, with it."""
 
 
 # the federation -----------------------------------------------------------------------------------------------------
@@ -64,7 +58,6 @@ class DeployedFederation(Federation):
     Args:
         recipe: the experiment. registry: who the clients are, and reaches them. data: for public rows. out: run folder.
         loggers: see `Logger`. limit: bytes of an answer.
-        known: the clients it is made with; default: all that the registry knows.
 
     Raises:
         ConfigError: as `Federation`; or the method needs a network that only a node has.
@@ -78,32 +71,28 @@ class DeployedFederation(Federation):
         out: Path,
         loggers: Sequence[object] = (),
         limit: int = LIMIT,
-        known: Mapping[int, ClientHello] | None = None,
     ) -> None:
         method = recipe.chosen_method
-        if known is None:
-            known = registry.known
-        known = dict(sorted(known.items()))
-        usual = Counter(map(kind, known.values())).most_common(1)[0][0]
-        first = next(hello for hello in known.values() if kind(hello) == usual)
-        count = registry.count
-        names = list(registry.class_names or first.class_names)
+        hellos = [hello for _, hello in sorted(registry.known.items())]
+        first = hellos[0]
+        names = first.class_names
         outputs = len(names) or 1  # a number, where there are no classes
-        if recipe.data.test == "global" and (odd := [i for i, hello in known.items() if hello.test != first.test]):
-            raise ConfigError(
-                f"client {odd[0]}: expected the {first.test} test rows of everybody, got {known[odd[0]].test}"
-            )
-        expected = [
-            known.get(i, first.model_copy(update={"architecture": name}))
-            for i, name in enumerate(assign_architectures(recipe, count))
-        ]
-        self.unseen = {hello.architecture for hello in expected if not can_build(hello, recipe)}
+        for hello in hellos:
+            if recipe.data.test == "global" and hello.test != first.test:
+                raise ConfigError(
+                    f"client {hello.client}: expected the {first.test} test rows of everybody, got {hello.test}"
+                )
+            if hello.class_names != names:
+                raise ConfigError(f"client {hello.client}: {other_classes(names, hello.class_names)}")
+            try:
+                check_size(hello, first, recipe, outputs)
+            except ConfigError as error:
+                raise ConfigError(f"client {hello.client}: {error}") from None
+        self.unseen = {hello.architecture for hello in hellos if not can_build(hello, recipe)}
         candidates = auxiliary_candidates(method)
         builders: dict[str, Builder] = {name: builder_of(name, first, recipe, outputs) for name in candidates}
-        for hello in reversed(expected):  # of two of one name, the first counts
+        for hello in reversed(hellos):  # of two of one name, the first counts
             builders[hello.architecture] = placeholder_builder(hello, recipe, outputs)
-        for hello in {(kind(hello), hello.architecture): hello for hello in reversed(known.values())}.values():
-            check_size(hello, first, recipe, outputs)
         self._registry = registry
         self._limit = limit
         super().__init__(
@@ -115,18 +104,18 @@ class DeployedFederation(Federation):
                     placeholder_samples(hello.validation, hello),
                     prepare=Prepare(tuple(hello.mean), tuple(hello.std), table=hello.table),
                 )
-                for hello in expected
+                for hello in hellos
             ],
             method,
             recipe.training,
             recipe.evaluation,
-            plugins=[*recipe.build_plugins(), NodePresence(known, self._look)],
+            plugins=[*recipe.build_plugins(), NodePresence(registry)],
             task=Task(
                 classes=len(names),
                 class_names=names,
                 public=data.public(recipe),
                 test=placeholder_samples(first.test, first) if recipe.data.test == "global" else None,
-                dataset=first.dataset if all(hello.dataset == first.dataset for hello in expected) else "own data",
+                dataset=first.dataset if all(hello.dataset == first.dataset for hello in hellos) else "own data",
                 feature_names=first.feature_names,
                 label_column=recipe.data.label_column,
             ),
@@ -138,7 +127,7 @@ class DeployedFederation(Federation):
             loggers=[SimpleNamespace(start=lambda info: registry.event_log.open()), *loggers],  # with the run folder
         )
         self.evaluator.silent = self._nodes.silent
-        _check_hellos(self, {i: hello for i, hello in enumerate(expected) if i in known})
+        _check_hellos(self, dict(enumerate(hellos)))
 
     def _make_store(self) -> WeightStore:
         """Rows without weights, which are with the nodes."""
@@ -150,10 +139,6 @@ class DeployedFederation(Federation):
         auxiliary = "" if chosen is None else chosen.network
         self._nodes = NodeExecutor(self, self.unseen, auxiliary, self._registry, self._limit)
         return self._nodes
-
-    def _look(self) -> None:
-        if self._registry.poll():
-            raise ClientJoined
 
     def export(self, client_id: int, stage: str = "") -> nn.Module:
         """Refused: models are with the nodes."""
@@ -178,10 +163,6 @@ class DeployedFederation(Federation):
         """Nothing: networks and labels are with the nodes."""
         return [{} for _ in self.clients]
 
-    def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
-        """As any federation, without uploads that it fails with."""
-        self._nodes.aggregate(uploads, lambda fit: super(DeployedFederation, self)._aggregate(round, fit))
-
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse settings that nodes cannot follow."""
@@ -205,36 +186,6 @@ def check_recipe(recipe: Recipe) -> None:
     for found, line in refused:
         if found:
             raise ConfigError(line)
-
-
-def kind(hello: ClientHello) -> tuple[object, ...]:
-    """The facts that clients of one federation usually share."""
-    alike = ("shape", "dtype", "table", "feature_names", "words", "categories", "class_names")
-    return tuple(repr(getattr(hello, name)) for name in alike)
-
-
-def unfit(
-    make: Callable[[Mapping[int, ClientHello]], object], known: Mapping[int, ClientHello], settled: Collection[int]
-) -> dict[int, str]:
-    """The clients with whom there can be no federation, and why; those of the most common kind are kept.
-
-    Args:
-        make: a federation of some of them, or an error. settled: clients of an earlier one.
-
-    Returns:
-        {} where it is for none of them, or where none would be left.
-    """
-    common = Counter(kind(hello) for hello in known.values())
-    fit = {i: known[i] for i in settled}
-    found = dict[int, str]()
-    for i in sorted({*known} - {*settled}, key=lambda i: (-common[kind(known[i])], i)):
-        try:
-            make({**fit, i: known[i]})
-        except Exception as problem:  # caused by its introduction
-            found[i] = next(iter(str(problem).splitlines()), type(problem).__name__)
-        else:
-            fit[i] = known[i]
-    return found if fit else {}
 
 
 def _check_hellos(federation: DeployedFederation, hellos: Mapping[int, ClientHello]) -> None:
@@ -279,7 +230,7 @@ def serve(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    min_nodes: int | None = None,
+    clients: int | None = None,
     deadline: float = 600.0,
     max_megabytes: float = LIMIT / 1e6,
     loggers: Sequence[object] = (),
@@ -289,7 +240,7 @@ def serve(
     Args:
         recipe: the experiment, the same as the nodes'. wire: reaches them. out: run folder; default: the recipe's own.
         resume: go on after the run folder's last round. overwrite: replace the run that it holds.
-        min_nodes: begin when so many clients are there; default: all. Later ones join.
+        clients: how many there are, where the recipe does not say; the run begins when all are there.
         deadline: seconds that a node has for an answer; then it has dropped out of the round.
         max_megabytes: of a node's answer; a larger one counts for nothing.
         loggers: see `Logger`.
@@ -297,7 +248,7 @@ def serve(
     Raises:
         ConfigError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
     """
-    count = _check_request(recipe, min_nodes, deadline, max_megabytes)
+    count = _check_request(recipe, clients, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
     folder.validate(recipe.to_dict(), resume, overwrite, recipe.chosen_method.planned)
@@ -308,50 +259,21 @@ def serve(
     say = functools.partial(notify, loggers, "message")
     registry = NodeRegistry(recipe, wire, deadline, EventLog(path / EVENT_LOG, resume), count, say)
     if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):
-        registry.wait_for_clients(min_nodes or count)
-    make = functools.partial(DeployedFederation, recipe, registry, DataCache(), path, loggers, int(max_megabytes * 1e6))
-    settled: set[int] = set()  # clients with whom there is a federation
-    while True:
-        federation = _federation_of_fitting_nodes(make, registry, settled, min_nodes or count)
-        settled = set(registry.known)
-        try:
-            return federation.run(resume=resume, overwrite=overwrite)
-        except ClientJoined:
-            resume, overwrite = True, False
-            say(f"{len(registry.known)} of {count} clients are known now")
+        registry.wait_for_clients()
+    federation = DeployedFederation(recipe, registry, DataCache(), path, loggers, int(max_megabytes * 1e6))
+    return federation.run(resume=resume, overwrite=overwrite)
 
 
-def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_megabytes: float) -> int:
+def _check_request(recipe: Recipe, clients: int | None, deadline: float, max_megabytes: float) -> int:
     """How many clients there are; refuses what no deployment can do."""
-    count = recipe.data.client_count or min_nodes
+    count = recipe.data.client_count or clients
     if count is None:
-        raise ConfigError("expected data.num_clients or min-nodes, how many clients there are, got neither")
-    if min_nodes is not None and not 1 <= min_nodes <= count:
-        raise ConfigError(f"min-nodes: expected 1 to {count}, the clients of the recipe, got {min_nodes}")
+        raise ConfigError("expected data.num_clients or clients, how many clients there are, got neither")
+    if clients not in (None, count):
+        raise ConfigError(f"clients: expected {count}, the clients of the recipe, got {clients}")
     if not deadline > 0:
         raise ConfigError(f"deadline: expected seconds above 0, got {deadline}")
     if not max_megabytes > 0:
         raise ConfigError(f"max-megabytes: expected more than 0, got {max_megabytes}")
     check_recipe(recipe)
     return count
-
-
-def _federation_of_fitting_nodes(
-    make: Callable[..., DeployedFederation], registry: NodeRegistry, settled: Collection[int], wanted: int
-) -> DeployedFederation:
-    """A federation of all known nodes, without those with whom there can be none.
-
-    Args:
-        make: the federation, or an error. settled: clients of an earlier one. wanted: how many to wait for.
-    """
-    while True:
-        try:
-            return make()
-        except Exception:
-            gone = unfit(lambda known: make(known=known), registry.known, settled)
-            if not gone:
-                raise
-        for client, reason in gone.items():
-            registry.reject(client, reason)
-        if not settled and len(registry.node_of) < wanted:
-            registry.wait_for_clients(wanted)

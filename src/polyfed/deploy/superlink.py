@@ -29,7 +29,6 @@ __all__ = ["NODES", "Gate", "check_system", "is_own", "serve_nodes"]
 NODES = "/v1/fleet/"  # prefix of the nodes' routes
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _FILES = {"--ssl-ca-certfile": AUTHORITY, "--ssl-certfile": SERVER, "--ssl-keyfile": SERVER_KEY}
-_KNOWN, _OWN = "polyfed", "own"  # of a connection: the entry of its state, and whether it is the keeper's
 _ESTABLISHED = "01"  # a closed socket is no longer its owner's in the table
 _REFUSAL = b"this server serves nodes; operators' commands need the user who runs it, on its machine\n"
 _Event = MutableMapping[str, Any]
@@ -66,7 +65,6 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         import uvicorn
         from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
         from flwr.superlink.main import create_app
-        from uvicorn.protocols.http.auto import AutoHTTPProtocol
     except ImportError as error:
         raise ConfigError(f"expected a version of Flower that the extra 'flower' names, got another: {error}") from None
     config = _parse_superlink_lifespan_config()
@@ -76,15 +74,8 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
                 raise ConfigError(f"expected a database of this user's own, got {left}, which belongs to another")
             left.chmod(0o600)
 
-    class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        """A connection, which remembers what is known of its other end."""
-
-        def __init__(self, *, app_state: dict[str, Any], **more: Any) -> None:
-            super().__init__(app_state={**app_state, _KNOWN: {}}, **more)
-
     uvicorn.run(
         Gate(create_app(config, SuperLinkLifespan), os.geteuid()),
-        http=Connection,
         host=host,
         port=port,
         ssl_certfile=config.ssl_certfile,
@@ -129,10 +120,7 @@ class Gate:
         ours = scope.get("server")
         if theirs is None or ours is None:
             return False
-        known = scope.get("state", {}).get(_KNOWN, {})  # of this connection, whose ends stay the same
-        if _OWN not in known:
-            known[_OWN] = is_own(tuple(theirs), tuple(ours), self._keeper)
-        return bool(known[_OWN])
+        return is_own(tuple(theirs), tuple(ours), self._keeper)
 
 
 # whose connections are ------------------------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ _IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own
 STALE = 90.0  # seconds after which a server no longer takes a node that was killed for connected: Flower's 60, and more
 AGAIN = 10.0  # seconds between two tries to connect in its place
 _CONNECTED = 412  # the status by which the server refuses a node that it takes for connected
-_KEPT = 2**28  # bytes of a message, at most, whose parts are kept until the next one
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
 
 
@@ -215,7 +214,6 @@ def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
     """Answer the server's messages, one after the other."""
     from flwr.supercore.run import RunNotRunningException
 
-    last: dict[str, bytes] = {}
     since = time.monotonic()
     while True:
         found = None
@@ -225,25 +223,19 @@ def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
             wait_on(since, _IDLE)
             continue
         try:
-            last = _answer_one(app, fleet, last, *found)
+            _answer_one(app, fleet, *found)
         except (Exception, RunNotRunningException):  # Flower's is no Exception
             logging.getLogger("polyfed").exception("a message was not answered")
         since = time.monotonic()
 
 
-def _answer_one(
-    app: Callable[[Message], Message], fleet: Fleet, before: dict[str, bytes], announced: Message, tree: Any
-) -> dict[str, bytes]:
+def _answer_one(app: Callable[[Message], Message], fleet: Fleet, announced: Message, tree: Any) -> None:
     """Fetch an announced message, and send the app's answer.
 
     A message whose run ends while it is fetched never arrives; Flower would ask for hours.
 
     Args:
-        before: parts of the message before, by the checksum that Flower names them by. A model that was received to be
-            scored is so at hand when it is to be trained. tree: the parts' names.
-
-    Returns:
-        This message's parts. Nobody else has them: threads that fetch may outlive a message that failed.
+        tree: the names of the message's parts.
     """
     from flwr.app import Message as FlowerMessage
     from flwr.supercore import log
@@ -252,23 +244,14 @@ def _answer_one(
 
     run = announced.metadata.run_id
     log(logging.INFO, "Round %s: %s", announced.metadata.group_id, announced.metadata.message_type)
-    kept: dict[str, bytes] = {}
-
-    def part(name: str) -> bytes:
-        kept[name] = found = before.get(name) or fleet.pull_object(run, name)
-        return found
-
     message = pull_and_inflate_object_from_tree(
         tree,
-        part,
+        functools.partial(fleet.pull_object, run),
         functools.partial(fleet.confirm, run),
         return_type=FlowerMessage,
         max_time=ARRIVAL,
         initial_backoff=SHORTEST,
     )
-    before.clear()
-    if sum(map(len, kept.values())) > _KEPT:
-        kept.clear()
     message.metadata.__dict__["_message_id"] = tree.object_id
     begun = time.monotonic()
     answer = reply(app, message)
@@ -278,7 +261,6 @@ def _answer_one(
         wanted, session = fleet.send(answer, parts, time.monotonic() - begun)
         objects = inflatable_object.get_all_nested_objects(answer)
         push_objects(objects, functools.partial(fleet.push_object, run, session), object_ids_to_push=wanted)
-    return kept
 
 
 def reply(app: Callable[[Message], Message], message: Message) -> Message:

@@ -154,14 +154,7 @@ class FederationParts:
         for number, client in enumerate(self.clients):
             if self.shared_test is not None:
                 client.data = ClientData(client.data.train, client.data.validation, self.shared_test)
-            client.id = number
-            client.classes = len(client.class_names) or self.classes
-            client.seed = self.seed
-            client.training = self.training
-            client.public = self.task.public
-            client.words = 0 if self.task.vocabulary is None else self.task.vocabulary.size
-            client.categories = self.task.columns.counts
-            client.plugins = self.plugins
+            self.task.assign(client, number, self.seed, self.training, self.plugins)
 
     def _make_networks(self, builders: dict[str, Builder]) -> ModelFactory:
         """The networks of clients and server."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfed.core.client import PublicData
+from polyfed.core.client import Client, Encoder, PublicData
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import Keep
+from polyfed.core.settings import Keep, Training
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
@@ -56,6 +56,17 @@ class Task:
             columns=source.columns,
             **more,
         )
+
+    def assign(self, client: Client, number: int, seed: int, training: Training, plugins: Sequence[Encoder]) -> None:
+        """Tell a client its number and what all clients share, wherever it works."""
+        client.id = number
+        client.classes = len(client.class_names) or self.classes or 0
+        client.seed = seed
+        client.training = training
+        client.public = self.public
+        client.words = 0 if self.vocabulary is None else self.vocabulary.size
+        client.categories = self.columns.counts
+        client.plugins = plugins
 
     @property
     def main_score(self) -> MainScore:

@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
@@ -27,7 +29,7 @@ from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
 from polyfed.registry import LOGGERS, MODELS
 
-__all__ = ["assign_architectures", "auxiliary_candidates", "build_federation"]
+__all__ = ["assign_architectures", "auxiliary_candidates", "build_federation", "network_builder"]
 
 
 def build_federation(
@@ -119,26 +121,43 @@ def _networks(
     source = federated.source
     outputs = federated.classes or 1
     names = assign_architectures(recipe, len(federated.clients))
-    builders = {name: _builder(recipe, source, name, outputs) for name in (*names, *auxiliary)}
+    inputs = tuple(source.train.x.shape[1:])
+
+    def builder(name: str, count: int) -> Builder:
+        return network_builder(recipe, name, inputs, count, source.words, source.columns.counts)
+
+    builders = {name: builder(name, outputs) for name in (*names, *auxiliary)}
     if recipe.data.label_space == "shared":
         return names, builders
     counts = [len(own.class_names) for own in federated.clients]
     for name, count in zip(names, counts, strict=True):
-        builders[with_classes(name, count)] = _builder(recipe, source, name, count)
+        builders[with_classes(name, count)] = builder(name, count)
     return [with_classes(name, count) for name, count in zip(names, counts, strict=True)], builders
 
 
-def _builder(recipe: Recipe, source: DatasetSource, name: str, outputs: int) -> Builder:
-    """What makes a network of this name for the inputs of a data set."""
+def network_builder(
+    recipe: Recipe,
+    name: str,
+    shape: Sequence[int],
+    outputs: int,
+    words: int | Tensor | None,
+    categories: Sequence[int],
+) -> Builder:
+    """What makes a network of this name.
+
+    Args:
+        shape: of one stored input. words: of texts, how many ids there are, or their vectors. categories: of a table,
+            see `Client.categories`.
+    """
     return functools.partial(
         build,
         name,
-        tuple(source.train.x.shape[1:]),
+        tuple(shape),
         outputs,
         recipe.models.feature_dim,
-        source.words,
+        words,
         beside=recipe.beside,
-        categories=source.columns.counts,
+        categories=categories,
         feature_pool=recipe.models.feature_pool,
     )
 

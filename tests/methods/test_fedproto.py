@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.methods import FedProto, FedSA, ProtoNorm
+from polyfed.methods import FedProto, ProtoNorm
 from polyfed.methods.building_blocks import prototypes
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, moved, rounds, worker
@@ -53,7 +53,7 @@ def test_prototypes_collected_during_training_take_no_pass(monkeypatch: pytest.M
     assert "counts" not in rounds(FedProto(collected="during", weighting="uniform"), people)[0].up[0]
 
 
-@pytest.mark.parametrize("method", [FedProto(), ProtoNorm(spread_steps=20, scale=3.0), FedSA(predictor="prototype")])
+@pytest.mark.parametrize("method", [FedProto(), ProtoNorm(spread_steps=20, scale=3.0)])
 def test_a_class_that_nobody_sends_keeps_its_prototype(method: Any) -> None:
     first, second = rounds(method, members(), lose=lambda round, i: round == 2 and i in (0, 2))
     before, after = held(first.after), held(second.after)

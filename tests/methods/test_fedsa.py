@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
 import pytest
 import torch
 
-from polyfed.core.message import nbytes
 from polyfed.functional.server_prototypes import mean_nearest_distance
 from polyfed.methods import FedSA
 from tests.helpers import few_classes
 from tests.helpers.few_classes import SOME, mean_rows
-from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, same, worker
+from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, worker
 
 QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
@@ -66,17 +64,3 @@ def test_the_head_is_taught_classes_that_a_client_never_had() -> None:
         heads[calibration] = model.head(last.before["anchors"]).argmax(1).tolist()
     assert heads[1.0] == [0, 1, 2]
     assert 2 not in heads[0.0]
-
-
-def test_the_nearest_of_the_mean_means_is_scored_where_asked_for() -> None:
-    people = members(test=40)
-    method = dataclasses.replace(QUICK, predictor="prototype")
-    first, last = rounds(method, people)
-    assert "prototypes" not in first.down[0]
-    sent = {i: message for i, message in last.down.items() if "prototypes" in message}
-    assert len(sent) == len(people)
-    assert nbytes(sent[0]) == 4 * (CLASSES * 5 + CLASSES * 5 + CLASSES)
-    by_head = rounds(QUICK, people)[1]
-    assert all(same(by_head.trained[i], last.trained[i]) for i in range(len(people)))
-    shares = last.record["accuracy_by_predictor"]["received"]["head"]
-    assert shares["mean"] == pytest.approx(by_head.record["accuracy"]["personal"]["mean"])

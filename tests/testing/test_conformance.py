@@ -902,10 +902,6 @@ THREE_WIDTHS = [
 ]
 OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedavg, same shape": (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
-    "scaffold, option I": (
-        methods.SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
-        {"skip": {"missing_upload_is_not_zero": MOVES_BY_N}},
-    ),
     "fednova, proximal": (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
     "fedgh, whole round": (methods.FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
     "fedgh, noise": (methods.FedGH(control="noise", header_lr=0.1), {"skip": IN_ORDER}),

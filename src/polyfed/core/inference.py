@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Prepare, PublicData
+from polyfed.core.client import Prepare, PublicData
 from polyfed.core.message import Group
-from polyfed.core.method import Batch
-from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.core.modules import trainable_parameters
 from polyfed.core.randomness import derive_seed, seeded_global_rng, unless_drawn
 from polyfed.core.server import PublicOutputs, PublicPass, Server
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import RunError
 from polyfed.functional.fisher import fisher_diagonal
-from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
+from polyfed.functional.modes import eval_mode
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
@@ -83,43 +82,6 @@ def fisher_information(model: nn.Module, samples: LabeledSamples, prepare: Prepa
         found = fisher_diagonal(model, prepare(some.to(device)), labels.to(device))
         total = {name: total[name] + t if name in total else t for name, t in found.items()}
     return {name: t / len(x) for name, t in total.items()}
-
-
-def full_gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights: Group) -> dict[str, Tensor]:
-    """Gradient of the mean `loss` over all training samples of a client at work, its network holding `weights`.
-
-    Taken in batches of the training's size and in random order, like the steps' own: BatchNorm normalizes by the
-    batch, and a single row is left out where it could not. No dropout; the network and its statistics stay as they are.
-
-    Args:
-        loss: (model, batch) -> mean over the batch. client: its stream "gradient" gives the order.
-        weights: by name; the network has its own again afterwards.
-
-    Returns:
-        Trainable parameter -> gradient.
-    """
-    model, train = client.model, client.data.train
-    names, parameters = trainable_parameters(model)
-    device = parameters[0].device
-    own = {name: t.detach().clone() for name, t in model.state_dict().items()}
-    order = torch.randperm(len(train), generator=client.generator("gradient")).split(client.training.batch_size)
-    batches = [rows for rows in order if len(rows) > 1 or not has_batchnorm(model)]
-    share = 1 / sum(map(len, batches))
-    total = [torch.zeros_like(p) for p in parameters]
-    try:
-        load_state(model, weights)
-        with eval_mode(model), frozen_running_stats(model):
-            for rows in batches:
-                x = client.prepare(train.x[rows].to(device))
-                y = train.y[rows].to(device)
-                one = loss(model, Batch(x, y, torch.ones(len(rows), device=device)))
-                grads = torch.autograd.grad(one, parameters, allow_unused=True)
-                for sum_, g in zip(total, grads, strict=True):
-                    if g is not None:
-                        sum_.add_(g, alpha=share * len(rows))
-    finally:
-        load_state(model, own)
-    return dict(zip(names, total, strict=True))
 
 
 def chunked_gradients(

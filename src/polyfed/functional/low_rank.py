@@ -70,15 +70,6 @@ def decode(encoded: Mapping[str, Tensor | Mapping[str, Tensor]], like: Mapping[s
     return found
 
 
-def numel(encoded: Mapping[str, Tensor | Mapping[str, Tensor]]) -> int:
-    """How many numbers an encoding has.
-
-    >>> numel(encode({"b": torch.zeros(3), "w": torch.ones(4, 6)}, 1.0))  # 3 and 4 + 1 + 6
-    14
-    """
-    return sum(tensor.numel() for group in GROUPS for tensor in _entries(encoded, group).values())
-
-
 @torch.no_grad()
 def truncated_svd(matrix_MN: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
     """U (M, K), s (K,) and V^T (K, N), K >= 1 the smallest with sum_k s_k^2 >= energy sum s^2.

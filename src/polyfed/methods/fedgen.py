@@ -51,7 +51,6 @@ GENERATOR_BATCH = 128  # generated features per step
 _GENERATOR_LR = 3e-4  # of Adam in round 1
 _GENERATOR_LR_DECAY = 0.98  # per round
 _LEAST = 1e-4  # what `decayed` leaves
-_TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
 WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 
 
@@ -167,13 +166,6 @@ class FedGen(FedAvg):
         counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
         return {"model": super().upload(client, trained)["model"], "counts": counts}
 
-    def remark(self, record: Mapping[str, Any]) -> str:
-        own, generated = (record["sums"].get(f"{which}_loss", 0.0) for which in ("own", "generated"))
-        if not own or generated < _TOO_MUCH * own:
-            return ""
-        times = f"{generated / own:.0f} times as much as the clients' own data"
-        return f"generated features count {times} (loss {generated:.3g}, own {own:.3g}); lower alpha and beta"
-
 
 # the generator -------------------------------------------------------------------------------------------------------
 # Its weights are named tensors like any others: made by `init_generator`, used by `generate`, trained by
@@ -257,15 +249,11 @@ def train_generator(
         z_BZ = torch.randn(GENERATOR_BATCH, noise, generator=draws).double()
         made_BD = generate(now, z_BZ, y_B, training=True)
         logits_SBC = torch.stack([head(made_BD) for head in heads])
-        loss = _summed_losses(logits_SBC, y_B, shares_SC.double()) + diversity_loss(z_BZ, made_BD)
+        y_SB = y_B.expand(len(heads), -1)
+        losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
+        of_heads = (shares_SC.double()[:, y_B] * losses_SB).sum(0).mean()  # each by its share of the class's samples
+        loss = of_heads + diversity_loss(z_BZ, made_BD)
         optimizer.step(torch.autograd.grad(loss, parameters))
         total += float(loss.detach())
     new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}
     return new, optimizer.memory(list(trained)), total / GENERATOR_STEPS
-
-
-def _summed_losses(logits_SBC: Tensor, y_B: Tensor, shares_SC: Tensor) -> Tensor:
-    """The sum over clients of their losses, each by its share of the class's samples."""
-    y_SB = y_B.expand(len(logits_SBC), -1)
-    losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
-    return (shares_SC[:, y_B] * losses_SB).sum(0).mean()

@@ -13,17 +13,15 @@ This is a reading: from the abstract and the authors' code; the paper's equation
 hand.
 Deviations from the paper (arXiv:2501.05496): (1) Class means are computed after training; in the authors' code, while
 weights still change. (2) In round 1, and for a client with one class, delta is the anchors' gap. (3) The head
-classifies by default, since it is calibrated for that; the authors' code classifies by means alone. A class that nobody
-sent keeps its mean; there it has none. (4) Not verified: which of the two the paper scores, `anchor_weight` (the code's
-`-lam`), how anchors are drawn, the momentum.
+classifies, since it is calibrated for that; the authors' code classifies by the nearest mean. (4) Not verified: which
+of the two the paper scores, `anchor_weight` (the code's `-lam`), how anchors are drawn, the momentum.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -31,10 +29,9 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.functional.class_prototypes import merge, prototype_distance
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
@@ -61,15 +58,6 @@ class FedSA(prototypes.PrototypeUploads):
     calibration: Annotated[float, Field(ge=0)] = 1.0
     # of the anchors; 1: they stay as drawn, 0: the clients' mean means
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999
-    predictor: Literal["head", "prototype"] = "head"  # predict by head, or by the nearest of the clients' mean means
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received" if self.predictor == "prototype" else "personal"
-
-    @property
-    def alternative_predictors(self) -> Mapping[str, Method]:
-        return {"head": dataclasses.replace(self, predictor="head")} if self.predictor == "prototype" else {}
 
     staleness_weighting = "uploads"
 
@@ -79,8 +67,7 @@ class FedSA(prototypes.PrototypeUploads):
         server.state["anchors"] = draw_anchors(server.classes, features, server.generator("anchors"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """The anchors; after the first round the means, too, if they predict."""
-        return {"anchors": get_tensor(server.state, "anchors"), **super().broadcast(server, client_id)}
+        return {"anchors": get_tensor(server.state, "anchors")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "prototypes")
@@ -91,13 +78,9 @@ class FedSA(prototypes.PrototypeUploads):
         known = labels.long()
         anchors[known] = self.momentum * anchors[known] + (1 - self.momentum) * rows
         server.state["anchors"] = anchors
-        if self.predictor == "prototype":
-            prototypes.keep_latest(server, labels, rows)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if "prototypes" in message:
-            client.state |= {name: get_tensor(message, name).clone() for name in ("labels", "prototypes")}
         if not (self.anchor_weight or self.contrast or self.calibration):
             return {}
         anchors = get_tensor(message, "anchors")
@@ -128,10 +111,6 @@ class FedSA(prototypes.PrototypeUploads):
             sums["calibration"] = cross_entropy(scores, labels, torch.ones_like(anchors[:, 0]))
             total = total + self.calibration * sums["calibration"]
         return total, sums
-
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """By the head, also before there are means; or by the means that the client keeps."""
-        return prototypes.predict_scores(self.predictor, model, x, context)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)

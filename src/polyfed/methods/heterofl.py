@@ -189,7 +189,8 @@ def _checked(rates: str) -> str:
 def client_level(server: Server, rates: str, client_id: int) -> str:
     """The client's level, "a" to "e": "dynamic" draws it in every round, "fix" gives levels to blocks of clients."""
     levels = _levels(rates)
-    *_, whole = ends = list(itertools.accumulate(levels.values()))
+    ends = list(itertools.accumulate(levels.values()))
+    whole = ends[-1]
     if rates.startswith("dynamic"):
         place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
     else:

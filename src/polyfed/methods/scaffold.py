@@ -2,7 +2,6 @@
 
 client k:  tau_k steps  w <- opt(g(w) - c_k + c),   g the gradient of CE(f(x; w), y)
            c_k+ = mean of the g of its steps                              "mean"
-                  gradient of all its samples at w^t                      "I"
                   c_k - c + (w^t - w_k) / (tau_k lr)                      "II"
 server:    w <- w^t + server_lr mean_k (w_k - w^t)         over responding clients
            c <- c + (1/N) sum_k (c_k+ - c_k)               N: all clients
@@ -11,8 +10,8 @@ Deviations from the paper: (1) With different architectures, all means are per t
 paper has one. (2) `"mean"` is the default; the paper's options are for plain SGD. (3) Clients send w_k; the server
 computes the difference to w^t. (4) The server keeps the sum of all c_k and divides it by the number of present clients,
 so that c stays their mean when clients join later. (5) BatchNorm's statistics have no variates and are averaged without
-`server_lr`. `"I"` uses random batches, BatchNorm's batch statistics and no dropout. (6) The paper does not cover lost
-uploads. Here a client restores its earlier c_k if the server has not counted its last round.
+`server_lr`. (6) The paper's option I, the gradient of all samples at w^t, is left out. (7) The paper does not cover
+lost uploads. Here a client restores its earlier c_k if the server has not counted its last round.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import inference, upload_forms
+from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, StepResult, TrainingResult, follows_device, hyperparameters
@@ -53,8 +52,7 @@ class SCAFFOLD(FedAvg):
         form={"model": upload_forms.as_sent, "n": upload_forms.SAMPLES, "control": upload_forms.as_sent},
     )
 
-    # new c_k: mean gradient of the steps, or the paper's option "I" or "II"
-    control: Literal["mean", "I", "II"] = "mean"
+    control: Literal["mean", "II"] = "mean"  # new c_k: mean gradient of the steps, or the paper's option "II"
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # step size of the server; 1: plain mean
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally in w; "samples": by their samples
 
@@ -109,10 +107,6 @@ class SCAFFOLD(FedAvg):
         client.state |= {"before": dict(own), "control": new, "sent in": torch.tensor(client.round)}
         return {**super().upload(client, trained), "control": {name: new[name] - own[name] for name in new}}
 
-    def _task(self, model: Any, batch: Batch) -> Tensor:
-        outcome = self.loss(model, batch, {})
-        return outcome[0] if isinstance(outcome, tuple) else outcome
-
     def _new_control(self, client: Client, trained: TrainingResult) -> dict[str, Tensor]:
         """The new control variate c_k+, on the network's device."""
         received = client.context["received"]
@@ -121,10 +115,7 @@ class SCAFFOLD(FedAvg):
             now = float_state(client.model, buffers=False)
             way = trained.steps * client.lr
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
-        if self.control == "I":
-            found = inference.full_gradient(self._task, client, received)
-        else:
-            found = {name: total / trained.steps for name, total in trained.raw.items()}
+        found = {name: total / trained.steps for name, total in trained.raw.items()}
         return {name: found[name] if name in found else torch.zeros_like(w) for name, w in received.items()}
 
 

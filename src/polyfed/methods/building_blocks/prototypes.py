@@ -11,7 +11,7 @@ A sample whose class has no prototype counts in the cross entropy alone; so does
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -107,22 +107,6 @@ def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor
     return torch.isin(labels, members(server.state, _OWNED).get(str(client_id), labels))
 
 
-def predict_scores(
-    predictor: str,
-    model: Any,
-    x: Tensor,
-    context: Context,
-    prototype_scores: Callable[[Tensor, Tensor, Tensor, int], Tensor] = nearest_prototype_scores,
-) -> Tensor:
-    """Scores (N, C) by the prototypes that a client keeps, or by its head; also by the head before there are any."""
-    z = model.represent(x)
-    scores: Tensor = model.head(z)
-    if predictor == "head" or "prototypes" not in context:
-        return scores
-    rows = get_tensor(context, "prototypes").to(z)
-    return prototype_scores(z, rows, get_tensor(context, "labels"), scores.shape[1])
-
-
 class PrototypeUploads(Method):
     """Clients upload the class means of their trained networks' representations: "labels" and "prototypes" (S, D)."""
 
@@ -143,15 +127,12 @@ class PrototypeUploads(Method):
 
     accepts_stale_uploads = True  # a prototype of an earlier round is one like any other
 
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        """The "labels" and "prototypes" of all classes ever received; nothing before there are any."""
-        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
-
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The means of the trained network's representations."""
-        return self._means(client, counts=False)
+        return self.means(client, counts=False)
 
-    def _means(self, client: Client, counts: bool) -> Message:
+    def means(self, client: Client, counts: bool) -> Message:
+        """The class means of a pass over the training rows, with the number of rows behind each if `counts`."""
         z = representations(client.model, client.data.train, client.prepare)
         return class_means_message(client, z, "prototypes", counts)
 
@@ -178,6 +159,10 @@ class PrototypeMethod(PrototypeUploads):
     def alternative_predictors(self) -> Mapping[str, Method]:
         other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
         return {other: dataclasses.replace(self, predictor=other)}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """The "labels" and "prototypes" of all classes ever received; nothing before there are any."""
+        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
     def receive(self, client: Client, message: Message) -> Context:
         """Keep the prototypes among which the client will choose; those of all classes are learnt towards."""
@@ -215,7 +200,12 @@ class PrototypeMethod(PrototypeUploads):
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""
-        return predict_scores(self.predictor, model, x, context, self.prototype_scores)
+        z = model.represent(x)
+        scores: Tensor = model.head(z)
+        if self.predictor == "head" or "prototypes" not in context:
+            return scores
+        rows = get_tensor(context, "prototypes").to(z)
+        return self.prototype_scores(z, rows, get_tensor(context, "labels"), scores.shape[1])
 
     def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
         """Scores (N, C) of representations z (N, D) by the prototypes (S, D) of `labels` (S,)."""

@@ -57,37 +57,8 @@ def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -
     place = tmp_path / "a.csv"
     place.write_text("weight;height;label\n70,5;1.8;no\n;1.7;yes\n61,0;1.6;no\n")
     report = f"expected a finite number in line 2 of column 'weight' of {place}, got '70,5', the first of 3 such rows; "
-    assert _refusal(place) == report + "data.decimal = ',' reads such numbers"
+    assert _refusal(place).startswith(report + "write decimals with a point: pandas.read_csv")
     assert read(place, feature_columns=["height"]).feature_names == ("height",)
-
-
-GERMAN = "weight;height;label\n70,5;1,8;3,0\n;1,75;4\n1,5e2;2;3\n"
-
-
-def test_decimal_commas_and_words_for_missing_values(tmp_path: Path) -> None:
-    place = table(tmp_path / "a.csv", GERMAN.replace("\n;", "\nNever;"))
-    source = read(place, decimal=",", missing_words=["never"], missing_values="client_mean")
-    assert source.feature_names == ("weight", "height", "weight is missing", "height is missing")
-    assert source.train.x[:, 1:].tolist() == torch.tensor([[1.8, 0, 0], [1.75, 1, 0], [2, 0, 0]]).tolist()
-    assert source.train.x[[0, 2], 0].tolist() == [70.5, 150]
-    assert source.class_names == ("3", "4")
-    assert (
-        read(place, decimal=",", label_column="height", feature_columns=["label"], task="regression").train.y[1] == 1.75
-    )
-    words = {"category_columns": ["weight"], "feature_columns": ["height"], "decimal": ","}
-    assert read(place, **words).columns.categories[1] == ("1,5e2", "70,5", "Never")
-    assert read(place, **words, missing_words=["never"]).columns.categories[1] == ("1,5e2", "70,5")
-    assert "got 'Never'; correct or drop such rows, name other" in refusal(
-        place, decimal=",", missing_values="client_mean"
-    )
-    point = refusal(table(tmp_path / "b.csv"), decimal=",")
-    assert "got '1.5', the first of 3 such rows; data.decimal = '.' reads such numbers" in point
-    grouped = refusal(place, "height;y\n1.234,5;0\n1,5;1\n", decimal=",")
-    assert "got '1.234,5'; correct or drop such rows" in grouped
-    assert "a label in line 2 of column 'y'" in refusal(
-        place, decimal=",", missing_words=["0"], missing_values="client_mean"
-    )
-    assert "data.decimal: expected '.' or ','" in refusal(place, decimal=";")
 
 
 def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> None:
@@ -104,7 +75,7 @@ def test_all_that_is_wrong_with_all_files_is_listed_at_once(tmp_path: Path) -> N
         f"a label in line 3 of column 'y' of {second}, got ''",
         f"a finite number in line 5 of column 'a' of {first}, got 'x'",
         f"a finite number in line 5 of column 'b' of {first}, got 'inf', the first of 2 such rows",
-        f"a finite number in line 3 of column 'a' of {test}, got '1,5'; data.decimal = ','",
+        f"a finite number in line 3 of column 'a' of {test}, got '1,5'; write decimals with a point",
     )
     assert len(report) == len(starts)
     assert all(start in line for start, line in zip(starts, report, strict=True))
@@ -206,37 +177,33 @@ RECIPE = {
 
 
 CLINICS = """weight;color;height;label;clinic
-70,5;red;1,8;3,0;a
-;blue;1,75;4;a
-61;red;1,7;3;a
-73;;1,6;4;a
-90,5;red;1,8;3;b
--;blue;;4;b
-81;red;1,7;3;b
-83;;1,6;4;b
+70.5;red;1.8;3.0;a
+;blue;1.75;4;a
+61;red;1.7;3;a
+73;;1.6;4;a
+90.5;red;1.8;3;b
+?;blue;;4;b
+81;red;1.7;3;b
+83;;1.6;4;b
 """
 
 
 def test_a_model_reads_new_rows_as_its_run_read_its_own(tmp_path: Path) -> None:
-    """Decimal commas, words for missing values, categories; its client's mean stands for what is missing."""
-    options = {"decimal": ",", "missing_words": ["-"], "missing_values": "client_mean", "category_columns": ["color"]}
+    """Categories by number; its client's mean stands for what is missing."""
+    options = {"missing_values": "client_mean", "category_columns": ["color"]}
     dealt = {"partition": "by_group", "group_by": "clinic", "split": "1:0:1"}
     data = {"dataset": f"csv:{table(tmp_path / 'a.csv', CLINICS)}", **options, **dealt}
     recipe = {**RECIPE, "training": {"rounds": 1}, "method": {"name": "local"}}
-    with pytest.raises(ConfigError, match="missing_words expects missing_values = 'client_mean', or category_columns"):
-        pf.Recipe.from_dict({"data": {**data, "missing_values": "error", "category_columns": None}, **recipe})
     pf.run(pf.Recipe.from_dict({"data": data, **recipe}), out=tmp_path / "run")
     source = load_dataset(data["dataset"], **options, columns=("clinic",))  # type: ignore[arg-type]
     for number, client in enumerate(pf.federate(source, None, **dealt).clients):  # type: ignore[arg-type]
         form = prediction.load(tmp_path / "run", number).form
-        rows = "height;weight;color;label\n1,5;-;red;3,0\n2;7,25;blue;4\n"
+        rows = "height;weight;color;label\n1.5;NA;red;3.0\n2;7.25;blue;4\n"
         new = inference_inputs.read(table(tmp_path / "new.csv", rows), form)
         known = client.train.x[client.train.x[:, 3] == 0, 0]
         assert new.x.tolist() == [[pytest.approx(float(known.mean())), 1.5, 2, 1, 0], [7.25, 2, 1, 0, 0]]
         assert new.y is not None
         assert new.y.tolist() == [0, 1]
-    with pytest.raises(ConfigError, match=r"got '1.5'; write such rows as those of the run, or drop them"):
-        inference_inputs.read(table(tmp_path / "new.csv", "height;weight;color\n1.5;-;red\n"), form)
 
 
 def test_fixed_categories_are_numbered_as_they_stand_and_others_are_errors(tmp_path: Path) -> None:

@@ -52,8 +52,6 @@ KEYS: dict[str, str | Refused] = {
     "data.category_columns": refused("dataset 'digits' has no use for category_columns", category_columns=["a"]),
     "data.categories": refused("dataset 'digits' has no use for categories", categories={"a": ["b"]}),
     "data.missing_values": refused("dataset 'digits' has no use for missing_values", missing_values="client_mean"),
-    "data.decimal": refused("dataset 'digits' has no use for decimal", decimal=","),
-    "data.missing_words": refused("missing_words expects missing_values = 'client_mean'", missing_words=["?"]),
     "data.tokens": refused(NO_TEXTS, tokens="characters"),
     "data.text_column": refused(NO_TEXTS, text_column="text"),
     "data.vocab_size": refused("; text_column names a column of texts", vocab_size=100),

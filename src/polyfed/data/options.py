@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from polyfed.data.samples import ONE_LABEL, CellFormat
+from polyfed.data.samples import ONE_LABEL, is_missing
 from polyfed.data.text import TextConfig
 from polyfed.registry import PARTITIONS, suggest
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
 from polyfed.validation.settings import Settings
 
-OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values", "decimal", "missing_words")
+OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values")
 PARTITION = "'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'"
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # what no data set refuses as such
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
@@ -26,7 +26,7 @@ class SourceSettings(Settings):
     """Which data set, and how it is read: the keys of ``[data]`` that say so."""
 
     _place: ClassVar[tuple[str, ...]] = ("data",)
-    _switches: ClassVar[tuple[str, ...]] = ("missing_values", "decimal")
+    _switches: ClassVar[tuple[str, ...]] = ("missing_values",)
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
@@ -50,11 +50,6 @@ class SourceSettings(Settings):
         "error",
         description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows "
         "(of the data set, where [privacy] hides rows), with a column that says so",
-    )
-    decimal: Literal[".", ","] = Field(".", description="csv: what stands before decimals")
-    missing_words: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None,
-        description="csv: what stands for a missing value besides empty cells, NA, N/A, NaN and ?; case does not count",
     )
     text_column: str | None = Field(
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
@@ -90,16 +85,9 @@ class SourceSettings(Settings):
     @model_validator(mode="after")
     def _categories_are_spelt(self) -> SourceSettings:
         for column, names in (self.categories or {}).items():
-            if len({*names}) < len(names) or any(n != n.strip() or self.cells.is_missing(n) for n in names):
+            if len({*names}) < len(names) or any(n != n.strip() or is_missing(n) for n in names):
                 raise ValueError(f"categories.{column} expects every category once, and none that is missing")
-        if self.missing_words and self.missing_values == "error" and not (self.category_columns or self.categories):
-            raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
         return self
-
-    @property
-    def cells(self) -> CellFormat:
-        """How the cells of a table are spelt."""
-        return CellFormat(self.decimal, tuple(self.missing_words or ()))
 
     @property
     def words(self) -> TextConfig:

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ _SHARE = 0.1  # of a GPU's free memory that a client's data may take to be kept 
 ONE_LABEL = "; an input has one label, multi-label data are not supported"  # behind what was got instead
 SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)  # in the place of one label
 _MISSING = ("", "na", "n/a", "nan", "?")  # how a missing value is spelt in a table, in lower case
-_WITH_DECIMALS = re.compile(r"[+-]?\d+[.,]\d+")
 _NO_LABEL = "rows without a label, often marked -1, have to be dropped first"
 
 
@@ -436,61 +434,29 @@ def classes_up_to(largest: int, where: object) -> int:
 # tables --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CellFormat:
-    """How the cells of a CSV file are spelt.
+def is_missing(cell: str) -> bool:
+    """Whether a cell of a table holds no value: empty, NA, N/A, NaN, ?, in upper or lower case."""
+    return cell.strip().lower() in _MISSING
 
-    Args:
-        decimal: what stands before decimals, a point or a comma.
-        missing: what stands for a missing value besides an empty cell, NA, N/A, NaN and ?; case does not count.
+
+def as_number(cell: str) -> float | None:
+    """A cell's number; None where it holds none.
+
+    >>> [as_number(cell) for cell in ("1.5", "2", "1,5", "1_0")]
+    [1.5, 2.0, None, None]
     """
-
-    decimal: str = "."
-    missing: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.decimal not in (".", ","):
-            raise ConfigError(f"expected decimal '.' or ',', got {self.decimal!r}")
-
-    @property
-    def other_sign(self) -> str:
-        """What stands before decimals elsewhere."""
-        return "," if self.decimal == "." else "."
-
-    def is_missing(self, cell: str) -> bool:
-        """Whether a cell holds no value."""
-        return cell.strip().lower() in (*_MISSING, *(word.lower() for word in self.missing))
-
-    def number(self, cell: str) -> float | None:
-        """A cell's number; None where it holds none.
-
-        >>> [CellFormat(decimal).number(cell) for decimal in ".," for cell in ("1.5", "1,5", "2")]
-        [1.5, None, 2.0, None, 1.5, 2.0]
-        """
-        if "_" in cell or self.other_sign in cell:
-            return None
-        try:
-            return float(cell.replace(",", "."))
-        except ValueError:
-            return None
-
-    def whole_numbers(self, cells: Sequence[str]) -> list[int] | None:
-        """Whole numbers, also spelt 3.0; None where one cell is none."""
-        values = [self.number(cell) for cell in cells]
-        if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
-            return [int(value) for value in values if value is not None]
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
         return None
 
-    def has_other_decimals(self, cell: str) -> bool:
-        """Whether a cell is a number with the other sign before decimals."""
-        return self.other_sign in cell and _WITH_DECIMALS.fullmatch(cell) is not None
 
-    def holds_numbers(self, cells: Iterable[str]) -> bool:
-        """Whether a column has a number, or nothing but numbers with the other decimals, which are then refused."""
-        present = [cell for cell in cells if not self.is_missing(cell)]
-        if any(self.number(cell) is not None for cell in present):
-            return True
-        return bool(present) and all(map(self.has_other_decimals, present))
+def as_whole_numbers(cells: Sequence[str]) -> list[int] | None:
+    """Whole numbers, also spelt 3.0; None where one cell is none."""
+    values = [as_number(cell) for cell in cells]
+    if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
+        return [int(value) for value in values if value is not None]
+    return None
 
 
 @dataclass(frozen=True)
@@ -503,13 +469,11 @@ class TableColumns:
     Args:
         categories: per feature, the names of its categories, of which the i-th is stored as i + 1; () for a number.
         flags: (F1, F2): feature F2 says where feature F1 is missing.
-        cells: how they were spelt.
         own_means: whether a client's missing values become the mean of its own training rows; else of all.
     """
 
     categories: tuple[tuple[str, ...], ...] = ()
     flags: tuple[tuple[int, int], ...] = ()
-    cells: CellFormat = field(default_factory=CellFormat)
     own_means: bool = True
 
     @property

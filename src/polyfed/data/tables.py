@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from polyfed.data.samples import (
     LABEL_NAMES,
     ONE_LABEL,
     SEVERAL,
-    CellFormat,
     LabeledSamples,
     TableColumns,
+    as_number,
+    as_whole_numbers,
     fill_missing,
+    is_missing,
     of_so_many,
 )
 from polyfed.errors import ConfigError, ConfigErrors, described, first_line, gathered, suggest
@@ -40,7 +43,7 @@ from polyfed.escaping import one_line
 Frame = Any  # a pandas.DataFrame of cells, see above
 NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they stand
 
-USUAL = CellFormat()
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 FLAG = "{} is missing"  # what the column is called that says so
 _ANOTHER_CATEGORY = "correct the cell, or name the category in every recipe of the federation"
 _NAMED = 5  # files in a message
@@ -183,7 +186,7 @@ def read_csv(path: Path) -> Frame:
     cells = cells.apply(lambda column: column.str.strip())
     names = cells.iloc[0].tolist()
     rows = cells.iloc[1:]
-    if all(USUAL.number(cell) is not None for cell in names):
+    if all(as_number(cell) is not None for cell in names):
         raise ConfigError(f"expected a name for every column in the first line of {path}, got '{','.join(names)[:40]}'")
     _check_names(names, f"the first line of {path}")
     rows = rows[(rows != "").any(axis=1)]
@@ -267,14 +270,13 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         where: they are from, for messages.
         options: of it label_column, feature_columns, category_columns (numbered by the training side's values),
             categories (numbered as they stand there), columns, missing_values (each number may get a feature that says
-            where it is), cells and task.
+            where it is) and task.
     """
-    form = options.cells
     train = sides["train"]
     label = find_label(train, options.label_column)
     fixed = options.categories or {}
     found = {
-        column: sorted(cell for cell in _different(train, column) if not form.is_missing(cell))
+        column: sorted(cell for cell in _different(train, column) if not is_missing(cell))
         for column in options.category_columns or ()
         if column not in fixed
     }
@@ -285,14 +287,12 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
     flags_at = tuple((features.index(column), len(features) + number) for number, column in enumerate(flags))
 
     def inputs() -> dict[str, NDArray[np.float64]]:
-        read = gathered(
-            functools.partial(_matrix, frame, features, known, flags, form, _ADVICE) for frame in sides.values()
-        )
+        read = gathered(functools.partial(_matrix, frame, features, known, flags, _ADVICE) for frame in sides.values())
         return dict(zip(sides, read, strict=True))
 
     attempts: list[Callable[[], Any]] = [
         lambda: check_columns(sides, label, features, known),
-        lambda: gathered(functools.partial(_check_categories, frame, fixed, form) for frame in sides.values()),
+        lambda: gathered(functools.partial(_check_categories, frame, fixed) for frame in sides.values()),
         lambda: _labels(sides, label, where, options),
         inputs,
         lambda: {side: extra_columns(frame, options, side == "train") for side, frame in sides.items()},
@@ -300,7 +300,7 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
     _, _, (numbers, names), x, further = gathered(attempts)
     every = (*features, *map(FLAG.format, flags))
     categories = tuple(tuple(found.get(column, ())) for column in every) if known else ()
-    columns = TableColumns(categories, flags_at, form)
+    columns = TableColumns(categories, flags_at)
     if len(names) == 1:
         raise ConfigError(f"expected labels of two or more classes in {where}, got '{names[0]}' alone")
     mean, std = _statistics(x["train"], every, columns, where)
@@ -333,14 +333,22 @@ def _about_columns(left_out: Sequence[str]) -> tuple[str, ...]:
     return (f"columns left out, as they hold no numbers (category_columns takes words): {named}{more}",)
 
 
-def _check_categories(frame: Frame, fixed: Mapping[str, Sequence[str]], form: CellFormat) -> None:
+def _check_categories(frame: Frame, fixed: Mapping[str, Sequence[str]]) -> None:
     """Refuse cells of other categories than those that are fixed."""
     for column in [name for name in fixed if name in frame]:
         names = list(fixed[column])
         cells = frame[column].dropna()
-        wrong = ~(cells.isin(names) | cells.map(form.is_missing).astype(bool))
+        wrong = ~(cells.isin(names) | cells.map(is_missing).astype(bool))
         shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         _refuse(cells, wrong, f"one of data.categories ({shown})", lambda _: _ANOTHER_CATEGORY)
+
+
+def _holds_numbers(cells: Collection[str]) -> bool:
+    """Whether a column has a number, or nothing but numbers with decimal commas, which are then refused."""
+    present = [cell for cell in cells if not is_missing(cell)]
+    if any(as_number(cell) is not None for cell in present):
+        return True
+    return bool(present) and all(map(_DECIMAL_COMMA.fullmatch, present))
 
 
 def _different(frame: Frame, column: str) -> set[str]:
@@ -365,7 +373,7 @@ def _features(frame: Frame, label: str, options: SourceOptions, known: Collectio
     asked = list(options.feature_columns or ())
     if options.feature_columns is None:
         others = [name for name in frame if name != label and name not in options.columns and name not in known]
-        asked = [name for name in others if options.cells.holds_numbers(_different(frame, name))]
+        asked = [name for name in others if _holds_numbers(_different(frame, name))]
     asked = [*asked, *(name for name in known if name not in asked)]
     if not asked:
         raise ConfigError(
@@ -406,7 +414,6 @@ def _matrix(
     features: Sequence[str],
     known: Mapping[str, Mapping[str, int]],
     flags: Sequence[str],
-    form: CellFormat,
     advice: str,
 ) -> NDArray[np.float64]:
     """(N, F) finite numbers; 0 where a file lacks the column, of which `check_columns` tells.
@@ -420,16 +427,16 @@ def _matrix(
         if name in known:
             values.append(cells[name].map(known[name]).fillna(0))
             continue
-        present = cells[name].mask(cells[name].map(form.is_missing), "0") if name in flags else cells[name]
-        numbers = present.map(form.number).astype(float)
+        present = cells[name].mask(cells[name].map(is_missing), "0") if name in flags else cells[name]
+        numbers = present.map(as_number).astype(float)
         try:
-            _refuse(cells[name], _not_finite(numbers), "a finite number", functools.partial(_hint, form, advice))
+            _refuse(cells[name], _not_finite(numbers), "a finite number", functools.partial(_hint, advice))
         except ConfigErrors as error:
             problems += error.problems
         values.append(numbers)
     if problems:
         raise ConfigErrors(problems)
-    values += [cells[name].map(form.is_missing) for name in flags]
+    values += [cells[name].map(is_missing) for name in flags]
     return np.array(values, dtype=np.float64).T
 
 
@@ -439,12 +446,10 @@ def _not_finite(numbers: Any) -> Any:
         return ~np.isfinite(numbers.to_numpy().astype(np.float32))
 
 
-def _hint(form: CellFormat, advice: str, cell: str) -> str:
+def _hint(advice: str, cell: str) -> str:
     """What to do about a cell that is no number."""
-    if form.has_other_decimals(cell) and advice != _LIKE_THE_RUNS:
-        return f"data.decimal = '{form.other_sign}' reads such numbers"
-    if advice == _ADVICE and not form.is_missing(cell):
-        return f"{advice} and missing_words"
+    if _DECIMAL_COMMA.fullmatch(cell) and advice != _LIKE_THE_RUNS:
+        return "write decimals with a point: pandas.read_csv(..., decimal=',').to_csv(...) does so"
     return advice
 
 
@@ -488,23 +493,17 @@ def extra_columns(frame: Frame, options: SourceOptions, needed: bool) -> dict[st
         cells = frame[name]
         _refuse(cells, cells == "", "a value", lambda _: _CORRECT)
         spelt = cells.tolist()
-        found[name] = column_values(
-            options.cells.whole_numbers(spelt) or spelt, f"column '{name}' of {frame.index[0][0]}"
-        )
+        found[name] = column_values(as_whole_numbers(spelt) or spelt, f"column '{name}' of {frame.index[0][0]}")
     return found
 
 
 # labels and texts ----------------------------------------------------------------------------------------------------
 
 
-def _spelt_labels(frame: Frame, label: str, form: CellFormat) -> Any:
+def _spelt_labels(frame: Frame, label: str) -> Any:
     """Labels as they are spelt; none is missing. None of files without such a column, of which others tell."""
     cells = frame.reindex(columns=[label])[label].dropna()
-
-    def hint(cell: str) -> str:
-        return _CORRECT if USUAL.is_missing(cell) else f"{_CORRECT}, or leave this word out of data.missing_words"
-
-    _refuse(cells, cells.map(form.is_missing).astype(bool), "a label", hint)
+    _refuse(cells, cells.map(is_missing).astype(bool), "a label", lambda _: _CORRECT)
     return cells
 
 
@@ -512,23 +511,21 @@ def _labels(
     sides: Mapping[str, Frame], label: str, where: object, options: SourceOptions
 ) -> tuple[Mapping[str, NDArray[Any]], tuple[str, ...]]:
     if options.task is not None:
-        targets = gathered(functools.partial(_targets, frame, label, options.cells) for frame in sides.values())
+        targets = gathered(functools.partial(_targets, frame, label) for frame in sides.values())
         return dict(zip(sides, targets, strict=True)), ()
-    raw = raw_labels(sides, label, where, options.cells)
+    raw = raw_labels(sides, label, where)
     return encode_labels(raw, label, None, {side: _files(frame) for side, frame in sides.items()})
 
 
-def raw_labels(
-    sides: Mapping[str, Frame], label: str, where: object, form: CellFormat = USUAL
-) -> dict[str, NDArray[Any]]:
+def raw_labels(sides: Mapping[str, Frame], label: str, where: object) -> dict[str, NDArray[Any]]:
     """Labels as int64 where all of both sides are whole numbers, else as words."""
-    read = gathered(functools.partial(_spelt_labels, frame, label, form) for frame in sides.values())
+    read = gathered(functools.partial(_spelt_labels, frame, label) for frame in sides.values())
     raw = {side: cells.tolist() for side, cells in zip(sides, read, strict=True)}
     every = [cell for cells in raw.values() for cell in cells]
-    if form.whole_numbers(every) is not None:
-        return {side: np.array(form.whole_numbers(cells), dtype=np.int64) for side, cells in raw.items()}
-    if all(form.number(cell) is not None for cell in every):
-        wrong = next(cell for cell in every if form.whole_numbers([cell]) is None)
+    if as_whole_numbers(every) is not None:
+        return {side: np.array(as_whole_numbers(cells), dtype=np.int64) for side, cells in raw.items()}
+    if all(as_number(cell) is not None for cell in every):
+        wrong = next(cell for cell in every if as_whole_numbers([cell]) is None)
         raise ConfigError(
             f"expected classes, whole numbers or words, in label column '{label}' of {where}, got '{wrong[:40]}'; "
             "data.task = 'regression' predicts numbers"
@@ -536,10 +533,10 @@ def raw_labels(
     return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
 
 
-def _targets(frame: Frame, label: str, form: CellFormat) -> NDArray[np.float32]:
-    cells = _spelt_labels(frame, label, form)
-    numbers = cells.map(form.number).astype(float)
-    _refuse(cells, _not_finite(numbers), "a finite number to predict", functools.partial(_hint, form, _CORRECT))
+def _targets(frame: Frame, label: str) -> NDArray[np.float32]:
+    cells = _spelt_labels(frame, label)
+    numbers = cells.map(as_number).astype(float)
+    _refuse(cells, _not_finite(numbers), "a finite number to predict", functools.partial(_hint, _CORRECT))
     targets: NDArray[np.float32] = numbers.to_numpy().astype(np.float32)
     return targets
 
@@ -587,7 +584,7 @@ def read_new_rows(
         features: the columns to take, in this order.
         usual_label: the label column of the files that the model was trained on; if it is not there, a column of a
             usual name holds labels where that was one.
-        columns: which of the features are categories, or say where another is missing, and how cells are spelt.
+        columns: which of the features are categories, or say where another is missing.
     """
     frame = read_csv(path)
     flagged = {flag for _, flag in columns.flags}
@@ -597,8 +594,8 @@ def read_new_rows(
     flags = [features[place] for place, _ in columns.flags]
     attempts: list[Callable[[], Any]] = [
         lambda: check_columns({"": frame}, None, stored, known),
-        lambda: _matrix(frame, stored, known, flags, columns.cells, _LIKE_THE_RUNS),
-        lambda: _new_labels(frame, stored, usual_label, columns.cells),
+        lambda: _matrix(frame, stored, known, flags, _LIKE_THE_RUNS),
+        lambda: _new_labels(frame, stored, usual_label),
     ]
     _, x_NF, labels = gathered(attempts, "predict")
     return x_NF, labels
@@ -611,11 +608,11 @@ def read_new_texts(path: Path, usual_text: str | None, usual_label: str | None) 
     """
     frame = read_csv(path)
     column = _text_column(frame, usual_text if usual_text in frame else None)
-    return _texts(frame, column), _new_labels(frame, (column,), usual_label, USUAL)
+    return _texts(frame, column), _new_labels(frame, (column,), usual_label)
 
 
-def _new_labels(frame: Frame, inputs: Sequence[str], usual_label: str | None, form: CellFormat) -> NewLabels:
-    """The labels of new rows, 3 for 3.0 and 1.5 for 1,5, and where they stand. inputs: the columns that are none."""
+def _new_labels(frame: Frame, inputs: Sequence[str], usual_label: str | None) -> NewLabels:
+    """The labels of new rows, 3 for 3.0, and where they stand. inputs: the columns that are none."""
     likely: Sequence[str] = ()
     if usual_label is not None and usual_label in frame:
         likely = (usual_label,)
@@ -626,8 +623,7 @@ def _new_labels(frame: Frame, inputs: Sequence[str], usual_label: str | None, fo
         return None
     check_columns({"": frame}, there[0])
     labels = []
-    for cell, place in zip(_spelt_labels(frame, there[0], form), _places(frame), strict=True):
-        whole = form.whole_numbers([cell])
-        spelt = cell if form.number(cell) is None else cell.replace(",", ".")
-        labels.append((spelt if whole is None else str(whole[0]), place))
+    for cell, place in zip(_spelt_labels(frame, there[0]), _places(frame), strict=True):
+        whole = as_whole_numbers([cell])
+        labels.append((cell if whole is None else str(whole[0]), place))
     return labels

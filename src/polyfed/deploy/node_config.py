@@ -25,8 +25,6 @@ _OF_ROWS = (  # the keys of [data] by which a node's own rows are read
     "category_columns",
     "categories",
     "missing_values",
-    "decimal",
-    "missing_words",
     "task",
     "text_column",
     "vocab_size",

@@ -149,7 +149,6 @@ def model_entry(
     if isinstance(prepare, Prepare) and columns != TableColumns():
         fill = own_means(x, columns, prepare.mean)
         table = {"categories": columns.categories, "flags": columns.flags, "fill": fill}
-        table |= {"decimal": columns.cells.decimal, "missing_words": columns.cells.missing}
     return {
         "architecture": client.architecture,
         "classes": client.classes,

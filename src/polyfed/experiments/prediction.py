@@ -35,7 +35,7 @@ from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng, unless_drawn
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
-from polyfed.data.samples import CellFormat, TableColumns, TargetScale, refuse_masked
+from polyfed.data.samples import TableColumns, TargetScale, refuse_masked
 from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory
@@ -438,8 +438,7 @@ def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
         raise ValueError(f"expected categories and flags of {count} features, got others")
     if len(form.fill) != len(pairs):
         raise ValueError(f"expected {len(pairs)} values for missing ones, got {len(form.fill)}")
-    cells = CellFormat(form.decimal or ".", tuple(form.missing_words or ()))
-    columns = TableColumns(tuple(map(tuple, form.categories)), tuple((one, other) for one, other in pairs), cells)
+    columns = TableColumns(tuple(map(tuple, form.categories)), tuple((one, other) for one, other in pairs))
     return columns, tuple(form.fill)
 
 

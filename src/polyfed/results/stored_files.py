@@ -138,12 +138,6 @@ class TableForm(Record):
     )
     flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
     fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
-    decimal: IfPresent[Annotated[str, one_of(".", ",")]] = Field(
-        None, description="what stands before decimals in files, `data.decimal`"
-    )
-    missing_words: IfPresent[list[Text]] = Field(
-        None, description="what stands for a missing value in files, `data.missing_words`"
-    )
 
 
 class ModelFiles(Record):

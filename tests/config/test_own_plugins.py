@@ -120,7 +120,6 @@ def test_it_acts_and_is_recorded_alike_by_all_executors() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"name": "my_plugins:Nothing"}, "cannot import plugin 'my_plugins:Nothing'"),
         ({"name": "scaled"}, "cannot import plugin 'scaled'; expected 'package.module:name'"),
         ({"name": "my_plugins:flatten"}, "expected a class that extends polyfed.Plugin"),
         ({"name": "my_plugins:Nameless"}, "expected a name of its own"),

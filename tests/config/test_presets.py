@@ -57,7 +57,7 @@ def test_run_lays_the_preset_over_and_says_so(recipe: str, capsys: pytest.Captur
     assert out.splitlines()[-1] == "preset three"
 
 
-@pytest.mark.parametrize("verb", ["run", "compare", "check", "sweep"])
+@pytest.mark.parametrize("verb", ["run", "sweep"])
 def test_an_unknown_preset_is_one_line_and_nothing_is_written(
     recipe: str, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

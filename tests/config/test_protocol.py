@@ -75,15 +75,12 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
     assert protocol.tuning_of("more")["fedproto"] == protocol.tuning["fedproto"]
     with pytest.raises(ConfigError, match="expected as many trials for every method, got fedgh 3, fedproto 4"):
         load(tmp_path, PROTOCOL + own.replace(", 0.4", ""))
-    with pytest.raises(ConfigError, match=r"expected each once, got 0\.1"):
-        load(tmp_path, PROTOCOL + own.replace("0.4", "0.1"))
     with pytest.raises(ConfigError, match=r"tuning: expected what .* need not share, got training\.rounds"):
         load(tmp_path, PROTOCOL + own.replace("lr", "rounds"))
 
 
 ADDED = [  # a line before that of the tuning seeds, and what is said
     ('controls = ["lonely"]', "expected 'alone' or 'pooled', got 'lonely'"),
-    ('controls = "alone"', "controls: expected a list, got 'alone'"),
     ('controls = ["alone", "alone"]', "controls: expected each once, got 'alone'"),
     ("race = 2", "race: expected several tuning seeds beside it, got 1"),
     ('tune_alone = ["fedgh"]', "tune_alone: expected 'alone' among the controls, got none"),
@@ -96,7 +93,6 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
         "tune_alone: expected methods of alone_of, got fedproto",
     ),
     ('primary = [["fedgh", "fedgh"]]', "two rows in each pair, got fedgh twice"),
-    ('primary = [["fedgh"]]', "primary.0: expected at least 2 entries, got "),
 ]
 
 
@@ -108,15 +104,8 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
         ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
         ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside [tuning], got none"),
         ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
-        ("[settings.plain]", "[variants.fd]\n[settings.plain]", "variants: expected methods that are compared (fed"),
-        ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
-        ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
-        ("title =", "name =", "unknown key 'name'"),
         ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds: expected each once, got 0 again"),
-        ("seeds = [2, 3, 4]", "seeds = [2, 2]", "settings.more.seeds: expected each once, got 2 again"),
-        ("header_lr = [0.01, 0.1]", "header_lr = [0.1, 0.1]", "tuning.fedgh: expected each once, got 0.1 again"),
         ('methods = ["fedgh"]', 'overrides = ["run.seed=3"]', f"{OVERRIDES}'run.seed=3'"),
-        ('methods = ["fedgh"]', 'overrides = ["method.name = fd"]', f"{OVERRIDES}'method.name = fd'"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
         (
             "tuning_seeds = [100]",
@@ -133,7 +122,6 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
             '[settings.more]\nrecipe = "plain.toml"\nlr = [0.1, 0.2]\n',
             "settings.more.lr: expected a table [tuning] beside it, got none",
         ),
-        ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(old: str, new: str, said: str, tmp_path: Path) -> None:

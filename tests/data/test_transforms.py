@@ -10,7 +10,7 @@ from PIL import Image
 from polyfed.data.dataset import public_inputs
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation, convert_channels, resize
+from polyfed.data.transforms import Prepare, augment, augmentation, convert_channels, resize
 from polyfed.errors import ConfigError
 
 
@@ -39,8 +39,6 @@ def test_prepare_refuses() -> None:
         Prepare((0.5, 0.5), (0.5,))
     with pytest.raises(ConfigError, match=r"\(N, 1, H, W\)"):
         Prepare((0.5,), (0.5,))(pictures())
-    with pytest.raises(ConfigError, match="uint8"):
-        Prepare((0.5,), (0.5,))(torch.zeros(1, 1, 2, 2, dtype=torch.int64))
 
 
 def augmented(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -77,13 +75,10 @@ def test_augment_repeats_by_generator_and_leaves_its_input() -> None:
     generator = seeded()
     assert not torch.equal(augmented(x, generator), augmented(x, generator))
     assert torch.equal(x, before)
-    assert augmented(x[:0], seeded()).shape == (0, 3, 12, 10)
 
 
 def test_augmentations_by_name() -> None:
-    assert augmentation("none") is None
-    assert augmentation("crop-flip") is augment
-    assert set(AUGMENTATIONS) == {"none", "crop-flip"}
+    assert (augmentation("none"), augmentation("crop-flip")) == (None, augment)
     with pytest.raises(ConfigError, match="did you mean 'crop-flip'"):
         augmentation("crop_flip")
     with pytest.raises(ConfigError, match=r"shape \(N, C, H, W\)"):
@@ -146,7 +141,6 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
     assert torch.equal(chosen, draw(other, task, 10))
     assert not torch.equal(chosen, draw(other, task, 10, seed=1))
     assert torch.equal(draw(other, task), other.train.x)  # all of fewer than 5000
-    assert len(draw(picture_set(5002, 1, 6, 6, 2), task)) == 5000
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,6 @@ class Residual(nn.Module):
 OWN = types.SimpleNamespace(
     residual=lambda in_shape, classes: Residual(in_shape[0], classes),
     already=lambda in_shape, classes: split(Residual(in_shape[0], classes)),
-    Tensor=Tensor,
 )
 
 
@@ -82,9 +81,7 @@ def same_in_train_mode(model: SplitModel, x: Tensor) -> None:
     assert any(not torch.equal(tensor, ended[0][name]) for name, tensor in model.export().items())
 
 
-@pytest.mark.parametrize(
-    ("end", "extractor"), [("", "layer1"), ("@bn1", "bn1"), ("@layer1", "layer1"), ("@none", None)]
-)
+@pytest.mark.parametrize(("end", "extractor"), [("", "layer1"), ("@bn1", "bn1"), ("@none", None)])
 def test_a_module_of_ones_own_is_cut_where_its_name_says(here: str, end: str, extractor: str | None) -> None:
     name = f"{here}:residual{end}"
     model = build(name, IMAGE, 5)
@@ -127,12 +124,9 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
     [
         ("our_nets:residual@layer9", "no submodule 'layer9' to be its extractor; did you mean 'layer"),
         ("our_nets:already@layer1", "is a SplitModel already; expected no '@layer1'"),
-        ("our_nets:Tensor", "failed"),
-        ("digits-cnn1@extractor", "is a SplitModel already"),
         ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
         ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* got .* behind 'digits-cnn1'"),
         ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* got 8 x 8; set data.image_size = 224"),
-        ("mynets:tiny?pretrained", r"behind 'mynets:tiny'"),
         ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
     ],
 )
@@ -187,8 +181,10 @@ def test_a_network_of_timm_gets_channels_classes_and_size(made: Made) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["timm:resnet10t", "torchvision:resnet18", "hf:owner/name"])
-@pytest.mark.parametrize("error", [ImportError("No module\nhere"), RuntimeError("operator nms does not exist")])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("timm:resnet10t", ImportError("No module\nhere")), ("torchvision:resnet18", RuntimeError("nms"))],
+)
 def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(package: str) -> None:
         raise error
@@ -203,7 +199,6 @@ def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkey
     [
         ("timm:resnet10t", (64, 8, 8), 512),
         ("timm:vit_tiny_patch16_224", (5, 192), 192),
-        ("timm:convnext_atto", (40, 8, 8), 320),
         ("torchvision:resnet18", (64, 8, 8), 512),
         ("torchvision:mobilenet_v2", (16, 16, 16), 1280),
         ("torchvision:googlenet", (1024,), 1024),  # in train mode it returns logits and those of two more heads
@@ -278,13 +273,8 @@ def test_all_begin_with_the_same_body_and_a_head_of_their_own(made: Made) -> Non
     drawn = build("timm:small", GRAY, 10)
     assert torch.equal(trained.head.weight, drawn.head.weight), "the head that it has without"
     assert not (body(drawn.export()) == 0.5).all()
-    assert trained.architecture == "timm:small?pretrained"
-
-
-def test_the_cut_stands_behind(made: Made) -> None:
-    model = build("timm:small?pretrained@bn1", GRAY, 10, feature_dim=6)
-    assert model.names("extractor")[-1].startswith("original.bn1")
-    assert model.feature_dim == 6
+    cut = build("timm:small?pretrained@bn1", GRAY, 10, feature_dim=6)
+    assert (cut.names("extractor")[-1].split(".")[1], cut.feature_dim) == ("bn1", 6)
 
 
 def test_images_are_normalized_as_the_weights_want(made: Made) -> None:
@@ -293,15 +283,12 @@ def test_images_are_normalized_as_the_weights_want(made: Made) -> None:
     (mean,), (std,) = (getattr(alike.clients[0].prepare, key) for key in ("mean", "std"))
     assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "gray: the mean of the channels"
     assert alike.server.prepare == alike.server.public.prepare == alike.clients[1].prepare  # type: ignore[union-attr]
-    plain = build_federation(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
-    assert plain.clients[0].prepare != alike.clients[0].prepare
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
     assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == alike.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
     with pytest.raises(ConfigError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"):
         build_federation(pf.Recipe.from_dict(settings | {"models": two}))
     assert pretrained_normalization("timm:small") is None
-    assert pretrained_normalization("digits-cnn1") is None
 
 
 def test_a_run_and_its_models_without_a_second_fetch(

@@ -1,11 +1,10 @@
-"""Data sets of the Hub, read from local folders in its layout without a network, and those inside other packages."""
+"""Data sets of the Hub, whose files a stand-in fetches, and those inside other packages."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,32 @@ from tests.helpers.refusals import refusal
 from tests.helpers.small_data import some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
+Asked = list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
-def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which ``someone/NAME`` is a data set; `datasets` looks there first."""
-    pytest.importorskip("datasets")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "someone"
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Asked]:
+    """A folder in which someone/NAME is a data set, or REVISION/someone/NAME, and what was asked for."""
+    hub = pytest.importorskip("huggingface_hub")
+    asked: Asked = []
+
+    def fetch(repository: str, *, revision: str | None = None, **how: Any) -> str:
+        asked.append((repository, {"revision": revision, **how}))
+        folder = tmp_path / (revision or "main") / repository
+        if not folder.exists():
+            raise ConnectionError(f"Couldn't reach '{repository}' on the Hub\nmore")
+        return str(folder)
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    return tmp_path, asked
 
 
-def write(folder: Path, train: int = 7, test: int = 4, shape: tuple[int, ...] = (6, 5, 3)) -> list[np.ndarray]:
-    pictures = some_images(train + test, shape)
+def write(folder: Path, train: int = 7, test: int = 4) -> list[np.ndarray]:
+    pictures = some_images(train + test, (6, 5, 3))
     for split, rows in (("train", range(train)), ("test", range(train, train + test))):
         labels = {"label": [row % 3 for row in rows], "user": [f"u{row % 2}" for row in rows]}
         chosen = [pictures[row] for row in rows]
-        write_parquet(folder / "data" / f"{split}-00000-of-00001.parquet", chosen, labels, names=NAMES, features=False)
+        write_parquet(folder / f"{split}-00000-of-00001.parquet", chosen, labels, names=NAMES)
     return pictures
 
 
@@ -45,56 +52,40 @@ def refused(name: str, **options: Any) -> str:
     return refusal(lambda: load_dataset(name, **options))
 
 
-def test_both_sides_columns_and_users(owner: Path) -> None:
-    pictures = write(owner / "animals")
-    source = load_dataset("hub:someone/animals", columns=["user"], image_column="img")
+def test_both_sides_columns_and_users(owner: tuple[Path, Asked]) -> None:
+    place, asked = owner
+    pictures = write(place / "main" / "someone" / "animals" / "data")
+    source = load_dataset("hub:someone/animals", columns=["user"])
+    assert asked == [("someone/animals", {"revision": None, "repo_type": "dataset", "allow_patterns": "*.parquet"})], (
+        "no code is fetched"
+    )
     assert source.test is not None
     assert source.name == "hub:someone/animals"
     assert np.array_equal(source.train.x.permute(0, 2, 3, 1), np.stack(pictures[:7]))
     assert np.array_equal(source.test.x.permute(0, 2, 3, 1), np.stack(pictures[7:]))
-    assert source.train.y.tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert source.test.y.tolist() == [1, 2, 0, 1]
-    assert source.train_columns["user"].tolist() == ["u0", "u1", "u0", "u1", "u0", "u1", "u0"]
+    assert source.class_names == ("ape", "bee", "cat")
     assert source.test_columns["user"].tolist() == ["u1", "u0", "u1", "u0"]
-    assert source.mean == pytest.approx((np.stack(pictures[:7]) / 255).mean((0, 1, 2)))
     assert "did you mean 'user'" in refused("hub:someone/animals", columns=["users"])
-    assert "did you mean 'label'" in refused("hub:someone/animals", label_column="labl")
 
 
-def test_declared_images_and_named_classes_in_folders_of_files(owner: Path) -> None:
-    from PIL import Image
-
-    pictures = some_images(4, (5, 6), seed=2)
-    for number, picture in enumerate(pictures):
-        path = owner / "letters" / ("train" if number < 3 else "test") / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path)
-    for folder in ("train", "test"):
-        for letter in "ab":
-            (owner / "letters" / folder / letter).mkdir(exist_ok=True)
-    Image.fromarray(pictures[0]).save(owner / "letters" / "test" / "a" / "9.png")
-    source = load_dataset("hub:someone/letters")
-    assert source.class_names == ("a", "b")
-    assert source.train.x.shape == (3, 1, 5, 6)
-    rows = {x.tobytes(): int(y) for x, y in zip(source.train.x[:, 0].numpy(), source.train.y, strict=True)}
-    assert rows == {pictures[0].tobytes(): 0, pictures[1].tobytes(): 1, pictures[2].tobytes(): 0}
+def test_without_parquet_files_the_hubs_own_conversion_is_read(owner: tuple[Path, Asked]) -> None:
+    place, asked = owner
+    (place / "main" / "someone" / "old").mkdir(parents=True)
+    whole = place / "refs/convert/parquet" / "someone" / "old" / "default"
+    for side, count in (("train", 3), ("test", 2)):
+        write_parquet(whole / side / "0000.parquet", some_images(count), {"label": list(range(count))})
+    assert [len(side) for _, side in load_dataset("hub:someone/old").splits()] == [3, 2]
+    assert [how["revision"] for _, how in asked] == [None, "refs/convert/parquet"]
 
 
-def test_configurations(owner: Path) -> None:
+def test_configurations_are_folders(owner: tuple[Path, Asked]) -> None:
     for name, count in (("small", 3), ("large", 9)):
-        write_parquet(
-            owner / "sized" / name / "train-0.parquet", some_images(count), {"label": [0, 1, 2] * (count // 3)}
-        )
-    (owner / "sized" / "README.md").write_text(
-        "---\nconfigs:\n- config_name: small\n  data_files: small/*.parquet\n"
-        "- config_name: large\n  data_files: large/*.parquet\n---\n"
-    )
-    message = refused("hub:someone/sized")
+        write(owner[0] / "v1" / "someone" / "sized" / "sets" / name, count, 0 if name == "small" else 2)
+    message = refused("hub:someone/sized", revision="v1")
     assert "data.config" in message
-    assert "small" in message
-    assert "large" in message
-    assert "did you mean 'large'" in refused("hub:someone/sized", config="larg")
-    assert len(load_dataset("hub:someone/sized", config="large").train) == 9
+    assert "sets/large, sets/small" in message
+    assert "got 'larg'" in refused("hub:someone/sized", revision="v1", config="larg")
+    assert len(load_dataset("hub:someone/sized", revision="v1", config="sets/large").train) == 9
 
 
 @pytest.mark.parametrize("name", ["", "../secret", "a/b/c"])
@@ -102,37 +93,11 @@ def test_names_that_are_none(name: str) -> None:
     assert "expected a data set of the Hub as 'hub:owner/name'" in refused(f"hub:{name}")
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, version: str = "4.1.0") -> list[Any]:
-    """A package `datasets` that only answers with an error; gives what `load_dataset` was asked."""
-    asked: list[Any] = []
-
-    def load_dataset(*args: Any, **options: Any) -> Any:
-        asked.append((args, options))
-        raise error or AssertionError
-
-    module = SimpleNamespace(
-        __version__=version,
-        get_dataset_config_names=lambda *_, **__: ["default"],
-        get_dataset_default_config_name=lambda *_, **__: "default",
-        load_dataset=load_dataset,
-    )
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    return asked
-
-
-def test_errors_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = stand_in(monkeypatch, ConnectionError("Couldn't reach 'a/b' on the Hub\nmore"))
+def test_errors_of_the_hub_are_one_line(owner: tuple[Path, Asked], monkeypatch: pytest.MonkeyPatch) -> None:
     message = refused("hub:a/b", revision="v1")
-    assert "ConnectionError: Couldn't reach 'a/b' on the Hub" in message
-    assert "at revision 'v1'" in message
-    assert asked == [(("a/b", None), {"revision": "v1"})]  # and never trust_remote_code
-
-
-def test_a_missing_or_old_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "cannot fetch 'hub:a/b' at revision 'v1': ConnectionError: Couldn't reach 'a/b' on the Hub" in message
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install 'polyfed[hub]'" in refused("hub:a/b")
-    stand_in(monkeypatch, version="3.6.0")
-    assert "got 3.6.0" in refused("hub:a/b")
 
 
 def needs(package: str) -> pytest.MarkDecorator:

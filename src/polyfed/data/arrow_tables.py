@@ -1,18 +1,16 @@
-"""Labeled images or texts in Arrow tables: Parquet files in the layout of the Hugging Face Hub, and the Hub itself.
+"""Labeled images or texts in Parquet files in the layout of the Hugging Face Hub, and the Hub's own.
 
-Parquet files are read with pyarrow, not with ``datasets.load_dataset``: that one first writes a converted copy of every
-file, and needs no less memory. What `datasets` knows about the columns (which are images, which are labels and what the
-classes are called) stands in the files' own schema and is read from there. Data sets of the Hub, by ``owner/name``,
-are downloaded and kept by the package `datasets` (the extra "hub"), from version 4.0 on, which runs no code of theirs.
+They are read with pyarrow, not with ``datasets.load_dataset``: that one first writes a converted copy of every file,
+and needs no less memory. What `datasets` knows about the columns (which are images, which are labels and what the
+classes are called) stands in the files' own schema and is read from there. Files of the Hub, by ``owner/name``, are
+fetched and kept by the package huggingface_hub (the extra "hub").
 
 Shapes: N images or texts, C channels (1 gray, 3 RGB), H x W pixels.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +24,13 @@ from numpy.typing import NDArray
 from polyfed.data import cache
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns, check_column, column_values, pick_columns, stored_features
-from polyfed.data.files import CLIENT, check_file, check_sides, choose_splits, find_split_files, owners, split_of
+from polyfed.data.files import CLIENT, check_file, check_sides, find_split_files, owners, split_of
 from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
 from polyfed.data.labeled_texts import RawTexts
 from polyfed.data.options import SourceOptions
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.shelves import has_parquet
 from polyfed.errors import ConfigError, first_line, gathered, kind_and_line
-from polyfed.registry import suggest
 
 _VERSION = "images-4"  # part of every cache key: raise it when decoding or label handling changes
 _ROWS = 1000  # rows read at a time
@@ -41,20 +39,18 @@ _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @dataclass(frozen=True)
 class Part:
-    """A Parquet file, or a split of a data set of the Hub.
+    """A Parquet file, which is opened while it is read.
 
     Args:
-        where: its path, or what it is called in messages.
+        where: its path.
         schema: of Arrow. features: what `datasets` knows about the columns. rows: how many it says that it has.
-        split: a ``datasets.Dataset``; None for a file, which is opened while it is read.
         client: whose the rows are, if the part is a client's.
     """
 
-    where: object
+    where: Path
     schema: Any
     features: dict[str, dict[str, Any]]
     rows: int
-    split: Any = None
     client: str | None = None
 
     def batches(self, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
@@ -64,11 +60,7 @@ class Part:
 
         names = list(columns)
         try:
-            if self.split is None:
-                found = pq.ParquetFile(self.where).iter_batches(batch_size=_ROWS, columns=names)
-            else:
-                found = self.split.select_columns(names).with_format("arrow").iter(batch_size=_ROWS)
-            for batch in found:
+            for batch in pq.ParquetFile(self.where).iter_batches(batch_size=_ROWS, columns=names):
                 yield [batch.column(name).to_pylist() for name in names]
         except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
             raise ConfigError(f"expected a whole Parquet file, got {self.where}: {first_line(error)}") from error
@@ -129,7 +121,7 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
     """
     found = _same_columns(sides, "image", options.image_column, options.label_column or label_column)
     key = _cache_key(sides, found)
-    read = from_cache(key) if key else None
+    read = from_cache(key)
     if read is None:
         images: dict[str, torch.Tensor] = {}
         raw: dict[str, NDArray[Any]] = {}
@@ -139,7 +131,7 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
             shape = images[side].shape[1:]
         labels, names = encode_labels(raw, found.label, found.class_names, _files(sides))
         samples = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}
-        read = cache_decoded(key, samples, names) if key else LabeledImages(samples, names)
+        read = cache_decoded(key, samples, names)
     more = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
     return replace(read, columns=more, label_column=found.label)
 
@@ -176,11 +168,8 @@ def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str 
     return chosen
 
 
-def _cache_key(sides: Parts, columns: Columns) -> str | None:
-    """Of Parquet files; None for the Hub."""
-    files = [(side, part.where) for side, parts in sides.items() for part in parts if isinstance(part.where, Path)]
-    if not files:
-        return None
+def _cache_key(sides: Parts, columns: Columns) -> str:
+    files = [(side, part.where) for side, parts in sides.items() for part in parts]
     marks = cache.file_marks(path for _, path in files)
     of_sides = (f"{side} {mark}" for (side, _), mark in zip(files, marks, strict=True))
     return cache.cache_key([_VERSION, columns.content, columns.label, *of_sides])
@@ -208,7 +197,7 @@ def _read_side(parts: Sequence[Part], columns: Columns, shape: torch.Size | None
             labels.append(_label_values(marks, columns.label, part.where))
             for cell in cells:
                 place = f"row {row - start} of {part.where}"
-                image = decode(_bytes(cell, part), place)
+                image = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
                 shape = shape or image.shape
                 pixels = _room((total, *shape), first) if pixels is None else pixels
                 if image.shape != shape:
@@ -223,15 +212,6 @@ def _read_side(parts: Sequence[Part], columns: Columns, shape: torch.Size | None
     if pixels is None or row != total:
         raise ConfigError(f"expected {total} rows, as the files say, got {row} from {first}")
     return pixels, np.concatenate(labels)
-
-
-def _bytes(cell: Any, part: Part) -> bytes | None:
-    """An encoded image. Data sets of the Hub may name a file that was downloaded; of Parquet files none is followed."""
-    found: bytes | None = cell["bytes"] if isinstance(cell, dict) else cell
-    if found is None and part.split is not None and cell.get("path"):
-        with contextlib.suppress(OSError):
-            return Path(cell["path"]).read_bytes()
-    return found
 
 
 def _room(shape: tuple[int, ...], where: object) -> torch.Tensor:
@@ -278,65 +258,39 @@ def _extra_columns(parts: Sequence[Part], names: Sequence[str], needed: bool) ->
 # the Hub -------------------------------------------------------------------------------------------------------------
 
 
-def hub_sides(repository: str, options: SourceOptions) -> Parts:
-    """The splits of each side of a data set, downloaded, or as they were downloaded before.
+def hub_folder(repository: str, config: str | None, revision: str | None) -> Path:
+    """The folder of a data set's Parquet files, fetched, or as they were fetched before.
 
-    A folder ``owner/name`` below the present one goes before the Hub, as always with `datasets`. options: of it subset
-    (needed where there are several and none is the default) and revision.
+    Args:
+        repository: owner/name.
+        config: which folder of it, where there are several data sets.
+        revision: branch, tag or commit; None: the newest, or the Hub's own conversion where that has no Parquet files.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
-    splits = _load_from_hub(repository, options.config, options.revision)
-    parts: dict[str, list[Part]] = {}
-    for word, split in splits.items():
-        where = f"split '{word}' of hub:{repository}"
-        part = Part(where, split.features.arrow_schema, split.features.to_dict(), len(split), split)
-        parts.setdefault(split_of(word), []).append(part)
-    return choose_splits(parts, f"hub:{repository}", "a split 'train'", list(splits))
-
-
-def _load_from_hub(repository: str, subset: str | None, revision: str | None) -> Any:
-    """The splits by name, a ``datasets.DatasetDict``."""
     try:
-        import datasets
+        import huggingface_hub
     except ImportError:
         raise ConfigError(
-            f"dataset 'hub:{repository}' needs the package 'datasets'; install it with: pip install 'polyfed[hub]'"
+            f"dataset 'hub:{repository}' needs the package huggingface_hub; install it with: pip install 'polyfed[hub]'"
         ) from None
-    if int(datasets.__version__.partition(".")[0]) < 4:
-        raise ConfigError(
-            f"dataset 'hub:{repository}' needs datasets 4.0 or newer, which runs no code from the Hub, got "
-            f"{datasets.__version__}; install it with: pip install 'polyfed[hub]'"
-        )
-    at = f" at revision '{revision}'" if revision is not None else ""
-    with plain_hub_errors(f"cannot load 'hub:{repository}'{at}"):
-        known = datasets.get_dataset_config_names(repository, revision=revision)
-        default = datasets.get_dataset_default_config_name(repository, revision=revision)
-    if subset is None and default is None and len(known) > 1:
-        raise ConfigError(
-            f"expected data.config to name one of the configurations of 'hub:{repository}' "
-            f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}), got none"
-        )
-    if subset is not None and subset not in known:
-        raise ConfigError(f"'hub:{repository}' has no configuration '{subset}'{suggest(subset, known)}")
-    with plain_hub_errors(f"cannot load 'hub:{repository}'{at}"):
-        return datasets.load_dataset(repository, subset, revision=revision)
-
-
-@contextlib.contextmanager
-def plain_hub_errors(failing: str) -> Iterator[None]:
-    """What the Hub's packages and the network raise, as one line; notes on retries are held back.
-
-    failing: how the line begins.
-    """
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    fetch = functools.partial(
+        huggingface_hub.snapshot_download, repository, repo_type="dataset", allow_patterns="*.parquet"
+    )
     try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:  # from `datasets`, huggingface_hub, the HTTP client, the readers of a dozen formats
-        raise ConfigError(f"{failing}: {kind_and_line(error)}") from error
-    finally:
-        logger.setLevel(level)
+        folder = Path(fetch(revision=revision))
+        if revision is None and not any(folder.rglob("*.parquet")):
+            folder = Path(fetch(revision="refs/convert/parquet"))
+    except Exception as error:  # from huggingface_hub, the HTTP client, the disk
+        at = f" at revision '{revision}'" if revision is not None else ""
+        raise ConfigError(f"cannot fetch 'hub:{repository}'{at}: {kind_and_line(error)}") from error
+    homes = {path.parent.parent if split_of(path.parent.name) else path.parent for path in folder.rglob("*.parquet")}
+    place = next(iter(homes)) if config is None and len(homes) == 1 else folder / (config or "")
+    if not has_parquet(place):
+        known = sorted(str(home.relative_to(folder)) for home in homes)
+        got = "none" if config is None else f"'{config}'"
+        raise ConfigError(
+            f"expected data.config to name a folder of Parquet files of 'hub:{repository}' ({', '.join(known[:8])}), "
+            f"got {got}"
+        )
+    return place

@@ -10,6 +10,7 @@ Shapes: N samples, C channels (classes where so named), H x W pixels.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,7 +90,8 @@ def _load_any(name: str, root: str | None, options: SourceOptions) -> DatasetSou
         check_used(name, options, *_TABLE)
         return _with_columns(package_datasets.read_table(name, options), options)
     if name.startswith(HUB):
-        return _from_parts(name, lambda: arrow_tables.hub_sides(path, options), options, "config", "revision")
+        fetched = functools.partial(arrow_tables.hub_folder, path, options.config, options.revision)
+        return _from_parquet(name, lambda: [fetched()], options, "config", "revision")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), options)
     if name in DATASETS:
@@ -98,7 +100,7 @@ def _load_any(name: str, root: str | None, options: SourceOptions) -> DatasetSou
         return _from_function(name, options)
     place = shelf(root)
     if place is not None and _plain(name) and has_parquet(place_of(place / name)):
-        return _from_parquet(name, place / name, options)
+        return _from_parquet(name, lambda: [place / name], options)
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     found: list[str] = []
     if place is not None:
@@ -260,7 +262,7 @@ def parquet(root: str | None, options: SourceOptions) -> DatasetSource:
         raise ConfigError(
             "dataset 'parquet' needs root: the folder with train*.parquet; got neither it nor POLYFED_DATA"
         )
-    return _from_parquet(place.resolve().name or "parquet", place, options)
+    return _from_parquet(place.resolve().name or "parquet", lambda: [place], options)
 
 
 # one reader each, by what stands before a path -----------------------------------------------------------------------
@@ -281,7 +283,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
     if kind == "csv":
         return _from_csv(name, place, homes, options, of_clients=True)
     if kind == "parquet":
-        return _from_parts(name, lambda: arrow_tables.parquet_sides(homes, of_clients=True), options)
+        return _from_parquet(name, lambda: homes, options, of_clients=True)
     check_used(name, options)
     return _from_images(name, images.read_folders(homes, options.image_size, of_clients=True))
 
@@ -313,19 +315,21 @@ def _from_csv(
     return tables.encode(name, sides, place, options)
 
 
-def _from_parquet(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
-    return _from_parts(name, lambda: arrow_tables.parquet_sides([folder]), options)
-
-
-def _from_parts(
-    name: str, sides: Callable[[], arrow_tables.Parts], options: SourceOptions, *more: str
+def _from_parquet(
+    name: str, homes: Callable[[], Sequence[Path]], options: SourceOptions, *more: str, of_clients: bool = False
 ) -> DatasetSource:
-    """Texts where their column is named, else images. more: settings that may be given besides those of files."""
-    if options.text_column is None:
-        check_used(name, options, *_FILES, "image_column", *more)
-        return _from_images(name, arrow_tables.read_images(sides(), options))
-    check_used(name, options, *_FILES, *_TEXTS, *more)
-    return encode_texts(name, *arrow_tables.read_texts(sides(), options), options.words)
+    """Texts where their column is named, else images.
+
+    Args:
+        homes: the folders of the files, asked for once the settings are known to fit.
+        more: settings that may be given besides those of files.
+    """
+    is_text = options.text_column is not None
+    check_used(name, options, *_FILES, *(_TEXTS if is_text else ("image_column",)), *more)
+    sides = arrow_tables.parquet_sides(homes(), of_clients)
+    if is_text:
+        return encode_texts(name, *arrow_tables.read_texts(sides, options), options.words)
+    return _from_images(name, arrow_tables.read_images(sides, options))
 
 
 def _from_images(name: str, read: images.LabeledImages, published: Statistics | None = None) -> DatasetSource:

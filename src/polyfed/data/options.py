@@ -71,7 +71,7 @@ class SourceSettings(Settings):
         description="csv, and clients of CSV files: 'regression' predicts the numbers of label_column; default: labels "
         "are classes. Other data sets say themselves what they are",
     )
-    config: str | None = Field(None, description="hub: which configuration, where there are several")
+    config: str | None = Field(None, description="hub: which folder of it, where it holds several data sets")
     revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
 

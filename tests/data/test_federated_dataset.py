@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
@@ -347,8 +344,6 @@ def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], problem: 
     assert re.search(problem, refusal(lambda: deal(numbered(), **wrong)))
 
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 ALWAYS = {"dataset", "num_clients", "partition", "split", "test", "holdout"}
 
 
@@ -373,24 +368,3 @@ def test_keys_without_effect_are_left_out() -> None:
     assert kept(**by_user, min_samples=10)["min_samples"] == 10
     assert set(kept(public_dataset="plants")) == ALWAYS | {"public_dataset"}
     assert kept(dataset="hub:a/b", config="s", revision="r")["config"] == "s"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("block", blocks("toml"))
-def test_the_recipes_on_the_page_are_valid(block: str) -> None:
-    rest = {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
-    given = tomllib.loads(block)
-    read = Recipe.from_dict({**given, **rest})
-    assert read.data.model_fields_set >= given.get("data", {}).keys()
-
-
-@pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines() if line.strip()])
-def test_the_commands_on_the_page_run(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    words = shlex.split(line, comments=True)
-    assert words[0] in {"polyfed", "pip"}
-    if words[0] == "polyfed":
-        assert cli.status(words[1:]) == 0

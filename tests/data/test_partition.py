@@ -223,13 +223,6 @@ def test_alike_balances_sizes_where_shares_are_equal() -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_alike_refuses() -> None:
-    with pytest.raises(ConfigError, match="without"):
-        partition_like(Partition((np.arange(3),)), labels(), generator())
-    with pytest.raises(ConfigError, match=r"labels in 0\.\.9"):
-        partition_like(iid(labels(), 2, generator()), np.array([10]), generator())
-
-
 def test_a_partition_refuses_shared_and_odd_rows() -> None:
     for rows in ((np.array([0, 1]), np.array([1, 2])), (np.array([0, 0]),)):
         with pytest.raises(ConfigError, match="more than once"):

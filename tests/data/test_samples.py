@@ -165,7 +165,6 @@ def federation_of(*lengths: int) -> pf.Federation:
         lambda: federation_of(50, 100),
         lambda: pf.from_tensors(series(50), series(100)),
         lambda: pf.from_tensors(Items((torch.zeros(1, 50), 0), (torch.zeros(1, 100), 1))),
-        lambda: pf.from_tensors(([torch.zeros(1, 50), torch.zeros(1, 100)], torch.tensor([0, 1]))),
         lambda: pf.Client(nn.Linear(1, 2), ([np.zeros(50), np.zeros(60)], torch.tensor([0, 1]))),
     ],
 )

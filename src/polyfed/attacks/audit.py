@@ -24,7 +24,6 @@ from polyfed.attacks.replay import (
     Replay,
     Transcript,
     describe,
-    entry_text,
     find_full_model,
     last_upload_rounds,
     plaintext_facts,
@@ -233,7 +232,7 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
         {
             "run": each["name"],
             "bytes up\nper client": f"{each['bytes_up_per_client']:,.0f}".replace(",", " "),
-            "goes up": ", ".join(map(entry_text, each["goes_up"])) or "nothing",
+            "goes up": ", ".join(each["goes_up"]) or "nothing",
             "in the clear": ", ".join(each["in_the_clear"]) or "-",
             "classes guessed by": each["classes"]["how"] or "-",
             "AUC": _interval(each["classes"]["auc"]),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.inference import map_batches
-from polyfed.core.message import Group, Message, State, members, nbytes
+from polyfed.core.message import Group, Message, State, members
 from polyfed.core.randomness import derive_seed
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
@@ -220,26 +220,17 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
 # what is in the messages ----------------------------------------------------------------------------------------------
 
 
-def describe(message: Message) -> list[dict[str, Any]]:
-    """The entries of a message, as JSON takes them.
-
-    shape, of a single tensor; tensors, how many; numbers in all of them; type, several joined by "+".
-    """
+def describe(message: Message) -> list[str]:
+    """The entries of a message: ``["labels (10 int64)", "model (4 tensors of 1250 float32)"]``."""
     entries = []
     for name, value in message.items():
         tensors = [value] if isinstance(value, Tensor) else list(value.values())
-        shape = list(tensors[0].shape) if len(tensors) == 1 else []
-        numbers = sum(t.numel() for t in tensors)
         types = "+".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors))
-        entry = {"name": name, "shape": shape, "tensors": len(tensors), "numbers": numbers, "type": types}
-        entries.append({**entry, "bytes": nbytes({name: value})})
+        size = "x".join(map(str, tensors[0].shape)) or "1"
+        if len(tensors) > 1:
+            size = f"{len(tensors)} tensors of {sum(t.numel() for t in tensors)}"
+        entries.append(f"{name} ({size} {types})")
     return entries
-
-
-def entry_text(entry: Mapping[str, Any]) -> str:
-    """An entry of a message in words: ``"labels (10 int64)"``."""
-    many = f"{entry['tensors']} tensors of {entry['numbers']}" if entry["tensors"] > 1 else ""
-    return f"{entry['name']} ({many or 'x'.join(map(str, entry['shape'])) or '1'} {entry['type']})"
 
 
 def plaintext_facts(message: Message, client: Client) -> dict[str, str]:

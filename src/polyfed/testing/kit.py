@@ -138,11 +138,11 @@ class ConformanceKit:
         return self.runs(self.usual, method, training, **options)
 
     def runs(
-        self, among: TinyFederation, method: Method | None = None, training: Training = SHORT, **options: Any
+        self, tiny: TinyFederation, method: Method | None = None, training: Training = SHORT, **options: Any
     ) -> Federation:
-        """A run among the given clients."""
+        """A run of the given clients."""
         try:
-            return among.run(self.method if method is None else method, training, **options)
+            return tiny.run(self.method if method is None else method, training, **options)
         except PolyfedError as error:
             raise ConformanceError(f"{self.name}: {error}") from error
 
@@ -167,7 +167,7 @@ class ConformanceKit:
         return self.observed.scenes
 
     def aggregations(
-        self, among: TinyFederation, training: Training, look: Callable[[AggregationScene], None], **options: Any
+        self, tiny: TinyFederation, training: Training, look: Callable[[AggregationScene], None], **options: Any
     ) -> None:
         """Run, and let somebody look at each aggregation before it happens."""
 
@@ -175,7 +175,7 @@ class ConformanceKit:
             look(AggregationScene(self.method, server, dict(uploads), federation))
             call(server, uploads)
 
-        federation = among.federation(Spy(self.method, aggregate=aggregate), training, **options)
+        federation = tiny.federation(Spy(self.method, aggregate=aggregate), training, **options)
         try:
             federation.run()
         except PolyfedError as error:

@@ -213,7 +213,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         lambda trust: prediction.predict(run.path, 0, X, trust=trust),
         lambda trust: Recipe.of_run(run.path, trust),
     ):
-        with pytest.raises(ConfigError, match="names code that is not polyfed's, 'evil:net'"):
+        with pytest.raises(ConfigError, match="'evil:net'"):
             read(False)
         read(True)
 
@@ -222,30 +222,30 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "names"),
     [
-        ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]': expected a whole number"),
-        ({"input": {"shape": [1, 0, 8], "type": "uint8"}}, "expected sizes from 1 to"),
-        ({"input": {"shape": [2**24, 2**24], "type": "uint8"}}, "expected an input of at most"),
-        ({"input": {"shape": [1, 8, 8], "type": "load"}}, "got another: KeyError: 'load'"),
-        ({"classes": 2**40}, "expected sizes from 1 to"),
-        ({"image_size": ["8"]}, "'image_size': expected a whole number"),
-        ({"image_size": 2**24}, "expected images of the size of the input"),
-        ({"prepare": {"mean": ["a"], "std": [1.0]}}, "'prepare.mean[0]': expected a number"),
-        ({"hyperparameters": ["rm"]}, "'hyperparameters': expected an object"),
-        ({"sha256": {"../../secret": "0" * 64}}, "got another: KeyError: 'personal-000.safetensors'"),
-        ({"stages": {"personal": {"weights": "../../secret"}}}, "expected files as personal-000.safetensors"),
-        ({"stages": {"personal": {"weights": "personal-0.safetensors", "state": "/secret"}}}, "got '/secret'"),
-        ({"stages": {"personal": {}}}, "'stages.personal': expected the key 'weights'"),
+        ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]'"),
+        ({"input": {"shape": [1, 0, 8], "type": "uint8"}}, "sizes from 1 to"),
+        ({"input": {"shape": [2**24, 2**24], "type": "uint8"}}, "an input of at most"),
+        ({"input": {"shape": [1, 8, 8], "type": "load"}}, "'load'"),
+        ({"classes": 2**40}, "sizes from 1 to"),
+        ({"image_size": ["8"]}, "'image_size'"),
+        ({"image_size": 2**24}, "the size of the input"),
+        ({"prepare": {"mean": ["a"], "std": [1.0]}}, "'prepare.mean[0]'"),
+        ({"hyperparameters": ["rm"]}, "'hyperparameters'"),
+        ({"sha256": {"../../secret": "0" * 64}}, "personal-000.safetensors"),
+        ({"stages": {"personal": {"weights": "../../secret"}}}, "../../secret"),
+        ({"stages": {"personal": {"weights": "personal-0.safetensors", "state": "/secret"}}}, "'/secret'"),
+        ({"stages": {"personal": {}}}, "'weights'"),
     ],
 )
 def test_sizes_and_names_are_checked_before_anything_is_built(
-    changes: dict[str, Any], says: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], names: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(clean / "run", tmp_path / "run")
     change_index(tmp_path / "run", lambda entry: entry.update(changes))
     monkeypatch.setattr(prediction, "build", lambda *_, **__: pytest.fail("something was built"))
-    assert says in refusal(lambda: prediction.load(tmp_path / "run", 0))
+    assert names in refusal(lambda: prediction.load(tmp_path / "run", 0))
 
 
 @pytest.mark.parametrize("name", ["images:net", "a b:net", "evil:net, 3 features", "evil:", ":net", "evil:a.b"])
@@ -310,7 +310,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: results_page.read_command(run),
     ):
         said = refusal(read)
-        assert re.search(r"got a link: \S+, which is not followed; put a copy", said)
+        assert "got a link" in said
         assert f"{run / part}," in said
     assert listing(run.parent / "outside") == before
 
@@ -392,6 +392,6 @@ def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch,
     code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
     (repository / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
-    with pytest.raises(ConfigError, match="unknown model 'hf:"):
+    with pytest.raises(ConfigError, match="'hf:"):
         build(f"hf:{repository}", (3, 32, 32), 10)
     assert not (repository / "PWNED").exists()

@@ -1,4 +1,4 @@
-"""Every command and every block of code that the documentation shows is run, or checked as far as it can be here."""
+"""The README's example and the tutorials print what they show; the examples run."""
 
 from __future__ import annotations
 

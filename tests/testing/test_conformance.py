@@ -632,13 +632,13 @@ test_fedselect = testing.conformance(
     ],
 )
 
-BY_NUMBER = "whose models a client is sent is drawn by its number"
+NUMBERED = {"client_order_invariant": "what a client is sent, or its rate, goes by its number"}
 
 test_fedfomo = testing.conformance(
     methods.FedFomo(),
     reference_loss=cross_entropy,
     expected_bytes=fedfomo_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"num_models": 2, "epsilon": ChangedValue(1.0, {"num_models": 2})},
 )
 
@@ -686,7 +686,6 @@ test_fedmrl = testing.conformance(
 )
 
 WIDE = [lambda: tiny_model(1, 8, 12)]
-BY_NUMBER = "which rate a client has goes by its number"
 PLAIN = {"rates": "fix_a1", "masked": False}
 
 test_heterofl = testing.conformance(
@@ -694,7 +693,7 @@ test_heterofl = testing.conformance(
     models=WIDE,
     reference_loss=masked,
     expected_bytes=sliced_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     reductions=[
         Reduction(methods.HeteroFL(**PLAIN), methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
@@ -707,7 +706,7 @@ test_fedrolex = testing.conformance(
     models=WIDE,
     reference_loss=masked,
     expected_bytes=sliced_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     reductions=[
         Reduction({"step": 0}, methods.HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
@@ -722,7 +721,7 @@ test_fjord = testing.conformance(
     models=WIDE,
     reference_loss=ordered_dropout,
     expected_bytes=fjord_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"num_widths": 2},
     reductions=[Reduction({"num_widths": 1}, methods.FedAvg(), "received", same_architecture=True)],
 )
@@ -837,7 +836,7 @@ test_scalefl = testing.conformance(
     models=WIDE,
     reference_loss=exits,
     expected_bytes=scalefl_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"levels": "0.5@0.3 1@1"},
     reductions=[Reduction({"levels": "1@1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
@@ -847,7 +846,7 @@ test_depthfl = testing.conformance(
     models=WIDE,
     reference_loss=mutual_exits,
     expected_bytes=depthfl_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"depths": "1 0.3"},
     reductions=[
         Reduction({"depths": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
@@ -859,7 +858,7 @@ test_fiarse = testing.conformance(
     models=WIDE,
     reference_loss=pruned,
     expected_bytes=fiarse_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"shares": "1 0.5"},
     reductions=[
         Reduction({"shares": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
@@ -884,7 +883,7 @@ ADAPTED: dict[str, Any] = {"models": [two_linear_layers], "reference_loss": cros
 test_fedlora = testing.conformance(
     methods.FedLoRA(ranks="1 2 4", alpha=4.0),
     expected_bytes=fedlora_bytes,
-    skip={"client_order_invariant": BY_NUMBER},
+    skip=NUMBERED,
     changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
     **ADAPTED,
 )
@@ -900,16 +899,19 @@ THREE_WIDTHS = [
     lambda kind=kind: tiny_model(*kind, norm=kind[1] != 5)  # type: ignore[misc]
     for kind in ((1, 4, 6), (0, 3, 5), (1, 5, 8))
 ]
-OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fedavg, same shape": (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
-    "fednova, proximal": (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
-    "fedgh, whole round": (methods.FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
-    "fedgh, noise": (methods.FedGH(control="noise", header_lr=0.1), {"skip": IN_ORDER}),
-    "fedmd, pseudo-labels": (
-        methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"),
-        {},
-    ),
-    "fedhenn, kernel uploads": (
+
+
+def plain(rule: str, ranks: str = "1 2 4") -> methods.FedLoRA:
+    return methods.FedLoRA(ranks=ranks, alpha=4.0, aggregation=rule)  # type: ignore[arg-type]
+
+
+OTHER_SETTINGS: list[tuple[Any, dict[str, Any]]] = [
+    (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
+    (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": proximal}),
+    (methods.FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
+    (methods.FedGH(control="noise", header_lr=0.1), {"skip": IN_ORDER}),
+    (methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"), {}),
+    (
         constant(
             {"similarity": "rbf", "precision": "int8"},
             uploads="kernels",
@@ -917,18 +919,15 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
         ),
         {},
     ),
-    "fedhenn, own kernel": (constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}), {}),
-    "fedhenn, permuted kernel": (constant({"control": "permuted"}, uploads="kernels", alignment_data=FIXED), {}),
-    "fedhenn, procrustes": (
-        methods.HomogeneousFedHeNN(kernel={"similarity": "procrustes"}, alignment_data=FIXED, eta0=0.5),
-        {},
-    ),
-    "fedin, noise": (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": IN_ORDER}),
-    "fedin, fixed projections": (
+    (constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}), {}),
+    (constant({"control": "permuted"}, uploads="kernels", alignment_data=FIXED), {}),
+    (methods.HomogeneousFedHeNN(kernel={"similarity": "procrustes"}, alignment_data=FIXED, eta0=0.5), {}),
+    (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": IN_ORDER}),
+    (
         methods.FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         {"expected_bytes": fedin_projected_bytes, "skip": IN_ORDER},
     ),
-    "fedin, more pairs": (
+    (
         methods.FedIN(num_pairs=20),
         {
             "models": [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)],
@@ -936,72 +935,42 @@ OTHER_SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
             "skip": IN_ORDER | NORMED,
         },
     ),
-    "fedselect, all personal": (
+    (
         methods.FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
         {},
     ),
-    "fedfomo, of one kind": (
-        methods.FedFomo(aggregation="same-shape", num_models=1),
-        {"skip": {"client_order_invariant": BY_NUMBER}},
-    ),
-    "feddpa, of one kind": (methods.FedDPA(aggregation="same-shape"), {}),
-    "fedrep, a final head": (
+    (methods.FedFomo(aggregation="same-shape", num_models=1), {"skip": NUMBERED}),
+    (methods.FedDPA(aggregation="same-shape"), {}),
+    (
         methods.FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
-        {
-            "skip": {
-                "batchnorm": "the final heads are trained in training mode, which moves clients' own statistics",
-            }
-        },
+        {"skip": {"batchnorm": "the final heads are trained in training mode, which moves clients' own statistics"}},
     ),
-    **{
-        f"{method.name}, normalized": (method, {"models": THREE_WIDTHS, "skip": NORMED})
-        for method in (
-            methods.FML(weighting="uniform"),
-            methods.FedKD(energy_start=0.5, energy_end=0.9),
-            methods.FedMRL(feature_dim=3),
-        )
-    },
-    "fedrolex, normalized": (
+    (methods.FML(weighting="uniform"), {"models": THREE_WIDTHS, "skip": NORMED}),
+    (methods.FedKD(energy_start=0.5, energy_end=0.9), {"models": THREE_WIDTHS, "skip": NORMED}),
+    (methods.FedMRL(feature_dim=3), {"models": THREE_WIDTHS, "skip": NORMED}),
+    (
         methods.FedRolex(rates="dynamic_a1-b1-c1"),
         {
             "models": [lambda: tiny_model(1, 8, 12, norm=True)],
-            "skip": {
-                **NORMED,
-                "client_order_invariant": BY_NUMBER,
-                "nan_is_rejected": "who sends statistics is refused twice",
-            },
+            "skip": {**NORMED, **NUMBERED, "nan_is_rejected": "who sends statistics is refused twice"},
         },
     ),
-    "fiarse, by layer": (
+    (
         methods.FIARSE(shares="1 0.5 0.1", threshold="layer"),
-        {"models": WIDE, "reference_loss": pruned, "skip": {"client_order_invariant": BY_NUMBER}},
+        {"models": WIDE, "reference_loss": pruned, "skip": NUMBERED},
     ),
-    **{
-        f"fedlora, {rule}": (
-            methods.FedLoRA(ranks="1 2 4", alpha=4.0, aggregation=rule),
-            {**ADAPTED, "skip": {"client_order_invariant": BY_NUMBER}},
-        )
-        for rule in ("svd", "slices", "pad", "select-and-fold")
-    },
-    "fedlora, average": (
-        methods.FedLoRA(ranks="2", alpha=4.0, aggregation="average"),
-        {
-            **ADAPTED,
-            "reductions": [
-                Reduction(
-                    {"aggregation": "pad"}, methods.FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received"
-                )
-            ],
-        },
+    *((plain(rule), {**ADAPTED, "skip": NUMBERED}) for rule in ("svd", "slices", "pad", "select-and-fold")),
+    (
+        plain("average", ranks="2"),
+        {**ADAPTED, "reductions": [Reduction({"aggregation": "pad"}, plain("average", ranks="2"), "received")]},
     ),
-}
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHER_SETTINGS)
-def test_other_settings(name: str) -> None:
+@pytest.mark.parametrize(("method", "options"), OTHER_SETTINGS)
+def test_other_settings(method: Any, options: dict[str, Any]) -> None:
     """All but whether hyperparameters matter, which the plain form is asked."""
-    method, options = OTHER_SETTINGS[name]
     skip = {"hyperparameters_matter": "asked of the plain form", **options.get("skip", {})}
     testing.check(method, **{**options, "skip": skip})
 

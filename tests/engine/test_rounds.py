@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, flatten, from_bytes, get_group, to_bytes
+from polyfed.core.message import Message, State, flatten, get_group
 from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -22,7 +22,8 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import best_by_validation
-from polyfed.engine.work_in_flight import WorkInFlight, pack, unpack
+from polyfed.engine.wire import decode, encode
+from polyfed.engine.work_in_flight import WorkInFlight, describe, restore
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
@@ -292,7 +293,7 @@ def test_work_is_the_same_after_a_checkpoint() -> None:
         WorkInFlight(4, 0.1 + 0.2, JobResult(1, upload, row, state, TrainingResult())),
         WorkInFlight(5, 1e-9, JobResult(0, {}, None, {}, TrainingResult(), refused="not finite")),
     ]
-    first, second = unpack(from_bytes(to_bytes(pack(work))), made.store)
+    first, second = restore(decode(encode(describe(work))), made.store)
     assert (first.client_id, first.round, first.seconds) == (1, 4, 0.1 + 0.2)
     assert first.result.counts
     assert difference(flatten(first.result.message), flatten(upload)) is None

@@ -87,7 +87,7 @@ def damage_is_seen(folder: Path, count: int) -> None:
     assert found(folder) == (4, [])
     r = random.Random(0)
     names = sorted(path.name for path in (folder / "checkpoint" / "round-000004").iterdir())
-    tensors = (f"{part}.safetensors" for part in ("clients", "server", "weights", "work"))
+    tensors = (f"{part}.safetensors" for part in ("states", "weights"))
     assert names == sorted(["index.json", *tensors])
     for name in names:
         path = folder / "checkpoint" / "round-000004" / name
@@ -106,7 +106,7 @@ def test_a_flipped_bit_or_a_cut_leads_to_the_checkpoint_before(unfinished: Path,
 
 def test_with_all_checkpoints_damaged_nothing_is_touched(unfinished: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(unfinished, tmp_path / "run"))
-    for number, name in ((3, "index.json"), (4, "server.safetensors")):
+    for number, name in ((3, "index.json"), (4, "states.safetensors")):
         path = out / "checkpoint" / f"round-{number:06d}" / name
         path.write_bytes(path.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

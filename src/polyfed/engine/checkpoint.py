@@ -1,7 +1,7 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read; and which are kept.
 
-`checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
-`server.safetensors`, their states; `work.safetensors` if work is under way; and `index.json`, which has the others'
+`checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `states.safetensors`, the
+states of server and clients, and work that is under way (`engine.wire`); and `index.json`, which has the others'
 checksums and its own. It appears by one rename. The last two are kept, and that of the best round where its models are
 wanted: if the newest is damaged, or the records up to its round are, the one before it is used, with a warning.
 
@@ -28,13 +28,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.core.message import State, contiguous, flatten, from_bytes, get_group, unflatten
+from polyfed.core.message import flatten
 from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
-from polyfed.engine.work_in_flight import pack, unpack
+from polyfed.engine.wire import decode, split
+from polyfed.engine.work_in_flight import describe
+from polyfed.engine.work_in_flight import restore as restore_work
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.fields import validated
 from polyfed.results.main_score import main_score_of
@@ -42,13 +44,8 @@ from polyfed.results.read import parse_json, seal, unseal
 from polyfed.results.schema import MadeOf, RunResult
 
 KEPT = 2
-_CLIENT = "client"
 _WEIGHTS = "weights.safetensors"
-_CLIENTS = "clients.safetensors"
-_SERVER = "server.safetensors"
-_WORK = "work.safetensors"
-_STATES = (_SERVER, _CLIENTS, _WORK)
-_NONE: State = {"facts": torch.tensor(list(b"[]"), dtype=torch.uint8)}  # no work
+_STATES = "states.safetensors"
 _ROWS = "rows"  # the metadata's only entry
 
 # what may come of files that were written by somebody else, with checksums that fit
@@ -91,10 +88,7 @@ def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = 
 def _fill(temporary: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
-    states: State = {f"{_CLIENT} {i} state": dict(flatten(state)) for i, state in snapshot.states.items() if state}
-    parts = {_SERVER: contiguous(snapshot.server), _CLIENTS: states}
-    if snapshot.work:
-        parts[_WORK] = pack(snapshot.work)
+    states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
     rows = {number: row for number, row in snapshot.weights.items() if row is not None}
     networks: dict[tuple[str, str], dict[str, Any]] = {}
     for number, row in rows.items():
@@ -103,7 +97,7 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
         networks.setdefault(key, {**about, "tensors": row.layout.described()})["clients"].append(number)
     metadata = {_ROWS: json.dumps(list(networks.values()))}
     sums = {_WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata)}
-    sums |= {name: _written(temporary / name, flatten(state)) for name, state in parts.items()}
+    sums[_STATES] = _written(temporary / _STATES, *split(states))
     index = seal({"round": snapshot.round, "made_of": snapshot.made_of, "sha256": sums})
     write_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
@@ -220,32 +214,26 @@ def _verified(path: Path) -> dict[str, Any]:
     index = unseal((path / "index.json").read_bytes())
     if path.name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
-    for name in (_WEIGHTS, _CLIENTS, _SERVER, *([_WORK] if _WORK in index["sha256"] else [])):
+    for name in (_WEIGHTS, _STATES):
         with (path / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][name]:
                 raise ValueError(f"{name} does not match its checksum")
     return index
 
 
-def _stored(path: Path) -> dict[str, State]:
-    """All of a checkpoint but its index and weights; ValueError where it is not whole."""
+def _read(path: Path, clients: int) -> tuple[Snapshot, list[Any]]:
+    """All but the weights, and the work under way as it is stored, as it has some; ValueError where it is not whole."""
     index = _verified(path)
-    return {name: from_bytes((path / name).read_bytes()) for name in _STATES if name in index["sha256"]}
+    stored = decode((path / _STATES).read_bytes())
+    states = {i: stored["clients"].get(str(i), {}) for i in range(clients)}
+    for state in (stored["server"], *states.values()):
+        flatten(state)  # fails where it is none
+    return Snapshot(int(index["round"]), stored["server"], dict.fromkeys(range(clients)), states), stored["work"]
 
 
-def _read(path: Path, clients: int) -> tuple[Snapshot, State]:
-    """All but the weights; and the work under way, which has some, as it is stored."""
-    parts = _stored(path)
-    stored = parts[_CLIENTS]
-    names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
-    states = {i: unflatten(get_group(stored, name)) if name in stored else {} for i, name in names.items()}
-    number = int(unseal((path / "index.json").read_bytes())["round"])
-    return Snapshot(number, parts[_SERVER], dict.fromkeys(range(clients)), states), parts.get(_WORK, _NONE)
-
-
-def _with_weights(snapshot: Snapshot, work: State, path: Path, clients: int, store: WeightStore) -> Snapshot:
+def _with_weights(snapshot: Snapshot, work: Sequence[Any], path: Path, clients: int, store: WeightStore) -> Snapshot:
     """The snapshot with what `_read` leaves out. store: gets the weights."""
-    return replace(snapshot, weights=_rows(path, clients, store), work=unpack(work, store))
+    return replace(snapshot, weights=_rows(path, clients, store), work=restore_work(work, store))
 
 
 def _rows(path: Path, clients: int, store: WeightStore) -> dict[int, WeightRow | None]:

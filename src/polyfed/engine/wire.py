@@ -30,6 +30,11 @@ def encode(value: Any) -> bytes:
     Raises:
         RunError: there is something else in it.
     """
+    return safetensors.torch.save(*split(value))
+
+
+def split(value: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a value, and the metadata that say where they stand, for a file that `decode` reads."""
     names: dict[Hashable, str] = {}
     tensors: dict[str, Tensor] = {}
     memory = set[int]()  # of these tensors; safetensors takes none that share some
@@ -48,7 +53,7 @@ def encode(value: Any) -> bytes:
         return {_TENSOR: name}
 
     text = json.dumps(value, default=place)
-    return safetensors.torch.save(tensors, {_VALUE: text})
+    return tensors, {_VALUE: text}
 
 
 def decode(data: bytes, most_header: int | None = None, most_tensors: int | None = None) -> Any:

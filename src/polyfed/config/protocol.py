@@ -81,7 +81,7 @@ class Protocol(_Table):
         alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.
         tune_alone: methods that are tuned alone, too, over the same values; others have alone what was chosen together.
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
-        race: so many combinations, the best by validation with the first tuning seed, go on with the other ones.
+        race: how many combinations, the best by validation with the first tuning seed, go on with the other seeds.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
         tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried.
         settings: name -> its recipe.

@@ -87,7 +87,7 @@ class Recipe(Settings):
     plugins: list[PluginChoice] = Field(default_factory=list)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
-    _beside: tuple[str, ...] = PrivateAttr(())  # where modules of one's own are looked for, too
+    _beside: tuple[str, ...] = PrivateAttr(())  # where the user's modules are looked for, too
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
     _hyperparameters: dict[str, Any] = PrivateAttr(default_factory=dict)  # all of the method's, in TOML's names
     _method: Any = PrivateAttr(None)  # a `polyfed.Method`
@@ -105,7 +105,7 @@ class Recipe(Settings):
         preset: str | None = None,
         **run: Any,
     ) -> Recipe:
-        """Read a recipe file. Modules of one's own that it names may lie beside it, or in the present folder.
+        """Read a recipe file. The user's modules that it names may lie beside it, or in the present folder.
 
         Args:
             path: the TOML file.
@@ -129,7 +129,7 @@ class Recipe(Settings):
 
         Args:
             folder: the run's.
-            trust: whether modules of one's own that it names may be imported; they are looked for where the run found
+            trust: whether the user's modules that it names may be imported; they are looked for where the run found
                 them.
 
         Raises:
@@ -151,7 +151,7 @@ class Recipe(Settings):
             settings: section -> key -> value.
             stem: what the experiment is called, for the default run folder.
             preset: see `load`.
-            beside: folders in which modules of one's own are looked for where Python does not find them by itself.
+            beside: folders in which the user's modules are looked for where Python does not find them by itself.
 
         Raises:
             ConfigError: see `load`.
@@ -227,7 +227,7 @@ class Recipe(Settings):
         chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
         label = name
         if name == method.name:
-            label = label_of(name, self._beside)  # a method of one's own has one, too, as its name has a colon
+            label = label_of(name, self._beside)  # the user's own methods have one, too, as their names have a colon
             label += "-adapters" if method.adapters is not None else ""
             label += f"-{method.personalize}" if method.personalize is not None else ""
             label += "-alone" if method.alone else ""
@@ -273,7 +273,7 @@ class Recipe(Settings):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Folders in which modules of one's own are looked for where Python does not find them by itself."""
+        """Folders in which the user's modules are looked for where Python does not find them by itself."""
         return self._beside
 
     def variants(self) -> list[str]:

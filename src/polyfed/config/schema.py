@@ -52,7 +52,9 @@ class Data(PartitionSettings, SourceSettings):
         None, description="inputs are normalized by it: per channel, in 0..1, or per feature; default: the data's own"
     )
     std: Annotated[list[float], Field(min_length=1)] | None = Field(None, description="likewise, above 0; with mean")
-    limit_train: Positive | None = Field(None, description="use so many rows only of the training side, drawn")
+    limit_train: Positive | None = Field(
+        None, description="number of rows of the training side that are used, drawn; default: all"
+    )
     limit_test: Positive | None = Field(None, description="the same of the official test side")
     public_dataset: str | None = Field(None, description="another data set, whose training inputs everybody may see")
     public_samples: Annotated[Positive | None, ActsWith("public_dataset")] = Field(
@@ -100,7 +102,7 @@ class Data(PartitionSettings, SourceSettings):
         return self
 
     def source_options(self, beside: Sequence[str]) -> SourceOptions:
-        """How the data set is read, as `polyfed.data` takes it. beside: where modules of one's own may lie."""
+        """How the data set is read, as `polyfed.data` takes it. beside: where the user's modules may lie."""
         settings = {name: getattr(self, name) for name in SourceSettings.model_fields}
         columns = [] if self.group_by is None else [self.group_by]
         return SourceOptions.model_construct(**settings, columns=columns, beside=[*beside])
@@ -222,7 +224,7 @@ class RunSettings(Settings):
         "as one; ray: processes of Ray, also on a cluster; auto: processes where it pays, on a GPU vectorized",
     )
     workers: Positive | None = Field(
-        None, description="at most so many at once: processes (default: the cores), clients vectorized together (32)"
+        None, description="most at once: processes (default: the cores), clients vectorized together (32)"
     )
     precision: Precision = Field(
         "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
@@ -247,7 +249,7 @@ class RunSettings(Settings):
         description="pooled: clients of one network share one that learns from all clients' training rows",
     )
     modules: list[str] = Field(
-        [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
+        [], description="kept by a run: folders that hold the user's modules that its recipe names"
     )
     client_names: list[str] = Field(
         [], description="kept by a run: what its clients are called in data.group_by; the data must have no others"

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from polyfed.data.samples import of_so_many
 from polyfed.errors import ConfigError
 
-Files = Sequence[tuple[object, Sequence[int]]]  # what a side was read from, and the numbers of its rows, or lines
+Files = Sequence[tuple[object, Sequence[int]]]  # a side's files, with the numbers of their rows or lines
 
 _SIGNS = {"-1", "1"}  # the usual labels of two classes, beside 0 and 1
 _WHOLE = re.compile(r"-?[0-9]+")
-_DIGITS = 18  # of numbers in which gaps are looked for
+_DIGITS = 18  # longest numbers in which gaps are looked for
 _NAMED = 12  # classes by name; of more, how many
 
 
@@ -98,7 +98,7 @@ def remarks(names: Sequence[str], trained: Collection[int], tested: Collection[i
 
     Args:
         names: what the classes are called, class 0 first.
-        trained: the classes that anybody trains on. tested: those that anybody has test rows of.
+        trained: the classes with training rows at any client. tested: those with test rows at any.
 
     >>> for line in remarks(["0", "1", "9"], trained={0}, tested={0, 2}): print(line)
     labels are numbers with gaps: 3 of 0 to 9 became the classes 0 to 2; a stray one is a class of its own

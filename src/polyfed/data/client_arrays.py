@@ -13,17 +13,15 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from polyfed.data.classes import natural_sort
 from polyfed.data.dataset import as_samples
 from polyfed.data.files import CLIENT, check_sides, check_unpacked, owners
 from polyfed.data.images import LabeledImages
-from polyfed.data.samples import LabeledSamples, classes_up_to, length_hint
+from polyfed.data.samples import LabeledSamples, classes_up_to
 from polyfed.errors import ConfigError, gathered
 from polyfed.escaping import visible
 
@@ -56,7 +54,6 @@ def read(place: Path) -> LabeledImages:
             raise ConfigError(
                 f"expected inputs of every client like those of '{names[0]}' ({tuple(first.shape[1:])}, {first.dtype}),"
                 f" got {tuple(part.x.shape[1:])}, {part.x.dtype} in {path}"
-                f"{length_hint(part.x.shape[1:], first.shape[1:])}"
             )
     classes = max(classes_up_to(int(part.y.max()), path) for path, part in every)
     joined = {
@@ -78,7 +75,7 @@ def _read(side: str, path: Path) -> LabeledSamples:
             names = [Path(name).stem for name in archive.namelist()]
             if "x" not in names or "y" not in names:
                 raise ConfigError(f"expected arrays x and y in {path}, got {_named(names)}")
-            x, y = (_array(archive, name) for name in ("x", "y"))
+            x, y = (np.lib.format.read_array(archive.open(f"{name}.npy"), allow_pickle=False) for name in ("x", "y"))
     except _NO_ARRAYS as error:
         raise ConfigError(
             f"expected arrays of numbers x and y as numpy.savez writes them, got something else in {path}"
@@ -92,14 +89,7 @@ def _read(side: str, path: Path) -> LabeledSamples:
     return samples
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    with archive.open(f"{name}.npy") as stream:
-        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-        return array
-
-
 def _named(names: Sequence[str]) -> str:
-    """What else is in a file, for the message."""
     if "data" in names:
         return "the array data; if PFLlib or HtFLlib wrote it, docs/coming-from-pfllib.md shows how to convert it"
     return visible(", ".join(names[:5])[:80]) or "nothing"

@@ -22,7 +22,6 @@ from polyfed.data.samples import (
     TableColumns,
     classes_up_to,
     fill_missing,
-    length_hint,
     samples_of,
 )
 from polyfed.data.text import Vocabulary
@@ -88,7 +87,7 @@ class DatasetSource:
                 raise ConfigError(
                     f"expected test inputs like the training inputs of '{self.name}' "
                     f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), got {tuple(samples.x.shape[1:])}, "
-                    f"{samples.x.dtype}{length_hint(samples.x.shape[1:], self.train.x.shape[1:])}"
+                    f"{samples.x.dtype}"
                 )
         channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 or self.feature_names else 0
         if len(self.mean) != channels or len(self.std) != channels:
@@ -159,7 +158,7 @@ class DatasetSource:
         return sides
 
     def limited(self, train: int | None, test: int | None, generators: Generators) -> DatasetSource:
-        """At most so many rows of each side (None: all), drawn, the classes in proportion; fewer are among more."""
+        """At most this many rows of each side (None: all), drawn, classes in proportion; few are among more."""
         cut: dict[str, Any] = {}
         for name, samples, most in (("train", self.train, train), ("test", self.test, test)):
             if samples is not None and most is not None:

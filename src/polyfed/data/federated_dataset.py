@@ -2,7 +2,7 @@
 
 Order of things: rows for the server are set aside, the rest is assigned to the clients, each client's rows are split
 into train, validation and test, caps are applied, last some clients lose half of what is left. Which rows of a class
-somebody gets, keeps or loses is drawn, never a matter of their order.
+a client gets, keeps or loses is drawn, never a matter of their order.
 Every draw comes from a generator made for that purpose ("holdout", "test", "partition", "split", "halved", of caps also
 for each client), so that, say, a larger holdout does not change how splits are drawn.
 
@@ -67,7 +67,7 @@ class FederatedDataset:
         classes: C; 0: numbers are predicted. Each client's are standardized by the mean and the deviation of its own
             training rows; those of the holdout and of a common test set are as they stand.
         source: what it was made from.
-        unused: rows of the source that ended nowhere: assigned to nobody, or cut off by `max_train_per_client` and
+        unused: rows of the source that no client has: assigned to none, or cut off by `max_train_per_client` and
             `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
@@ -88,7 +88,7 @@ class FederatedDataset:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is odd about the data set and the columns of a table, and which values of few rows are nobody's."""
+        """What is odd about the data set and the columns of a table, and which values of few rows were left out."""
         lines = [*self.source.remarks]
         if self.source.feature_names:
             titles = [client_text(number, name) for number, name in enumerate(self.names or [""] * len(self.clients))]
@@ -124,7 +124,7 @@ class _ClientRows(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """Rows of the pool before anybody is assigned some. common_test: of everybody; None where each has its own."""
+    """Rows of the pool before the deal. common_test: one test set for all; None where each client has its own."""
 
     holdout: Rows
     assigned: Rows

@@ -26,7 +26,7 @@ Part = TypeVar("Part")
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 
 _UNPACKED = 2**28  # bytes that an archive of any size may hold
-_RATIO = 100  # and beyond these so many times its own; arrays of numbers shrink to a tenth or so, zeros to a thousandth
+_RATIO = 100  # or this many times its own size; arrays of numbers shrink to a tenth or so, zeros to a thousandth
 
 
 def check_file(path: Path) -> None:
@@ -98,7 +98,7 @@ def choose_splits(splits: Mapping[str, Part], where: object, expected: str, name
 def client_folders(place: Path) -> tuple[str, list[Path]]:
     """The clients' folders, in the order of their names, by value where all are whole numbers, and what they hold.
 
-    That is "parquet", "csv" or "images" (a folder per class), of all the same.
+    The latter is "parquet", "csv" or "images" (a folder per class), the same for all.
     """
     if not place.is_dir():
         raise ConfigError(f"expected a folder with one folder per client at {place}, got no such folder")
@@ -138,6 +138,6 @@ def check_sides(tested: Mapping[str, bool]) -> None:
 
 
 def owners(names: Sequence[str], rows: Sequence[int]) -> NDArray[Any]:
-    """Whose each row is, of so many of every name in turn: numbers where all names are, else text."""
+    """The name of each row's owner, for the rows of every name in turn: numbers where all names are, else text."""
     numbers = all(name.isascii() and name.isdigit() for name in names)
     return np.repeat(np.array([int(name) for name in names] if numbers else list(names)), list(rows))

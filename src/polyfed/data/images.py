@@ -78,7 +78,7 @@ def decode(data: bytes | None, place: str) -> Tensor:
 
 
 def from_cache(key: str) -> LabeledImages | None:
-    """The decoded copy, or None, as also for an entry that somebody wrote anew."""
+    """The decoded copy, or None, also where another program wrote the entry."""
     found = cache.load_entry(key)
     if found is None:
         return None

@@ -15,7 +15,7 @@ from polyfed.validation.settings import Settings
 
 OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values")
 PARTITION = "'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'"
-_OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # what no data set refuses as such
+_OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
@@ -73,7 +73,9 @@ class SourceSettings(Settings):
     )
     config: str | None = Field(None, description="hub: which folder of it, where it holds several data sets")
     revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
-    image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
+    image_size: Positive | None = Field(
+        None, description="pixels a side to which images are resized; default: as stored"
+    )
 
     @field_validator("label_column", mode="before")
     @classmethod
@@ -143,7 +145,7 @@ class PartitionSettings(Settings):
     )
     min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "quantity", "by_group"))] = Field(
         10,
-        description="dirichlet, quantity: every client gets at least so many rows; by_group: values with fewer rows "
+        description="dirichlet, quantity: least number of rows of a client; by_group: values with fewer rows "
         "are left out, by default none",
     )
     classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")
@@ -154,7 +156,8 @@ class PartitionSettings(Settings):
         None, description="by_group: rows that share a value of this column go to one client"
     )
     num_groups: Annotated[Positive | None, _BY_GROUP] = Field(
-        None, description="by_group: values are first put into so many groups by their hash; default: each is its own"
+        None,
+        description="by_group: number of groups into which values are first hashed; default: each value is its own",
     )
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["local", "global"] = Field("local", description="whose test rows: each client's own, or one set")

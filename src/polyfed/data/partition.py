@@ -5,7 +5,7 @@
 ``by_group``, by whom the rows come from. A partition also records which share of every class each client was assigned,
 so that a test side can be assigned alike.
 
-Which of several rows of a class somebody gets is always drawn: a file may be in the order of time, or of people, and
+Which rows of a class a client gets is always drawn: a file may be in the order of time, or of people, and
 its first rows are then no fair part of it.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
@@ -34,7 +34,7 @@ Generators = Callable[[str], np.random.Generator]  # purpose of a draw -> genera
 CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
 _LOWEST_SHARE = 0.4  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
 _HIGHEST_SHARE = 0.6
-_TRIES = 1000  # of a Dirichlet partition
+_TRIES = 1000  # draws of a Dirichlet partition
 _TINY = 1e-9  # two remainders closer than this count as equal: shares are quotients of small whole numbers
 
 
@@ -513,7 +513,7 @@ def sorted_partition(
 def balanced_order(y: Rows, generator: np.random.Generator) -> Rows:
     """A random order of all rows whose every beginning has the classes as evenly as there are rows of them.
 
-    Which of them has one row more is drawn.
+    The class that has one row more is drawn.
     """
     shuffled = [generator.permutation(np.flatnonzero(y == label)) for label in range(int(y.max(initial=-1)) + 1)]
     turn = np.concatenate([np.arange(len(mine)) for mine in shuffled])
@@ -557,7 +557,7 @@ def split_rows(
 def draw_rows(rows: Rows, y: Rows, most: int | None, generator: np.random.Generator) -> Rows:
     """At most `most` rows, drawn at random, the classes in the proportion they have; all of them for None. Sorted.
 
-    Of one generator's state, the rows of a smaller number are among those of a larger one: they are the first of a
+    With one state of the generator, a smaller number of rows is among a larger one: they are the first of a
     random order in which row i of the n of a class stands at (i + 1/2) / n. Whose turn it is among equal places is
     drawn, too.
     """

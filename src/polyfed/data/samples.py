@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError, described
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
 _MOST_CLASSES = 10**6
-_SHARE = 0.1  # of a GPU's free memory that a client's data may take to be kept there
+_SHARE = 0.1  # the part of a GPU's free memory that a client's data may take
 ONE_LABEL = "; an input has one label, multi-label data are not supported"  # behind what was got instead
 SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)  # in the place of one label
 _MISSING = ("", "na", "n/a", "nan", "?")  # how a missing value is spelt in a table, in lower case
@@ -119,7 +119,7 @@ class LabeledSamples:
         return LabeledSamples(self.x, ((values - scale.mean) / scale.std).float(), scale)
 
     def at(self, device: torch.device) -> Placed:
-        """The samples on a GPU, brought there once and kept; as they are where that has not the room for them."""
+        """The samples on a GPU, copied there once and kept; as they are where it lacks the memory for them."""
         if device.type != "cuda":
             return Placed(self.x, self.y)
         if device not in self._placed:
@@ -145,7 +145,7 @@ class LabeledSamples:
     def counts(self) -> dict[str, int]:
         """How many samples there are of each class, by its number as JSON has it; only classes that occur.
 
-        Of numbers to predict none.
+        None where labels are numbers to predict.
         """
         if self.are_numbers:
             return {}
@@ -164,10 +164,6 @@ class LabeledSamples:
     def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
         """The inputs, at most `size` rows at a time, on the device if they have a place there."""
         yield from self.at(device).x.split(size)
-
-    def head(self, count: int) -> LabeledSamples:
-        """The first `count` samples."""
-        return LabeledSamples(self.x[:count], self.y[:count], self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,9 +257,9 @@ def _tensor(given: Any, what: str) -> Tensor:
         parts = list(given) if isinstance(given, list | tuple) else []
         if what == "labels" and any(isinstance(one, SEVERAL) for one in parts):
             hint = ONE_LABEL
-        shapes = [tuple(one.shape) for one in parts if isinstance(one, np.ndarray | Tensor)]
-        if other := next((shape for shape in shapes if shape != shapes[0]), None):
-            hint = length_hint(shapes[0], other)
+        shapes = {tuple(one.shape) for one in parts if isinstance(one, np.ndarray | Tensor)}
+        if len(shapes) > 1:
+            hint = f"; all have to have one shape, these have {', '.join(map(str, sorted(shapes)[:3]))}"
         raise ConfigError(
             f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
         ) from None
@@ -304,7 +300,7 @@ def from_dataset(dataset: Any) -> LabeledSamples:
         if inputs and (x.shape != inputs[0].shape or x.dtype != inputs[0].dtype):
             raise ConfigError(
                 f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, got "
-                f"{tuple(x.shape)}, {x.dtype} in item {row}{length_hint(x.shape, inputs[0].shape)}"
+                f"{tuple(x.shape)}, {x.dtype} in item {row}"
             )
         inputs.append(x)
         labels.append(_label(label, row, of_numbers=row > 0 and isinstance(labels[0], float)))
@@ -341,16 +337,6 @@ def _input(given: Any, row: int) -> Tensor:
             f"expected a tensor, an array or an image in item {row}, got {type(given).__name__}"
         ) from error
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
-
-
-def length_hint(one: Sequence[int], other: Sequence[int]) -> str:
-    """Behind two different shapes of inputs, what to do where these are series (C, L) or (L,) of different lengths."""
-    if not (len(one) == len(other) <= 2 and sum(a != b for a, b in zip(one, other, strict=True)) == 1):
-        return ""
-    return (
-        "; series need one length: resample them, torch.nn.functional.interpolate(x, size=...), or cut windows, "
-        "x.unfold(-1, length, step)"
-    )
 
 
 def upright(image: Any) -> Any:
@@ -407,7 +393,7 @@ def refuse_masked(given: Any, what: str) -> None:
 
 
 def of_so_many(count: int) -> str:
-    """Behind the first of several rows that are refused, how many there are."""
+    """How many rows are refused, to put behind the first of them."""
     return "" if count == 1 else f", the first of {count} such rows"
 
 

@@ -44,13 +44,13 @@ Frame = Any  # a pandas.DataFrame of cells, see above
 NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they stand
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-FLAG = "{} is missing"  # what the column is called that says so
+FLAG = "{} is missing"  # name of the column that says so
 _ANOTHER_CATEGORY = "correct the cell, or name the category in every recipe of the federation"
 _NAMED = 5  # files in a message
 _CORRECT = "correct or drop such rows"
 _LIKE_THE_RUNS = "write such rows as those of the run, or drop them"
 _ADVICE = f"{_CORRECT}, name other feature_columns, or set missing_values"
-_LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
+_LEAST_SPREAD = 1e-4  # a column's deviation over its largest value: float32 keeps 7 digits, so 3 are left
 
 
 def from_frame(
@@ -325,7 +325,7 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
 
 
 def _about_columns(left_out: Sequence[str]) -> tuple[str, ...]:
-    """A line on columns that are not learnt from, though nobody has said so."""
+    """A line on columns that are left out without having been asked for."""
     if not left_out:
         return ()
     more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""

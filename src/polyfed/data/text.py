@@ -35,7 +35,7 @@ PADDING = 0
 UNKNOWN = 1
 FIRST_WORD = 2
 
-WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
+WORDS_FILE = "words.txt"  # beside a run's models: the words that have ids, in their order, one a line
 
 OF_PAPER = "fedrep"  # the rule of FedRep's Sentiment140
 _LENGTHS = {"characters": 100}  # ids per text by default; of the other rules 25, FedHeNN's
@@ -48,7 +48,7 @@ class TextConfig:
 
     Args:
         column: the column with texts; None to find it.
-        vocabulary: at most so many words have ids of their own; default 5000.
+        vocabulary: how many words have ids of their own, at most; default 5000.
         length: L, ids per text: the first words, padded; default 25, FedHeNN's, or 100 characters.
         vectors: a text file with a word and its numbers on each line, as GloVe's are; then only its words are in the
             vocabulary, and networks take their vectors as they are. Default: networks learn vectors.
@@ -97,7 +97,7 @@ class Vocabulary:
         words: words[i] has id i + 2.
         length: L, ids per text.
         column: where the texts stood in their files; None: in none.
-        most: so many words could have ids, which says how large networks are; None: these take given vectors.
+        most: how many words could have ids, by which networks are sized; None: these take given vectors.
         tokens: the rule by which texts were cut.
     """
 
@@ -132,7 +132,7 @@ def tokenize(text: str, rule: str = "words") -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    shown = unicodedata.normalize("NFC", text.lower()).replace("\ufe0f", "")  # which asks for a colored sign
+    shown = unicodedata.normalize("NFC", text.lower()).replace("\ufe0f", "")  # the mark that asks for a colored sign
     return _word_pattern().findall(shown)
 
 

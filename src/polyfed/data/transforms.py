@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
 _ROWS = 1000  # images that are floats at a time
-_LEAST = 2.0**-126  # of a std: below it float32 has fewer digits, and soon none
+_LEAST = 2.0**-126  # smallest std: below it float32 has fewer digits, and soon none
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
 
 

@@ -17,7 +17,7 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, copy_network, float_state
 from polyfed.core.randomness import seeded_global_rng
-from polyfed.data.samples import LabeledSamples, length_hint
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine import network_checks
 from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError, described, first_line
 from polyfed.functional.feature_pooling import layout
@@ -184,7 +184,7 @@ class _Checks:
                 if kind != kinds[first]:
                     raise ConfigError(
                         f"{self.name} needs stored inputs of one shape and type; {owner} has {kind}, {first} "
-                        f"{kinds[first]}{length_hint(inputs[owner].shape[1:], inputs[first].shape[1:])}"
+                        f"{kinds[first]}"
                     )
         if self.needs.images:
             for client in self.clients:

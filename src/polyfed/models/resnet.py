@@ -53,7 +53,7 @@ _GROUPS = 4
 _LEAST = 8  # pixels a side; below it the last stages would see nothing but padding
 
 
-Norm = Callable[[int], nn.Module]  # of so many channels
+Norm = Callable[[int], nn.Module]  # number of channels -> layer
 
 
 def group_norm(channels: int) -> nn.Module:

@@ -28,7 +28,7 @@ from polyfed.models.vit import Block, ClassToken, Tokens
 
 _FEATURES = 64  # D
 _PATCH = 10  # steps of a piece that the transformer reads as one
-_WIDTH = 48  # of the transformer
+_WIDTH = 48  # the transformer's
 _HEADS = 3
 _HAR_FEATURES = 512  # D of the HARCNNs
 
@@ -72,7 +72,7 @@ def series_transformer(in_shape: tuple[int, ...], classes: int) -> SequentialSpl
 def _harcnn(
     name: str, in_shape: tuple[int, ...], classes: int, filters: Sequence[int], kernel: int, stride: int, linear: bool
 ) -> SequentialSplit:
-    """A block of so many filters each; `stride` of the convolutions. linear: behind them linear layers, no average."""
+    """A block for each number of filters. stride: of the convolutions. linear: Linear layers behind, no average."""
     image = len(in_shape) == 3 and in_shape[1] == 1
     least = _steps_before(len(filters), kernel, stride)
     channels = _channels(name, (in_shape[0], in_shape[2]) if image else in_shape, least)
@@ -89,13 +89,13 @@ def _harcnn(
     if linear:
         rest |= _layers(fc1=nn.Linear(channels * length, 1024), fc1_relu=nn.ReLU())
         rest |= _layers(fc2=nn.Linear(1024, _HAR_FEATURES), fc2_relu=nn.ReLU())
-    else:  # of the name that `feature_pool` gives its average, which then takes this one's place
+    else:  # `feature_pool` calls its average so, too, and then takes this one's place
         rest |= _layers(average=nn.AdaptiveAvgPool1d(_HAR_FEATURES))
     return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_HAR_FEATURES, classes), name)
 
 
 def _steps_before(blocks: int, kernel: int, stride: int) -> int:
-    """How long a series has to be for one step to be left after so many blocks."""
+    """The length of a series of which the blocks leave one step."""
     steps = 1
     for _ in range(blocks):
         steps = (2 * steps - 1) * stride + kernel

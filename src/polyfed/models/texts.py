@@ -48,10 +48,10 @@ _WIDTH = 300
 _STATE = 128
 _HIDDEN = 10
 _DROPOUT = 0.5
-_TEXT_WIDTH = 64  # of the transformer
+_TEXT_WIDTH = 64  # the transformer's
 _HEADS = 4
 _DEPTH = 2
-_WIDE = 512  # of HtFLlib's networks
+_WIDE = 512  # HtFLlib's networks'
 _LIGHT_DROPOUT = 0.2
 _TRANSFORMER_DROPOUT = 0.1
 
@@ -194,7 +194,7 @@ class FirstWord(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         tokens = self.dropout(self.embedding(ids) * _WIDE**0.5 + self.sines[: ids.shape[1]])
         padding = ids == PADDING
-        padding[:, 0] = False  # of empty texts one token is left
+        padding[:, 0] = False  # an empty text keeps one token
         first: Tensor = self.encoder(tokens, src_key_padding_mask=padding)[:, 0]
         return first
 

@@ -1,4 +1,4 @@
-"""Networks of timm, torchvision and Hugging Face by name, and where a network that nobody cut is cut.
+"""Networks of timm, torchvision and Hugging Face by name, and where a network without cuts is cut.
 
     timm:resnet10t   torchvision:resnet18   hf:owner/name   package.module:function   any of them with @layer1 behind
 
@@ -35,7 +35,7 @@ FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the 
     "features.1",
 )  # fmt: skip
 _PRETRAINED = "?pretrained"
-_WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # which a split network has no place for
+_WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # a split network has no place for such heads
 _TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  # networks of the zoo -> those of timm
     f"vit-s{depth}-half": "vit_tiny_patch16_224" for depth in DEPTHS
 }
@@ -44,7 +44,7 @@ _TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  #
 def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int], nn.Module] | None:
     """The builder of ``timm:resnet10t`` and its like, (image shape, classes) -> network; None for other names.
 
-    fetch: load the weights of ``?pretrained``; False: leave them as drawn, for who has others to load.
+    fetch: load the weights of ``?pretrained``; False: leave them as drawn, where others will be loaded.
     """
     plain, mark, wanted = name.partition("?")
     package, _, called = plain.partition(":")
@@ -152,7 +152,7 @@ def fetch_weights(package: str, called: str, in_shape: tuple[int, ...], classes:
     """What the package has been trained to, by name; of timm already made for these images and classes."""
     fetched: Mapping[str, Tensor]
     with _fetching(package, called), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # what the package has no weights for is drawn, and alike in every process
+        torch.manual_seed(0)  # weights that the package lacks are drawn, alike in every process
         if package == "timm":
             options = timm_options(called, in_shape, classes)
             fetched = _package("timm").create_model(called, pretrained=True, **options).state_dict()

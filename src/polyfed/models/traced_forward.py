@@ -159,7 +159,7 @@ def trace_forward(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, 
 def _twin(module: nn.Module) -> nn.Module:
     """A copy that shares parameters and buffers, and whatever cannot be copied."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    for layer in reversed([*module.modules()]):  # what is within another one first
+    for layer in reversed([*module.modules()]):  # inner layers first
         twin = memo[id(layer)] = object.__new__(type(layer))
         vars(twin).update({key: _copied(value, memo) for key, value in vars(layer).items()})
     copied: nn.Module = memo[id(module)]
@@ -266,7 +266,7 @@ class CapturedHead:
 
 
 class _Placeholder:
-    """Stands for logits that nobody computes; whatever is done with it fails."""
+    """Stands for logits that are not computed; every operation on it fails."""
 
 
 @contextlib.contextmanager

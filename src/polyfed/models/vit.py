@@ -31,7 +31,7 @@ DEPTHS = (8, 9, 10, 11, 12)
 _WIDTH, _HEADS = 384, 6
 LARGE = 128  # pixels a side; from here on patches are of 16 pixels a side, below of 4
 _TIMM_TOKENS = {"cls_token": "class_token", "pos_embed": "positions", "patch_embed": "patches"}
-_STD = 0.02  # of positions, class token and linear layers at the start, as in DeiT (arXiv 2012.12877)
+_STD = 0.02  # initial positions, class token and linear layers, as in DeiT (arXiv 2012.12877)
 
 
 class Attention(nn.Module):

@@ -84,7 +84,7 @@ def build(
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
         words: of texts: how many ids there are, or their fixed vectors (V, E); goes to builders with a parameter of
             this name, and to no others.
-        fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: they are drawn, for who loads others.
+        fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: drawn ones, as others will be loaded.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         categories: of a table with categories: per feature, how many there are, 0 for a number; goes to a builder's
             parameter of this name.

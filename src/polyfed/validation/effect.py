@@ -66,14 +66,14 @@ class ActsWith:
 
 
 def idle(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, ActsWith]:
-    """The fields that do nothing as things are set, each with what it would need.
+    """The fields that have no effect beside the other values, each with what it would need.
 
     Args:
         fields: name -> pydantic's field. values: name -> value. A name has dots where it is of a table of settings.
 
     Returns:
-        Name -> what it needs, with the whole name of the other field. Of a table alone, what only its owner can say
-        is left to it.
+        Name -> what it needs, with the whole name of the other field. A condition of a table on a field outside of it
+        is left out where the table is checked alone.
     """
     found: dict[str, ActsWith] = {}
     for name, field in fields.items():

@@ -16,16 +16,13 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.figures import (
     architectures,
-    by_architecture,
-    client_scores,
     clients,
     curve_drawings,
     curves,
-    ranked,
-    series,
     sizes,
     variants,
 )
+from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import FigureWithData, bar_style, canvas, empty_figure, legend, legends, line_style, save
 from polyfed.report.run_records import load_runs
@@ -40,17 +37,23 @@ def group_of(folder: Path) -> Group:
 # curves ---------------------------------------------------------------------------------------------------------------
 
 
-def test_series_by_hand(two_by_two: Path) -> None:
+def points_of(group: Group, name: str, *further: Any, **options: Any) -> dict[str, list[Any]]:
+    frame = curve_frame(group, *further, **options)
+    found: dict[str, list[Any]] = frame[frame["name"] == name].to_dict("list")
+    return found
+
+
+def test_points_by_hand(two_by_two: Path) -> None:
     record_figures(two_by_two)
     group = group_of(two_by_two)
-    local, fedgh = series(group)
-    assert (local.name, fedgh.name, fedgh.seeds) == ("local", "fedgh", 2)
-    assert fedgh.axes == {"round": (1, 2, 3), "bytes": (3072, 6144, 9216), "seconds": (1.5, 3.0, 4.5)}
-    assert fedgh.mean == pytest.approx((0.4, 0.5, 0.65))
-    assert (fedgh.low, fedgh.high) == ((0.3, 0.4, 0.6), (0.5, 0.6, 0.7))
-    assert series(group, "received")[1].mean == pytest.approx((0.2, 0.3, 0.45))
-    assert series(group, metric="bottom_decile")[1].mean == pytest.approx((0.15, 0.25, 0.4))
-    assert series(group, "received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
+    fedgh = points_of(group, "fedgh")
+    assert fedgh["count"] == [2, 2, 2]
+    assert [fedgh[axis] for axis in ("round", "bytes", "seconds")] == [[1, 2, 3], [3072, 6144, 9216], [1.5, 3.0, 4.5]]
+    assert fedgh["mean"] == pytest.approx([0.4, 0.5, 0.65])
+    assert (fedgh["low"], fedgh["high"]) == ([0.3, 0.4, 0.6], [0.5, 0.6, 0.7])
+    assert points_of(group, "fedgh", "received")["mean"] == pytest.approx([0.2, 0.3, 0.45])
+    assert points_of(group, "fedgh", metric="bottom_decile")["mean"] == pytest.approx([0.15, 0.25, 0.4])
+    assert points_of(group, "fedgh", "received", "f1")["mean"] == pytest.approx([0.1, 0.15, 0.225])
 
 
 def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: Any) -> None:
@@ -59,8 +62,8 @@ def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: 
     final = records[1] | {"round": 3, "final_round": True, "accuracy": {"personal": {"mean": 0.9}}}
     records[0]["accuracy"] = {}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (*records, final)))
-    (line,) = series(group_of(folder))
-    assert (line.axes["round"], line.axes["bytes"], line.mean) == ((2, 3), (6144, 9216), (0.6, 0.9))
+    line = points_of(group_of(folder), "local")
+    assert (line["round"], line["bytes"], line["mean"]) == ([2, 3], [6144, 9216], [0.6, 0.9])
 
 
 def test_curves_are_files(two_by_two: Path, tmp_path: Path) -> None:
@@ -223,19 +226,19 @@ def runs(make: Any) -> Any:
 
 def test_clients_by_hand(runs: Any) -> None:
     (group,), _ = group_runs(runs)
-    scores = client_scores(group)
+    scores = client_frame(group)
     assert len(scores) == 11
-    assert (scores[0].name, scores[0].seed, scores[0].client, scores[0].samples) == ("local", 0, 0, 10)
-    spreads = ranked(scores)
-    assert [(one.at, one.mean, one.low) for one in spreads if one.name == "local"] == [
-        (1, 0.1, 0.1), (2, 0.2, 0.2), (3, 0.4, 0.4), (4, 0.5, 0.5),
+    assert list(scores.loc[0, ["name", "seed", "client", "samples"]]) == ["local", 0, 0, 10]
+    ranks = ranked(scores)
+    assert ranks[ranks["name"] == "local"][["rank", "mean", "low"]].to_numpy().tolist() == [
+        [1, 0.1, 0.1], [2, 0.2, 0.2], [3, 0.4, 0.4], [4, 0.5, 0.5],
     ]  # fmt: skip
-    fedgh = [one for one in spreads if one.name == "fedgh"]
-    assert [one.mean for one in fedgh] == pytest.approx([0.3, 0.4, 0.55]), "as many ranks as both seeds have"
-    assert [(one.low, one.high, one.count) for one in fedgh] == [(0.1, 0.5, 2), (0.2, 0.6, 2), (0.3, 0.8, 2)]
-    found = {(one.name, one.at): one for one in by_architecture(scores)}
-    assert (found["fedgh", "a"].mean, found["fedgh", "b"].mean) == pytest.approx((0.5, 0.3))
-    assert (found["fedgh", "a"].low, found["fedgh", "a"].high, found["fedgh", "a"].count) == (0.3, 0.8, 4)
+    fedgh = ranks[ranks["name"] == "fedgh"]
+    assert list(fedgh["mean"]) == pytest.approx([0.3, 0.4, 0.55]), "as many ranks as both seeds have"
+    assert fedgh[["low", "high", "count"]].to_numpy().tolist() == [[0.1, 0.5, 2], [0.2, 0.6, 2], [0.3, 0.8, 2]]
+    found = by_architecture(scores).set_index(["name", "architecture"])
+    assert list(found.loc["fedgh"]["mean"]) == pytest.approx([0.5, 0.3])
+    assert list(found.loc[("fedgh", "a"), ["low", "high", "count"]]) == [0.3, 0.8, 4]
 
 
 def test_clients_are_drawn_as_found(runs: Any) -> None:

@@ -7,16 +7,15 @@ the reported round, in each run's main stage, or those of `rounds.jsonl`.
 from __future__ import annotations
 
 import math
-import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.report.findings import Gains, decompose
+from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import (
     HEIGHT,
@@ -34,11 +33,12 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.report.statistics import Estimate, finite, scores_by_seed
+from polyfed.report.statistics import Estimate, scores_by_seed
 from polyfed.report.text_tables import format_mean_std
 from polyfed.results.main_score import RMSE, MainScore
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time", "simulated": "simulated time"}
@@ -70,21 +70,21 @@ _PARTS: dict[str, dict[str, Any]] = {
     "gain alone": {"facecolor": "#9ecae1", "edgecolor": "black", "linewidth": 0.8},
     "federated gain": {"facecolor": "#fdae6b", "edgecolor": "black", "linewidth": 0.8, "hatch": "///"},
 }
-Found = TypeVar("Found")
+Found = TypeVar("Found", bound=Sized)
 
 
 def _of_each_group(
     runs: Iterable[RunRecord],
     stem: str,
-    find: Callable[[Group], Sequence[Found]],
-    draw: Callable[[Group, Sequence[Found], str], FigureWithData],
+    find: Callable[[Group], Found],
+    draw: Callable[[Group, Found, str], FigureWithData],
     lacking: str,
     stage: str | None = None,
 ) -> list[FigureWithData]:
     """The drawings of the groups in which something is found, their files numbered where there are several."""
     groups, _ = group_runs(rows_of_pooled(runs), stage)
     every = [(group, find(group)) for group in groups]
-    drawn = [(group, found) for group, found in every if found]
+    drawn = [(group, found) for group, found in every if len(found)]
     if not drawn and lacking:
         raise ConfigError(f"nothing to draw: {lacking}")
     stems = [group.score.of_it(stem).lower() if stem.startswith("accuracy") else stem for group, _ in drawn]
@@ -109,70 +109,6 @@ def _save_all(drawings: Iterable[FigureWithData], folder: str | Path) -> list[Pa
 
 
 # curves -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line: mean over seeds at each evaluated round, with the lowest and the highest seed.
-
-    Attributes:
-        name: the method or variant. seeds: how many.
-        axes: the places of its points: rounds, cumulative bytes and seconds, and simulated ones where the runs have
-            them; means over seeds.
-        mean, low, high: accuracy, or another figure, in [0, 1]; where numbers are predicted, the RMSE.
-    """
-
-    name: str
-    seeds: int
-    axes: Mapping[str, tuple[float, ...]]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-def series(group: Group, stage: str | None = None, metric: str = "accuracy") -> list[Series]:
-    """The numbers behind the curves. A point is a round that every seed of the row evaluated.
-
-    Where seeds stopped early after different rounds, their final rounds are no such point.
-    """
-    lines = []
-    for name, of_stage in group.stages(stage).items():
-        points = [dict(_points(run, of_stage, metric)) for run in group.rows[name]]
-        rounds = sorted(set.intersection(*(set(found) for found in points)))
-        if not rounds:
-            continue
-        places = [[found[number][0] for found in points] for number in rounds]
-        values = [[found[number][1] for found in points] for number in rounds]
-        axes = [axis for axis in AXES if all(axis in one for seeds in places for one in seeds)]
-        lines.append(
-            Series(
-                name,
-                len(points),
-                {axis: tuple(statistics.fmean(one[axis] for one in seeds) for seeds in places) for axis in axes},
-                mean=tuple(map(statistics.fmean, values)),
-                low=tuple(map(min, values)),
-                high=tuple(map(max, values)),
-            )
-        )
-    return lines
-
-
-def _points(
-    run: RunRecord, stage: str, metric: str
-) -> Iterator[tuple[tuple[int, bool], tuple[Mapping[str, float], float]]]:
-    """Each evaluated round, and whether it is the final one, with its places on the axes and its figure."""
-    spent = {"round": 0.0, "bytes": 0.0, "seconds": 0.0, "simulated": 0.0}
-    for record in run.rounds:
-        spent["round"] = float(record.round)
-        spent["bytes"] += (record.bytes_up or 0) + (record.bytes_down or 0)
-        spent["seconds"] += record.seconds or 0.0
-        if record.simulated_seconds is None:
-            spent.pop("simulated", None)
-        elif "simulated" in spent:
-            spent["simulated"] += record.simulated_seconds
-        value = finite(record.mean(stage, metric))
-        if value is not None:
-            yield (record.round, record.final_round), (dict(spent), float(value))
 
 
 def axes_of(runs: Iterable[RunRecord]) -> list[str]:
@@ -226,31 +162,35 @@ def curve_drawings(
     if metric not in METRICS:
         raise ConfigError(f"unknown metric '{metric}'{suggest(metric, METRICS)}")
 
-    def find(group: Group) -> list[Series]:
-        return [line for line in series(group, stage, metric) if x in line.axes]
+    def find(group: Group) -> pd.DataFrame:
+        points = curve_frame(group, stage, metric)
+        whole = points.groupby("name")[x].transform(lambda places: places.notna().all()).astype(bool)
+        return points[whole]
 
-    def draw(group: Group, lines: Sequence[Series], stem: str) -> FigureWithData:
-        caption = _caption(group, lines, stage)
-        rows = [
-            {"name": line.name, x: at, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
-            for line in lines
-            for at, mean, low, high in zip(line.axes[x], line.mean, line.low, line.high, strict=True)
-        ]
-        return _drawing(stem, draw_series(group, lines, x, metric, caption), caption, rows)
+    def draw(group: Group, points: pd.DataFrame, stem: str) -> FigureWithData:
+        caption = _caption(group, points, stage)
+        shown = points.rename(columns={"count": "seeds"})[["name", x, "mean", "low", "high", "seeds"]]
+        figure = _draw_curves(group, points, x, metric, caption)
+        return _drawing(stem, figure, caption, _in_order(group, shown).to_dict("records"))
 
     why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
     why = "has a simulated time (see [devices])" if x == "simulated" else why
     return _of_each_group(runs, f"{metric}-by-{x}", find, draw, f"no round of these runs {why}", stage)
 
 
-def _caption(group: Group, lines: Sequence[Series], stage: str | None) -> str:
+def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
+    """The lines of a frame by the rows of the group."""
+    return frame.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
+
+
+def _caption(group: Group, points: pd.DataFrame, stage: str | None) -> str:
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
-    seeds = max(line.seeds for line in lines)
-    band = "; band: lowest to highest seed" if has_bands(len(lines), seeds) else ""
+    seeds = points["count"].max()
+    band = "; band: lowest to highest seed" if has_bands(points["name"].nunique(), seeds) else ""
     return about + (f" Line: mean over seeds{band}." if seeds > 1 else "")
 
 
-def draw_series(group: Group, lines: Sequence[Series], x: str, metric: str, caption: str) -> Figure:
+def _draw_curves(group: Group, points: pd.DataFrame, x: str, metric: str, caption: str) -> Figure:
     """The lines against an axis. A method that sends nothing is a level to compare with, not a curve."""
     from matplotlib.ticker import MaxNLocator
 
@@ -258,27 +198,27 @@ def draw_series(group: Group, lines: Sequence[Series], x: str, metric: str, capt
     factor = metric_factor(group, metric)
     against = {"round": "rounds", "bytes": "bytes sent"}.get(x, AXES[x])
     figure, axes = empty_figure(f"{named[0].upper()}{named[1:]} against {against}", caption)
-    farthest = max(max(line.axes[x]) for line in lines)
+    farthest = points[x].max()
     divisor, unit = next((scale for scale in _SCALES.get(x, ()) if farthest >= 2 * scale[0]), (1, ""))
-    logarithmic = x in ("bytes", "simulated") and _far_apart([line.axes[x] for line in lines])
-    nearest = min(value for line in lines for value in line.axes[x] if value > 0) if logarithmic else 0.0
+    logarithmic = x in ("bytes", "simulated") and _far_apart(points, x)
+    nearest = points[x][points[x] > 0].min() if logarithmic else 0.0
+    lines = dict(list(_in_order(group, points).groupby("name", sort=False)))
     handles = []
     labels = []
-    for number, line in enumerate(lines):
-        style = line_style(group.looks[line.name])
-        places = [value / divisor for value in line.axes[x]]
-        shown = [[factor * value for value in values] for values in (line.mean, line.low, line.high)]
-        label = line.name
-        if x != "round" and max(line.axes[x]) == 0 < farthest:
+    for number, (name, line) in enumerate(lines.items()):
+        style = line_style(group.looks[name])
+        shown = line[["mean", "low", "high"]] * factor
+        places = line[x] / divisor
+        label = name
+        if x != "round" and line[x].max() == 0 < farthest:
             places = [nearest / divisor, farthest / divisor]
-            shown = [[values[-1], values[-1]] for values in shown]
+            shown = shown.iloc[[-1, -1]]
             label += " (sends nothing; its last round)"
-        mean, *edges = shown
-        if has_bands(len(lines), line.seeds):
-            axes.fill_between(places, *edges, color=style["color"], alpha=0.15, linewidth=0)
-        step = max(1, math.ceil(len(places) / _MARKERS_PER_LINE))
+        if has_bands(len(lines), line["count"].max()):
+            axes.fill_between(places, shown["low"], shown["high"], color=style["color"], alpha=0.15, linewidth=0)
+        step = max(1, math.ceil(len(shown) / _MARKERS_PER_LINE))
         every = (number % step, step)  # markers of neighboring lines do not fall on one another
-        handles += axes.plot(places, mean, **style, markersize=5, markevery=every, gid=f"series-{number}")
+        handles += axes.plot(places, shown["mean"], **style, markersize=5, markevery=every, gid=f"series-{number}")
         labels.append(label)
     axes.set_xlabel(f"{AXES[x]} [{unit}]" if unit else AXES[x])
     axes.set_ylabel(f"test {named} [%]" if factor > 1 else f"test {named}")
@@ -293,152 +233,73 @@ def draw_series(group: Group, lines: Sequence[Series], x: str, metric: str, capt
     return figure
 
 
-def _far_apart(places: Sequence[Sequence[float]]) -> bool:
+def _far_apart(points: pd.DataFrame, x: str) -> bool:
     """Whether one method has sent its all where another has hardly begun."""
-    sending = [of_line for of_line in places if max(of_line) > 0]
-    totals = [max(of_line) for of_line in sending]
-    begun = all(value > 0 for of_line in sending for value in of_line)
-    return begun and len(totals) > 1 and max(totals) >= _FAR_APART * min(totals)
+    lines = points.groupby("name")[x]
+    sending = lines.max()[lines.max() > 0]
+    begun = (lines.min()[sending.index] > 0).all()
+    return bool(begun and len(sending) > 1 and sending.max() >= _FAR_APART * sending.min())
 
 
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ClientScore:
-    """One client of one run. accuracy: in [0, 1]. samples: that it had to train on. None is "not recorded"."""
-
-    name: str
-    method: str
-    seed: int
-    client: int
-    architecture: str | None
-    samples: int | None
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Of one row at a place, a rank or an architecture: mean, lowest and highest score, and how many there are."""
-
-    name: str
-    at: Any
-    mean: float
-    low: float
-    high: float
-    count: int
-
-
-def client_scores(group: Group) -> list[ClientScore]:
-    """Every scored client of every run, row after row, seed after seed."""
-    return [score for name, runs in group.rows.items() for run in runs for score in _scores(name, run)]
-
-
-def _scores(name: str, run: RunRecord) -> Iterator[ClientScore]:
-    table = run.result.clients_table
-    known: list[tuple[int, str | None, int | None, float | None]]
-    if table is None:  # only the accuracies were recorded
-        known = [(number, None, None, accuracy) for number, accuracy in enumerate(run.result.accuracy_per_client)]
-    else:
-        known = [(row.id, row.architecture, row.samples, row.accuracy) for row in table]
-    for number, architecture, samples, value in known:
-        accuracy = finite(value)
-        if accuracy is not None:
-            yield ClientScore(name, run.method, run.seed, number, architecture, samples, accuracy)
-
-
-def ranked(scores: Sequence[ClientScore]) -> list[Spread]:
-    """Each row's clients from the lowest to the highest score. Rank k over seeds is the mean of the k-th lowest
-    clients, whichever they are; where seeds scored different numbers of clients, as many ranks as all have.
-    """
-    found = []
-    for name in dict.fromkeys(score.name for score in scores):
-        by_seed: dict[int, list[float]] = {}
-        for score in scores:
-            if score.name == name:
-                by_seed.setdefault(score.seed, []).append(score.accuracy)
-        columns = zip(*map(sorted, by_seed.values()), strict=False)
-        found += [_spread(name, rank, values) for rank, values in enumerate(columns, start=1)]
-    return found
-
-
-def by_architecture(scores: Sequence[ClientScore]) -> list[Spread]:
-    """Every row and architecture; clients of which no architecture is recorded are left out."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for score in scores:
-        if score.architecture is not None:
-            values.setdefault((score.name, score.architecture), []).append(score.accuracy)
-    return [_spread(name, architecture, found) for (name, architecture), found in values.items()]
-
-
-def _spread(name: str, at: Any, values: Sequence[float]) -> Spread:
-    return Spread(name, at, statistics.fmean(values), min(values), max(values), len(values))
-
-
 def clients(runs: Iterable[RunRecord]) -> list[FigureWithData]:
     """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy."""
-    return _of_each_group(
-        runs, "accuracy-per-client", lambda g: ranked(client_scores(g)), _clients, "no client of these runs was scored"
-    )
+    lacking = "no client of these runs was scored"
+    return _of_each_group(runs, "accuracy-per-client", lambda group: ranked(client_frame(group)), _clients, lacking)
 
 
-def _clients(group: Group, found: Sequence[Spread], stem: str) -> FigureWithData:
+def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     from matplotlib.ticker import MaxNLocator
 
     main = group.score
-    names = dict.fromkeys(one.name for one in found)
-    bands = has_bands(len(names), len(group.seeds))
+    lines = dict(list(_in_order(group, found).groupby("name", sort=False)))
+    bands = has_bands(len(lines), len(group.seeds))
     band = "; band: lowest to highest seed" if bands else ""
     about = _about(group, more=f"Line: mean over seeds at each rank{band}." if len(group.seeds) > 1 else "")
     figure, axes = empty_figure(main.of_it("Accuracy per client, sorted"), about)
     handles = []
-    for name in names:
-        line = [one for one in found if one.name == name]
+    for name, line in lines.items():
         style = line_style(group.looks[name])
-        at = [one.at for one in line]
-        if bands and line[0].count > 1:
-            edges = (_shown(main, [getattr(one, end) for one in line]) for end in ("low", "high"))
-            axes.fill_between(at, *edges, color=style["color"], alpha=0.15, lw=0)
-        means = _shown(main, [one.mean for one in line])
-        every = max(1, len(at) // 10)
-        handles += axes.plot(at, means, **style, markersize=5, markevery=every, gid=f"ranks {name}")
+        if bands and line["count"].max() > 1:
+            edges = main.shown(line["low"]), main.shown(line["high"])
+            axes.fill_between(line["rank"], *edges, color=style["color"], alpha=0.15, lw=0)
+        every = max(1, len(line) // 10)
+        look = style | {"markersize": 5, "markevery": every, "gid": f"ranks {name}"}
+        handles += axes.plot(line["rank"], main.shown(line["mean"]), **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"client, from the lowest to the highest {main.title}")
     axes.set_ylabel(main.axis)
-    legend(axes, handles, names)
-    return _drawing(stem, figure, about, list(map(asdict, found)))
+    legend(axes, handles, lines)
+    return _drawing(stem, figure, about, _in_order(group, found).to_dict("records"))
 
 
 def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
     """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method."""
     lacking = "no result.json of these runs names its clients' architectures"
     stem = "accuracy-by-architecture"
-    return _of_each_group(runs, stem, lambda group: by_architecture(client_scores(group)), _architectures, lacking)
+    return _of_each_group(runs, stem, lambda group: by_architecture(client_frame(group)), _architectures, lacking)
 
 
-def _architectures(group: Group, found: Sequence[Spread], stem: str) -> FigureWithData:
+def _architectures(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     main = group.score
     over = " and seeds" if len(group.seeds) > 1 else ""
     about = _about(group, more=f"Mark: mean over clients{over}; line: lowest to highest of them.")
-    places = {name: place for place, name in enumerate(dict.fromkeys(one.at for one in found))}
-    rows = dict.fromkeys(one.name for one in found)
+    places = list(found["architecture"].unique())
+    rows = dict(list(found.groupby("name", sort=False)))
     width = min(_WIDEST, max(WIDTH, 0.8 + _MARK * (len(rows) + 1) * len(places)))
-    names = shortened(list(places), _LONG)
+    names = shortened(places, _LONG)
     long = inches(names, _SIZE) > 0.9 * (width - 0.8) / len(places)
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
     height = HEIGHT + (0.71 * inches(names, _SIZE) if long else 0.0)
     figure, axes = empty_figure(main.of_it("Accuracy by architecture"), about, height, width)
     handles = []
-    for number, name in enumerate(rows):
-        mine = [one for one in found if one.name == name]
-        at = [places[one.at] + 0.7 * ((number + 0.5) / len(rows) - 0.5) for one in mine]
-        reach = [
-            _shown(main, [one.mean - one.low for one in mine]),
-            _shown(main, [one.high - one.mean for one in mine]),
-        ]
-        means = _shown(main, [one.mean for one in mine])
+    for number, (name, line) in enumerate(rows.items()):
+        at = line["architecture"].map(places.index) + 0.7 * ((number + 0.5) / len(rows) - 0.5)
+        reach = [main.shown(line["mean"] - line["low"]), main.shown(line["high"] - line["mean"])]
         look = _mark(group, name) | {"elinewidth": 1, "capsize": 2.5, "gid": f"means {name}"}
-        handles.append(axes.errorbar(at, means, yerr=reach, **look))
+        handles.append(axes.errorbar(at, main.shown(line["mean"]), yerr=reach, **look))
     for place in range(1, len(places)):
         axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
     axes.set_xticks(range(len(places)), names, fontsize=_SIZE, parse_math=False, **turned)
@@ -446,37 +307,33 @@ def _architectures(group: Group, found: Sequence[Spread], stem: str) -> FigureWi
     axes.grid(False, axis="x")
     axes.set_ylabel(main.axis)
     legend(axes, handles, rows)
-    return _drawing(stem, figure, about, list(map(asdict, found)))
+    return _drawing(stem, figure, about, found.to_dict("records"))
 
 
 def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
     """``accuracy-by-size``: each client's accuracy against its number of training samples."""
-
-    def find(group: Group) -> list[ClientScore]:
-        return [score for score in client_scores(group) if score.samples is not None]
-
     lacking = "no result.json of these runs says how many samples its clients have"
-    return _of_each_group(runs, "accuracy-by-size", find, _sizes, lacking)
+    return _of_each_group(
+        runs, "accuracy-by-size", lambda group: client_frame(group).dropna(subset="samples"), _sizes, lacking
+    )
 
 
-def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> FigureWithData:
+def _sizes(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     main = group.score
     about = _about(group, more=f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}.")
     figure, axes = empty_figure(main.of_it("Accuracy by the amount of a client's data"), about)
-    rows = dict.fromkeys(score.name for score in scores)
+    rows = dict(list(found.groupby("name", sort=False)))
     handles = []
-    for name in rows:
-        mine = [score for score in scores if score.name == name]
-        values = _shown(main, [score.accuracy for score in mine])
+    for name, line in rows.items():
         look = _mark(group, name) | {"alpha": 0.85, "gid": f"marks {name}"}
-        handles += axes.plot([score.samples for score in mine], values, **look)
-    numbers = [score.samples for score in scores if score.samples]
-    if numbers and max(numbers) >= _WIDE * min(numbers):
+        handles += axes.plot(line["samples"].astype(int), main.shown(line["accuracy"]), **look)
+    numbers = found["samples"][found["samples"] > 0]
+    if len(numbers) and numbers.max() >= _WIDE * numbers.min():
         axes.set_xscale("log")
     axes.set_xlabel("training samples of the client")
     axes.set_ylabel(main.axis)
     legend(axes, handles, rows)
-    return _drawing(stem, figure, about, list(map(asdict, scores)))
+    return _drawing(stem, figure, about, found.to_dict("records"))
 
 
 def _mark(group: Group, name: str) -> dict[str, Any]:

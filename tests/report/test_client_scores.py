@@ -36,16 +36,17 @@ def three_seeds(make: Any) -> Path:
 
 def test_a_client_has_its_mean_interval_and_test_rows(three_seeds: Path, tmp_path: Path) -> None:
     table = compare_runs(load_runs(three_seeds))
-    north, south = table.sections[0].clients
-    assert (north.name, north.tested, south.tested) == ("north", "20 to 22", "21 to 23")
-    assert north.scores["local"].mean == pytest.approx(0.52)
-    found = north.differences["fedgh"]
+    clients = table.sections[0].clients.set_index(["name", "method"])
+    north = clients.loc["north"]
+    assert list(north["test_rows"]) == ["20 to 22"] * 2
+    assert clients.loc[("south", "local"), "test_rows"] == "21 to 23"
+    assert north.loc["local", "score"] == pytest.approx(0.52)
+    found = north.loc["fedgh"]
     gains = [mine[0] - own[0] for mine, own in zip(FEDGH, LOCAL, strict=True)]
     low, high = stats.t.interval(0.95, 2, sum(gains) / 3, stats.sem(gains))
-    assert found.mean is not None
-    assert found.margin is not None
-    assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx((low, high))
-    assert "local" not in north.differences
+    ends = found["difference"] - found["difference_margin"], found["difference"] + found["difference_margin"]
+    assert ends == pytest.approx((low, high))
+    assert north.loc["local", "difference"] is None
     text = to_text(table, clients=True)
     assert "0 ('north')  20 to 22  52.00" in text
     assert text != to_text(table)
@@ -54,7 +55,7 @@ def test_a_client_has_its_mean_interval_and_test_rows(three_seeds: Path, tmp_pat
     assert [(row["client"], row["name"], row["method"]) for row in rows] == [
         (str(n), name, method) for n, name in enumerate(("north", "south")) for method in ("local", "fedgh")
     ]
-    assert float(rows[1]["difference_margin"]) == pytest.approx(found.margin)
+    assert float(rows[1]["difference_margin"]) == pytest.approx(found["difference_margin"])
     assert rows[0]["difference"] == ""
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError, suggest
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
@@ -35,7 +35,10 @@ from polyfed.report.text_tables import (
     text_blocks,
     wrapped,
 )
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+from polyfed.results.main_score import RMSE, MainScore
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BY_ARCHITECTURE = "Accuracy in % by architecture"
 _OVER_SEEDS = "95 % intervals of the mean over seeds, in %; differences are paired by seed, in percentage points"
@@ -119,7 +122,7 @@ class ComparisonRow:
     runs: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComparisonGroup:
     """One table: comparable runs under one caption.
 
@@ -137,7 +140,7 @@ class ComparisonGroup:
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
         score: what the rows' accuracies are: where numbers are predicted, the RMSE.
-        clients: what each client has of each row.
+        clients: what each client has of each row (`polyfed.report.client_scores.scores_of_clients`).
         chosen: the headings of the columns to show, in order; () for all.
     """
 
@@ -151,8 +154,8 @@ class ComparisonGroup:
     published: tuple[str, ...]
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
-    score: MainScore = ACCURACY
-    clients: tuple[client_scores.ClientScores, ...] = ()
+    score: MainScore
+    clients: pd.DataFrame
     chosen: tuple[str, ...] = ()
 
     def keys_of(self, group: str) -> list[str]:
@@ -606,7 +609,7 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
     blocks = [f"{_text_titled(title, columns, width)}\n" for title, columns in table.overview]
     for section in table.sections:
         more = _more_tables(section) + (_architecture_tables(section) if metrics else [])
-        if clients and section.clients:
+        if clients and len(section.clients):
             columns = client_scores.client_columns(section.clients, section.score)
             more.append((section.score.of_it(client_scores.ABOUT), columns))
         texts = [wrapped(section.caption, width), text_blocks(columns_of(section, metrics), width)]

@@ -54,21 +54,21 @@ def curve_frame(group: Group, stage: str | None = None, metric: str = "accuracy"
 
 
 def client_frame(group: Group) -> pd.DataFrame:
-    """A line for each scored client of each run: name (the row's), method, seed, client, architecture, samples (None:
-    not recorded), accuracy.
+    """A line for each scored client of each run: name (the row's), method, seed, client, architecture, samples and
+    test_samples (None: not recorded), accuracy.
     """
     import pandas as pd
 
-    columns = ["name", "method", "seed", "client", "architecture", "samples", "accuracy"]
+    columns = ["name", "method", "seed", "client", "architecture", "samples", "test_samples", "accuracy"]
     lines: list[tuple[Any, ...]] = []
     for name, runs in group.rows.items():
         for run in runs:
             table = run.result.clients_table
             found: list[tuple[Any, ...]] = [
-                (row.id, row.architecture, row.samples, row.accuracy) for row in table or ()
+                (row.id, row.architecture, row.samples, row.test_samples, row.accuracy) for row in table or ()
             ]
             if table is None:  # only the accuracies were recorded
-                found = [(number, None, None, value) for number, value in enumerate(run.result.accuracy_per_client)]
+                found = [(at, None, None, None, value) for at, value in enumerate(run.result.accuracy_per_client)]
             lines += [(name, run.method, run.seed, *one) for one in found if finite(one[-1]) is not None]
     frame = pd.DataFrame(lines, columns=columns, dtype=object)
     return frame.assign(accuracy=frame["accuracy"].astype(float))

@@ -90,7 +90,7 @@ def write_report(
     axes = [name for name in axes_of(runs) if name != "seconds"] if axis is None else [axis]
     drawn = [file for name in axes for file in curves(runs, folder, name, stage, metric)]
     drawn += write_gains(runs, folder, stage)
-    if any(section.clients for section in table.sections):
+    if any(len(section.clients) for section in table.sections):
         drawn += [file for drawing in clients(runs) for file in save(drawing.figure, folder, drawing.stem)]
     return [*drawn, *write(shown, folder), write_page(runs, table, folder, stage, drawn)]
 
@@ -134,7 +134,7 @@ def _section(group: Group, section: ComparisonGroup) -> str:
         *(_titled(title, columns) for title, columns in sub_tables(section)),
         _list(notes_of(section)),
     ]
-    if section.clients:
+    if len(section.clients):
         columns = client_columns(section.clients, section.score)
         parts.append(_folded(section.score.of_it(ABOUT), _table(columns)))
     parts += _confusions(group)

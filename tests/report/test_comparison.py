@@ -46,26 +46,26 @@ def make_all(make: Any, values: dict[str, tuple[float, ...]], **more: Any) -> No
 
 def test_two_methods_two_seeds(two_by_two: Path) -> None:
     section = section_of(two_by_two)
-    local, fedgh = section.rows
-    assert (local.name, fedgh.name) == ("local", "fedgh")  # Local first, though found last
-    assert (local.score.mean, fedgh.score.mean) == pytest.approx((0.52, 0.65))
-    assert local.score.std == pytest.approx(0.04 / 2**0.5)  # two values d apart: d / sqrt(2)
-    assert (fedgh.means["std_clients"], fedgh.means["worst_client"]) == pytest.approx((0.1, 0.55))  # of 0.5 and 0.6
-    assert fedgh.best.mean == pytest.approx(0.55)
-    assert local.best.mean is None
-    assert fedgh.groups["by_stage"] == pytest.approx({"personal": 0.65, "received": 0.45})
-    assert fedgh.difference.mean == pytest.approx(0.13)  # of 0.60 - 0.50 and 0.70 - 0.54
-    assert fedgh.difference.std == pytest.approx(0.06 / 2**0.5)
-    assert (fedgh.difference.seeds, local.difference.mean) == ((0, 1), None)
-    assert [fedgh.means[key] for key in ("bytes_up", "bytes_down", "seconds")] == [3072, 6144, 4.5]
+    local, fedgh = section.rows.to_dict("records")
+    assert (local["name"], fedgh["name"]) == ("local", "fedgh")  # Local first, though found last
+    assert (local["accuracy"], fedgh["accuracy"]) == pytest.approx((0.52, 0.65))
+    assert local["accuracy_std"] == pytest.approx(0.04 / 2**0.5)  # two values d apart: d / sqrt(2)
+    assert (fedgh["std_clients"], fedgh["worst_client"]) == pytest.approx((0.1, 0.55))  # of 0.5 and 0.6
+    assert fedgh["accuracy_best_by_validation"] == pytest.approx(0.55)
+    assert local["accuracy_best_by_validation"] is None
+    assert (fedgh["by_stage_personal"], fedgh["by_stage_received"]) == pytest.approx((0.65, 0.45))
+    assert fedgh["difference"] == pytest.approx(0.13)  # of 0.60 - 0.50 and 0.70 - 0.54
+    assert fedgh["difference_std"] == pytest.approx(0.06 / 2**0.5)
+    assert (fedgh["difference_seeds"], local["difference"]) == ([0, 1], None)
+    assert [fedgh[key] for key in ("bytes_up", "bytes_down", "seconds")] == [3072, 6144, 4.5]
     assert section.caption == (
         "digits (dirichlet, dirichlet_alpha=0.5), 2 clients, 3 rounds, seeds 0, 1. "
         "Accuracy: stage personal, on each client's own test data, plain mean over clients."
     )
     received = section_of(two_by_two, stage="received")
     assert "stage received" in received.caption
-    assert received.rows[1].score.mean == pytest.approx(0.45)
-    assert received.rows[1].best.mean is None  # that is the personal stage's
+    assert received.rows["accuracy"][1] == pytest.approx(0.45)
+    assert received.rows["accuracy_best_by_validation"][1] is None  # that is the personal stage's
 
 
 def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
@@ -111,18 +111,18 @@ def test_intervals_and_the_best_rival(make: Any) -> None:
     make_all(make, values, accuracy_best_by_validation=0.5)
     make("fedrep-0", "fedrep", 0, (0.99,))  # the highest, on one of the three seeds only
     section = section_of(make.root)
-    rows = {row.name: row for row in section.rows}
+    rows = {row["name"]: row for row in section.rows.to_dict("records")}
     t = 4.302652730  # t(0.975, 2)
-    assert rows["fedin"].score.margin == pytest.approx(t * 0.1 / 3**0.5)  # s = 0.1
-    assert rows["fedin"].difference.mean == pytest.approx(-0.25)  # of -0.3, -0.15 and -0.3
-    assert rows["fedin"].difference.margin == pytest.approx(t * 0.05)  # s = 0.15 / sqrt(3)
-    assert {name: row.rival for name, row in rows.items()} == {
+    assert rows["fedin"]["accuracy_margin"] == pytest.approx(t * 0.1 / 3**0.5)  # s = 0.1
+    assert rows["fedin"]["difference"] == pytest.approx(-0.25)  # of -0.3, -0.15 and -0.3
+    assert rows["fedin"]["difference_margin"] == pytest.approx(t * 0.05)  # s = 0.15 / sqrt(3)
+    assert {name: row["rival"] for name, row in rows.items()} == {
         "local": "", "fedavg": "fedin", "fedgh": "fedin", "fedin": "fedgh", "fedrep": "fedgh",
     }  # fmt: skip
-    fedgh = rows["fedgh"].against_rival
-    assert (fedgh.mean, fedgh.seeds) == (pytest.approx(-0.05), (0, 1, 2))  # of +0.1, -0.2 and -0.05
-    assert fedgh.margin == pytest.approx(t * 0.15 / 3**0.5)
-    assert rows["fedrep"].against_rival.margin is None
+    fedgh = rows["fedgh"]
+    assert (fedgh["rival_difference"], fedgh["rival_seeds"]) == (pytest.approx(-0.05), [0, 1, 2])  # +0.1, -0.2, -0.05
+    assert fedgh["rival_difference_margin"] == pytest.approx(t * 0.15 / 3**0.5)
+    assert rows["fedrep"]["rival_difference_margin"] is None
     text = to_markdown(compared(make.root))
     assert "| fedin | [45.16, 94.84] | [50.00, 50.00] | [-46.51, -3.49] | fedgh |" in text
     assert "| local | [82.58, 100.00] |" in text  # 107.42 can be no accuracy
@@ -175,8 +175,8 @@ def test_what_has_learnt_nothing_leads_nowhere(accuracy: float, leaders: str | N
     assert section.leaders.get("accuracy") == leaders
     assert section.finding.startswith("fedgh leads with 72.00 %")
     assert section.finding.endswith(" Nothing was learnt by fedin.")
-    assert [row.nothing_learnt for row in section.rows] == [0, 0, 0, 1]
-    assert section.rows[3].groups["epsilon"] == {"client": 3.5}, "the largest"
+    assert [row["nothing_learnt"] for row in section.rows.to_dict("records")] == [0, 0, 0, 1]
+    assert (section.rows["epsilon_client"][3], section.keys_of("epsilon")) == (3.5, ["client"]), "the largest"
     assert "fedin: nothing was learnt" in section.notes
     assert "fedin (nothing learnt in 1 of 3 runs)" in to_markdown(compared(make.root))
 
@@ -194,11 +194,9 @@ def test_latex_means_what_it_says(make: Any) -> None:
 
 def test_a_target(two_by_two: Path) -> None:
     section = section_of(two_by_two, target="58.5 %")
-    local, fedgh = (row.to_target for row in section.rows)
-    assert local is not None
-    assert fedgh is not None
-    assert fedgh.accuracy == pytest.approx(0.585)
-    assert (local.reached, fedgh.reached, fedgh.rounds.mean) == (0, 2, 2.5)  # rounds 3 and 2
+    assert list(section.rows["target_accuracy"]) == pytest.approx([0.585, 0.585])
+    assert list(section.rows["target_reached"]) == [0, 2]
+    assert list(section.rows["target_rounds"]) == [None, 2.5]  # rounds 3 and 2
     (note,) = [note for note in section.notes if note.startswith("target")]
     assert note.startswith("target 58.5 %: first scored round")
     table = compared(two_by_two, target=0.585)
@@ -213,14 +211,14 @@ def test_spreads_of_few_seeds(make: Any) -> None:
     make("local", "local", 0, (0.5, 0.5))
     make("fedgh", "fedgh", 0, (0.5, 0.75))
     table = compared(make.root)
-    _, fedgh = table.sections[0].rows
-    assert fedgh.score.std is fedgh.score.margin is fedgh.difference.std is None
-    assert fedgh.difference.mean == 0.25
+    _, fedgh = table.sections[0].rows.to_dict("records")
+    assert fedgh["accuracy_std"] is fedgh["accuracy_margin"] is fedgh["difference_std"] is None
+    assert fedgh["difference"] == 0.25
     assert "±" not in to_text(table) + to_markdown(table)
     assert "one seed: neither a spread nor an interval is known" in table.sections[0].notes
     make("equal", "local", 1, (0.5, 0.5))
     table = compared(make.root)
-    assert table.sections[0].rows[0].score.std == 0.0
+    assert table.sections[0].rows["accuracy_std"][0] == 0.0
     assert "50.00 ±    -" not in to_text(table)
     assert "75.00 ±    -" in to_text(table)  # fedgh has one seed where local has two
     assert "| method | seeds |" in to_markdown(table)
@@ -279,16 +277,16 @@ def test_stages_and_settings_of_their_own_are_named(make: Any) -> None:
     table = compared(make.root)
     (section,) = table.sections
     assert "each method's own stage (personal or received)" in section.caption
-    assert section.rows[1].difference.mean == 0.25
+    assert section.rows["difference"][1] == 0.25
     assert "fedavg: its stage received is compared with Local's stage personal" in section.notes
     assert "training.lr differs: 0.1 for local; 0.01 for fedavg" in section.notes
-    assert [row.stage for row in section.rows] == ["personal", "received"]
+    assert [row["stage"] for row in section.rows.to_dict("records")] == ["personal", "received"]
     assert "| stage |" in to_markdown(table)
 
 
 def test_refusals_and_missing_values(make: Any) -> None:
     make("a", refused=2, accuracy=None, accuracy_by_stage=None, accuracy_per_client=None)
-    assert section_of(make.root).rows[0].refused == 2
+    assert section_of(make.root).rows["refused"][0] == 2
     assert "refused" in to_text(compared(make.root))
     make("b", seed=1, accuracy=float("nan"), accuracy_by_stage={})
     assert "nan" not in (to_text(compared(make.root)) + to_json(compared(make.root))).lower()
@@ -341,10 +339,10 @@ def test_other_figures_are_in_every_file_and_on_request_on_the_terminal(make: An
     make("fedgh-0", "fedgh", 0, **figures(0.40, 0.25, cnn1=0.6, cnn2=0.8))
     make("fedgh-1", "fedgh", 1, **figures(0.50, 0.35, cnn1=0.7, cnn2=0.8))
     table = compared(make.root)
-    _, fedgh = table.sections[0].rows
-    assert fedgh.groups["metric"] == pytest.approx({"balanced_accuracy": 0.4, "f1": 0.45})
-    assert fedgh.means["bottom_decile"] == pytest.approx(0.30)
-    assert fedgh.groups["by_architecture"] == pytest.approx({"cnn1": 0.65, "cnn2": 0.8})
+    _, fedgh = table.sections[0].rows.to_dict("records")
+    assert (fedgh["metric_balanced_accuracy"], fedgh["metric_f1"]) == pytest.approx((0.4, 0.45))
+    assert fedgh["bottom_decile"] == pytest.approx(0.30)
+    assert (fedgh["by_architecture_cnn1"], fedgh["by_architecture_cnn2"]) == pytest.approx((0.65, 0.8))
     markdown = to_markdown(table)
     assert "| lowest tenth | balanced accuracy | macro F1 | bytes up |" in markdown
     assert "| 30.00 | 40.00 | 45.00 | 2.0 KiB |" in markdown
@@ -387,10 +385,9 @@ def test_simulated_time(two_by_two: Path) -> None:
         simulate(two_by_two / f"local-{seed}", 400.0, left_out=[])
     runs = load_runs(two_by_two)
     table = compare_runs(runs, target=0.6)
-    local, fedgh = table.sections[0].rows
-    assert (fedgh.means["simulated_seconds"], local.means["simulated_seconds"]) == (60.0, 1200.0)
-    assert fedgh.to_target is not None
-    assert fedgh.to_target.simulated_seconds == pytest.approx((30 + 60) / 2), "after rounds 3 and 2"
+    local, fedgh = table.sections[0].rows.to_dict("records")
+    assert (fedgh["simulated_seconds"], local["simulated_seconds"]) == (60.0, 1200.0)
+    assert fedgh["target_simulated_seconds"] == pytest.approx((30 + 60) / 2), "after rounds 3 and 2"
     assert "fedgh: clients 1 are left out" in " ".join(to_text(table).split())
     assert to_markdown(table).count("simulated time") == 2
     assert "target_simulated_seconds" in to_csv(table).splitlines()[0]

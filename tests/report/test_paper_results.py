@@ -59,8 +59,8 @@ def sixty(make: Any, **run: Any) -> Path:
 
 def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.PaperComparison]:
     (section,) = compare_runs(load_runs(sixty(make, **run))).sections
-    (row,) = [row for row in section.rows if row.name == name]
-    return {one.quantity: one for one in row.published}
+    (row,) = [row for row in section.rows.to_dict("records") if row["name"] == name]
+    return {one.quantity: one for one in row["published"]}
 
 
 def test_ours_beside_theirs(make: Any) -> None:
@@ -100,8 +100,8 @@ def test_who_sends_nothing_has_no_rounds(make: Any) -> None:
 def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tuple[float, ...], mark: str) -> None:
     for seed, accuracy in zip(range(seeds), accuracies, strict=True):
         make(f"fedgh-{seed}", "fedgh", seed, (accuracy,), run=RUN)
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
-    assert row.published[0].mark == mark
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
+    assert row["published"][0].mark == mark
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
 
 def test_never_reached_is_said(make: Any) -> None:
     make("fedgh", "fedgh", 0, (0.3, 0.5), run=RUN)
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
-    found = {one.quantity: one for one in row.published}
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
+    found = {one.quantity: one for one in row["published"]}
     assert (found["rounds to 60 %"].ours, found["rounds to 60 %"].mark) == (None, "not reached")
     assert found["bytes to 60 %"].difference is None
     assert "| not reached |" in to_markdown(compare_runs(load_runs(make.root)))
@@ -167,7 +167,7 @@ def test_other_settings_or_data_have_no_column(make: Any) -> None:
     make("a", "fedgh", data={"dirichlet_alpha": 0.1}, run=RUN)
     make("b", "fedgh", run={})
     other, none = compare_runs(load_runs(make.root)).sections
-    assert (other.rows[0].published, none.rows[0].published) == ((), ())
+    assert (other.rows["published"][0], none.rows["published"][0]) == ((), ())
     assert "p/table1 has no column for these data and settings, so that nothing stands beside" in other.notes
     assert not any("paper" in note or "column" in note for note in none.notes)
 
@@ -178,8 +178,8 @@ def test_other_settings_or_data_have_no_column(make: Any) -> None:
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
     data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
     make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"paper_tables": ["fedgh/table3"]})
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
-    found = {one.quantity: one for one in row.published}
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
+    found = {one.quantity: one for one in row["published"]}
     assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
     assert (found["rounds to 90 %"].theirs, found["rounds to 90 %"].ours) == (2, 2)
     assert found["bytes per client and round"].theirs == pytest.approx(23.45, abs=0.01)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from polyfed.report import paper_results
 from polyfed.report.client_scores import scores_of_clients, verdicts
-from polyfed.report.comparison_tables import ComparisonGroup, ComparisonRow, Table
+from polyfed.report.comparison_tables import ComparisonGroup, Table
 from polyfed.report.findings import Gains, decompose, leave_one_out_tables, remarks
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
@@ -32,6 +34,7 @@ from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.neighbors import neighbors
 from polyfed.results.schema import FigureSummary, Summary
 
+Row = dict[str, Any]  # a line of `ComparisonGroup.rows`
 _EPSILON = {
     "client": "of the bounded entries of all uploads of a client, for whether it takes part",
     "sample": "of what a client's uploads reveal of what one of its rows holds; the runs' records name those uploads",
@@ -77,10 +80,12 @@ class _Section:
             self.notes.append("no target: it is of accuracies, and numbers are predicted here")
             target = None
         gains = decompose(group.rows, self.stages, self.score)
-        rows = tuple(self._row(name, target, gains.get(name)) for name in group.rows)
+        frame = pd.DataFrame([self._row(name, target, gains.get(name)) for name in group.rows], dtype=object)
+        frame = frame.where(frame.notna(), None)
+        rows = frame.to_dict("records")
         leaders = self._leaders()
         clients = scores_of_clients(group, self.local)
-        footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
+        footnotes = dict.fromkeys(name for row in rows for one in row["published"] for name in one.footnotes)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [
             _about_columns(rows, self.score, group.evaluation.when),
@@ -109,7 +114,7 @@ class _Section:
                 "preset": first.recipe.run.preset,
                 "held_out_group": group.held_out,
             },
-            rows=rows,
+            rows=frame,
             notes=tuple(notes),
             models=first.recipe.architectures,
             versions=dict(first.result.versions),
@@ -120,44 +125,53 @@ class _Section:
             clients=clients,
         )
 
-    def _row(self, name: str, target: float | None, gains: Gains | None) -> ComparisonRow:
+    def _row(self, name: str, target: float | None, gains: Gains | None) -> dict[str, Any]:
+        """A line of `ComparisonGroup.rows`."""
         runs = self.group.rows[name]
         stage = self.stages[name]
         results = [run.result for run in runs]
         scores = [_over_clients(run, stage) for run in runs]
         own = [run.result.accuracy_per_architecture if run.stage == stage else {} for run in runs]
         rival = self._rival(name)
+        difference = self._difference(name)
+        main = self.score.name
+        row: dict[str, Any] = {"name": name, "method": runs[0].method, "control": runs[0].control, "stage": stage}
+        row |= {"seeds": [run.seed for run in runs], **_estimate(main, Estimate.of(self.scores[name]))}
+        best = Estimate.of({run.seed: _best(run, stage) for run in runs})
+        row |= _estimate(f"{main}_best_by_validation", best)
+        row |= _estimate("difference", difference) | {"difference_seeds": list(difference.seeds)}
+        against_rival = Estimate.difference(self.scores[name], self.scores.get(rival, {}))
+        row |= {
+            "rival": rival,
+            **_estimate("rival_difference", against_rival),
+            "rival_seeds": list(against_rival.seeds),
+        }
+        row |= {key: mean_of([one[key] for one in scores]) for key in scores[0]}
         of_runs = ("bytes_up", "bytes_down", "seconds", "simulated_seconds")
-        return ComparisonRow(
-            name=name,
-            method=runs[0].method,
-            control=runs[0].control,
-            stage=stage,
-            seeds=tuple(run.seed for run in runs),
-            score=Estimate.of(self.scores[name]),
-            best=Estimate.of({run.seed: _best(run, stage) for run in runs}),
-            difference=self._difference(name),
-            rival=rival,
-            against_rival=Estimate.difference(self.scores[name], self.scores.get(rival, {})),
-            means={key: mean_of([one[key] for one in scores]) for key in scores[0]}
-            | {key: mean_of([getattr(result, key) for result in results]) for key in of_runs}
-            | {f"{self.score.name}_best_test_round": mean_of([result.accuracy_best_test_round for result in results])},
-            groups={
-                "by_stage": _means([result.accuracy_by_stage for result in results]),
-                "by_predictor": _means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
-                "by_classes": _means([result.accuracy_by_classes.get(stage, {}) for result in results]),
-                "held_out": _means([result.held_out for result in results]),
-                "by_architecture": _means(own),
-                "metric": _means([result.metrics.get(stage, {}) for result in results]),
-                "epsilon": _largest([result.epsilon for result in results]),
-            },
-            refused=sum(result.refused or 0 for result in results),
-            nothing_learnt=sum(bool(result.nothing_learnt) for result in results),
-            to_target=None if target is None else to_target(runs, target, stage),
-            gains=gains,
-            published=() if runs[0].control else paper_results.compare_with_paper(runs, stage),
-            runs=tuple(_one_run(run, self.scores[name][run.seed]) for run in runs),
-        )
+        row |= {key: mean_of([getattr(result, key) for result in results]) for key in of_runs}
+        row[f"{main}_best_test_round"] = mean_of([result.accuracy_best_test_round for result in results])
+        row["refused"] = sum(result.refused or 0 for result in results)
+        row["nothing_learnt"] = sum(bool(result.nothing_learnt) for result in results)
+        groups = {
+            "by_stage": _means([result.accuracy_by_stage for result in results]),
+            "by_predictor": _means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
+            "by_classes": _means([result.accuracy_by_classes.get(stage, {}) for result in results]),
+            "held_out": _means([result.held_out for result in results]),
+            "by_architecture": _means(own),
+            "metric": _means([result.metrics.get(stage, {}) for result in results]),
+            "epsilon": _largest([result.epsilon for result in results]),
+        }
+        row |= {f"{group}_{key}": value for group, found in groups.items() for key, value in found.items()}
+        if target is not None:
+            needed = to_target(runs, target, stage)
+            of_target = vars(needed) | _estimate("rounds", needed.rounds) | _estimate("bytes_paper", needed.bytes_paper)
+            row |= {f"target_{key}": value for key, value in of_target.items()}
+        if gains is not None:
+            row |= _estimate("gain", gains.gain) | _estimate("gain_alone", gains.alone)
+            row |= _estimate("federated_gain", gains.federated) | {"way_to_pooled_tuned": gains.way}
+        row["published"] = () if runs[0].control else paper_results.compare_with_paper(runs, stage)
+        row["runs"] = [_one_run(run, self.scores[name][run.seed]) for run in runs]
+        return row
 
     def _difference(self, name: str) -> Estimate:
         """The row's main score minus Local's, seed by seed."""
@@ -236,6 +250,14 @@ class _Section:
 
 
 # of one row -------------------------------------------------------------------------------------------------------
+def _estimate(name: str, one: Estimate) -> dict[str, float | None]:
+    return {name: one.mean, f"{name}_std": one.std, f"{name}_margin": one.margin}
+
+
+def _read(row: Row, name: str, seeds: Sequence[int]) -> Estimate:
+    return Estimate(row[name], row[f"{name}_std"], row[f"{name}_margin"], tuple(seeds))
+
+
 def _best(run: RunRecord, stage: str) -> float | None:
     """Test accuracy of the round that was best on validation data, which is known for the run's own stage alone."""
     return finite(run.result.accuracy_best_by_validation) if run.stage == stage else None
@@ -278,13 +300,13 @@ def _largest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 # notes ------------------------------------------------------------------------------------------------------------
-def _about_columns(rows: Sequence[ComparisonRow], score: MainScore, when: str) -> str:
+def _about_columns(rows: Sequence[Row], score: MainScore, when: str) -> str:
     """What the columns of the table are."""
-    several = any(len(row.seeds) > 1 for row in rows)
+    several = any(len(row["seeds"]) > 1 for row in rows)
     what = "accuracy in %" if score.is_share else f"{score.title} (low is good)"
     note = f"{what} {when}"
     note += "; ± is the sample standard deviation over seeds" if several else ""
-    if any(row.difference.mean is not None for row in rows if row.method != "local"):
+    if any(row["difference"] is not None for row in rows if row["method"] != "local"):
         facts = ["paired by seed"] if several else []
         facts += ["in percentage points"] if score.is_share else ["below zero where it is better"]
         note += f"; the difference to Local is {' and is '.join(facts)}"
@@ -293,32 +315,32 @@ def _about_columns(rows: Sequence[ComparisonRow], score: MainScore, when: str) -
     return f"{note}; {over_clients}; bytes of one whole run"
 
 
-def _about_epsilon(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]:
+def _about_epsilon(group: Group, rows: Sequence[Row]) -> Iterator[str]:
     """What each unit's epsilon is of, and at which delta."""
     deltas = sorted({run.result.delta for run in group.runs if run.result.delta is not None})
-    for unit in dict.fromkeys(unit for row in rows for unit in row.groups["epsilon"]):
+    for unit in [unit for unit in _EPSILON if f"epsilon_{unit}" in rows[0]]:
         of = neighbors(kind for run in group.runs for kind in run.result.epsilon_of.get(unit, ()))
         yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}; {of}"
 
 
-def _about_scores(rows: Sequence[ComparisonRow]) -> Iterator[str]:
+def _about_scores(rows: Sequence[Row]) -> Iterator[str]:
     """What further accuracies are of, and what so few seeds cannot show."""
-    if any(row.groups["by_predictor"] for row in rows):
+    known = list(rows[0])
+    if any(key.startswith("by_predictor_") for key in known):
         yield "by ...: the same models in the same stage, predicting in another of their method's ways"
-    if any(row.groups["by_classes"] for row in rows):
+    if any(key.startswith("by_classes_") for key in known):
         yield (
             "own classes: on those that each client has training samples of; missing classes: on the others, with the "
             "test samples of all clients, over the clients that lack some"
         )
-    if any(row.groups["held_out"] for row in rows):
-        trained = any("after_training" in row.groups["held_out"] for row in rows)
-        epochs = " and after local training on it" if trained else ""
+    if any(key.startswith("held_out_") for key in known):
+        epochs = " and after local training on it" if "held_out_after_training" in known else ""
         yield (
             "held out: clients that never trained, on their own test samples, with what they would receive if they "
             f"joined now{epochs}; all other figures are of the clients that train"
         )
-    most = max(len(row.seeds) for row in rows)
-    few = [row.name for row in rows if len(row.seeds) < SEEDS]
+    most = max(len(row["seeds"]) for row in rows)
+    few = [row["name"] for row in rows if len(row["seeds"]) < SEEDS]
     if most == 1:
         yield "one seed: neither a spread nor an interval is known"
     elif most < SEEDS:
@@ -337,10 +359,10 @@ def _about_target(target: float, group: Group) -> str:
     )
 
 
-def _about_published(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]:
+def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
     """What a reader must know of ours beside the papers'."""
     first = group.runs[0]
-    if any(row.published for row in rows):
+    if any(row["published"] for row in rows):
         yield (
             f"beside the paper: ours {group.evaluation.when}, {group.on_what()}; ± is the sample standard deviation "
             f"over seeds, the paper's as printed; '{paper_results.DIFFERS}': the difference is more than "
@@ -349,7 +371,7 @@ def _about_published(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[st
         )
         if first.scaled_down:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
-        if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row.published):
+        if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row["published"]):
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
     done = {run.label_or_method for run in group.runs}
     missing = dict.fromkeys(entry.method for entry in paper_results.numbers_for(first) if entry.method not in done)
@@ -369,47 +391,52 @@ _NAMED = 4  # methods that are named; of more, how many
 _NUMBERS = {1: "one seed", 2: "two seeds"}
 
 
-def finding(rows: Sequence[ComparisonRow], score: MainScore = ACCURACY) -> str:
+def finding(rows: Sequence[Row], score: MainScore = ACCURACY) -> str:
     """One or two sentences: who leads, by how much, and what may be claimed of it. score: the main score."""
-    lost = [row for row in rows if row.nothing_learnt]
-    known = [row for row in rows if row.score.mean is not None and row not in lost and not row.control]
+    lost = [row for row in rows if row["nothing_learnt"]]
+    known = [row for row in rows if row[score.name] is not None and not row["nothing_learnt"] and not row["control"]]
     if not known:
         return "Nothing was learnt." if lost else f"No {score.title} is known."
-    warning = f" Nothing was learnt by {', '.join(row.name for row in lost)}." if lost else ""
+    warning = f" Nothing was learnt by {', '.join(row['name'] for row in lost)}." if lost else ""
     return f"{_compared(known, score)}{warning}"
 
 
-def _compared(known: Sequence[ComparisonRow], score: MainScore) -> str:
+def _compared(known: Sequence[Row], score: MainScore) -> str:
     """The finding on rows whose main score is known, and was learnt."""
     leader = _leading(known, score)
-    value = scored(leader.score.mean, score)
+    value = scored(leader[score.name], score)
     level = f"{value} %" if score.is_share else f"{score.title} {value}"
     if len(known) == 1:
-        return f"{leader.name} reaches {level}; there is no other method to compare it with."
-    leads = f"{leader.name} leads with {level}"
-    locals_ = [row for row in known if row.method == "local"]
+        return f"{leader['name']} reaches {level}; there is no other method to compare it with."
+    leads = f"{leader['name']} leads with {level}"
+    locals_ = [row for row in known if row["method"] == "local"]
     if len(locals_) != 1:
-        distance = _points(leader.against_rival, score)
-        return f"{leads}, {distance} {leader.rival}{_claim(leader.against_rival, leader.rival, score)}"
+        against = _read(leader, "rival_difference", leader["rival_seeds"])
+        return f"{leads}, {_points(against, score)} {leader['rival']}{_claim(against, leader['rival'], score)}"
     local = locals_[0]
     others = [row for row in known if row is not local]
+    named = _leading(others, score) if leader is local else leader
+    difference = _to_local(named)
     if leader is local:
-        named = _leading(others, score)
         side = "below" if score.lower_is_better else "above"
-        start = f"{leads}: no method is {side} it. {named.name} comes next, {_points(named.difference, score)} it"
+        start = f"{leads}: no method is {side} it. {named['name']} comes next, {_points(difference, score)} it"
     else:
-        named = leader
-        on_what = f"({scored(local.score.mean, score)}{score.unit})"
-        if leader.difference.seeds and leader.seeds != local.seeds:
+        on_what = f"({scored(local[score.name], score)}{score.unit})"
+        if difference.seeds and leader["seeds"] != local["seeds"]:
             on_what = "on the seeds that both have"
-        start = f"{leads}, {_points(named.difference, score)} Local {on_what}"
-    return f"{start}{_claim(named.difference, 'Local', score)}{_others(others, named)}"
+        start = f"{leads}, {_points(difference, score)} Local {on_what}"
+    return f"{start}{_claim(difference, 'Local', score)}{_others(others, named)}"
 
 
-def _leading(rows: Sequence[ComparisonRow], score: MainScore) -> ComparisonRow:
+def _leading(rows: Sequence[Row], score: MainScore) -> Row:
     """The first of equals."""
-    best = score.best(row.score.mean for row in rows if row.score.mean is not None)
-    return next(row for row in rows if row.score.mean == best)
+    best = score.best(row[score.name] for row in rows)
+    return next(row for row in rows if row[score.name] == best)
+
+
+def _to_local(row: Row) -> Estimate:
+    """The row's difference to Local."""
+    return _read(row, "difference", row["difference_seeds"])
 
 
 def _points(difference: Estimate, score: MainScore) -> str:
@@ -436,16 +463,16 @@ def _claim(difference: Estimate, other: str, score: MainScore) -> str:
     return f"; over {seeds} seeds this is {word} from {other} (95 % interval {ends}{points})."
 
 
-def _others(others: Sequence[ComparisonRow], named: ComparisonRow) -> str:
+def _others(others: Sequence[Row], named: Row) -> str:
     """Which methods differ from Local beside the one that was named; nothing where none does."""
     sides = {
-        row.name: "above" if (row.difference.mean or 0.0) > 0 else "below"
+        row["name"]: "above" if row["difference"] > 0 else "below"
         for row in others
-        if row is not named and row.difference.is_distinguishable
+        if row is not named and _to_local(row).is_distinguishable
     }
     if not sides:
         return ""
-    start = "Also distinguishable" if named.difference.is_distinguishable else "Distinguishable"
+    start = "Also distinguishable" if _to_local(named).is_distinguishable else "Distinguishable"
     if len(sides) <= _NAMED:
         return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides.items())}."
     above = list(sides.values()).count("above")

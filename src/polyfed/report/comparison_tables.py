@@ -18,9 +18,9 @@ from polyfed.markup import table as html_table
 from polyfed.places import shown_place
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.findings import Gains, SubTable
+from polyfed.report.findings import SubTable
 from polyfed.report.paper_results import PaperComparison
-from polyfed.report.statistics import Estimate, ToTarget
+from polyfed.report.statistics import Estimate
 from polyfed.report.text_tables import (
     NOT_KNOWN,
     Column,
@@ -69,59 +69,6 @@ _LATEX = {
 # what is shown ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One method or variant over its seeds. Accuracies in [0, 1]; None is "not known". Means are over seeds.
-
-    Attributes:
-        name: method or label, with the hyperparameters that distinguish variants.
-        method: the method's registered name.
-        control: what the row is a control for: "alone", "pooled", "pooled-shares", "pooled-tuned"; "" for a
-            method itself.
-            A control leads nowhere, is nobody's rival, and stands beside no paper.
-        stage: the stage that the accuracies were scored in.
-        seeds: the seeds averaged over.
-        score: the main score, reported round, mean over clients.
-        best: likewise, of the round that was best on validation data.
-        difference: the main score minus Local's, paired by seed.
-        rival: the best other row but Local: of those that share most seeds with this one, the best on these; "" where
-            there is none.
-        against_rival: the main score minus the rival's, paired by seed.
-        means: of other figures, by name, where all of the row's runs have them: "std_clients", "worst_client",
-            "bottom_decile", "bytes_up", "bytes_down", "seconds", "simulated_seconds".
-        groups: likewise, of figures with names of their own. "by_stage": every stage scored. "by_predictor": with the
-            method's other predictors. "by_classes": "own" and "missing", on the classes that clients have training
-            samples of, and on the others. "held_out": "received" and "after_training", of the clients that were held
-            out of training. "by_architecture": over its clients. "metric": other metrics. "epsilon": by unit, the
-            largest over the runs.
-        refused: uploads refused, summed over the runs.
-        nothing_learnt: in how many of the runs clients' work did not count, or diverged.
-        to_target: what it took to reach the target asked for; None where none was.
-        gains: the gain over Local, taken apart; None where the method did not also run alone.
-        published: beside what a paper prints for the row.
-        runs: what each run gave, with its folder.
-    """
-
-    name: str
-    method: str
-    control: str
-    stage: str
-    seeds: tuple[int, ...]
-    score: Estimate
-    best: Estimate
-    difference: Estimate
-    rival: str
-    against_rival: Estimate
-    means: Mapping[str, float | None]
-    groups: Mapping[str, Mapping[str, float]]
-    refused: int
-    nothing_learnt: int
-    to_target: ToTarget | None
-    gains: Gains | None
-    published: tuple[PaperComparison, ...]
-    runs: tuple[Mapping[str, Any], ...]
-
-
 @dataclass(frozen=True, eq=False)
 class ComparisonGroup:
     """One table: comparable runs under one caption.
@@ -131,7 +78,17 @@ class ComparisonGroup:
         caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
         facts: the same for machines. ``held_out_group``: the one group or client that is held out of training; None
             where there is none, or several are.
-        rows: Local first.
+        rows: a frame with a line for each method or variant, Local first. Scores are in [0, 1], means over seeds, each
+            with ``_std`` and ``_margin`` over seeds; None is "not known". name: method or label, with the
+            hyperparameters that tell variants apart. method: its registered name. control: what the row is a control
+            for; "" for a method itself. stage, seeds: what was scored. accuracy (or rmse): the main score;
+            accuracy_best_by_validation: of the round that was best on validation data. difference: minus Local's,
+            paired by seed (difference_seeds). rival: the best other row but Local; rival_difference: minus its.
+            std_clients, worst_client, bottom_decile; bytes_up, bytes_down, seconds, simulated_seconds; refused (summed
+            over runs), nothing_learnt (in how many runs). by_stage_NAME, by_predictor_NAME, by_classes_NAME,
+            held_out_NAME, by_architecture_NAME, metric_NAME, epsilon_UNIT: as far as all of the row's runs have them.
+            target_...: `polyfed.report.statistics.ToTarget`. gain, gain_alone, federated_gain, way_to_pooled_tuned:
+            `polyfed.report.findings.Gains`. published: beside what a paper prints. runs: what each run gave.
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
         models: the architectures of the clients, as far as recipes say.
         versions: of what the numbers depend on.
@@ -147,7 +104,7 @@ class ComparisonGroup:
     finding: str
     caption: str
     facts: Mapping[str, Any]
-    rows: tuple[ComparisonRow, ...]
+    rows: pd.DataFrame
     notes: tuple[str, ...]
     models: tuple[str, ...]
     versions: Mapping[str, str]
@@ -159,8 +116,16 @@ class ComparisonGroup:
     chosen: tuple[str, ...] = ()
 
     def keys_of(self, group: str) -> list[str]:
-        """The names that any row has in a group of figures."""
-        return list(dict.fromkeys(key for row in self.rows for key in row.groups[group]))
+        """The names of a group of figures that any row has."""
+        return [column.removeprefix(f"{group}_") for column in self.rows if column.startswith(f"{group}_")]
+
+    def column(self, key: str) -> list[Any]:
+        """The cells of a column of the rows; None where there is none."""
+        return list(self.rows[key]) if key in self.rows else [None] * len(self.rows)
+
+    def estimates(self, key: str) -> list[Estimate]:
+        """A mean of each row, with its spread and margin."""
+        return list(map(Estimate, *(self.column(f"{key}{end}") for end in ("", "_std", "_margin"))))
 
 
 @dataclass(frozen=True)
@@ -193,24 +158,28 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     Raises:
         ConfigError: there is none of a chosen heading.
     """
-    rows = section.rows
     metrics = metrics or bool(section.chosen)
     columns = [_names_of(section)]
-    if len({row.stage for row in rows}) > 1:
-        columns.append(Column("stage", [row.stage for row in rows], words=True))
-    if len({row.seeds for row in rows}) > 1:
-        columns.append(Column("seeds", [" ".join(map(str, row.seeds)) for row in rows], words=True))
+    seeds = [" ".join(map(str, one)) for one in section.column("seeds")]
+    columns += [
+        Column(heading, cells, words=True)
+        for heading, cells in (("stage", section.column("stage")), ("seeds", seeds))
+        if len(set(cells)) > 1
+    ]
     repeated = {} if section.chosen else repeated_columns(section, metrics)
     accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
     numbers = [
-        Column("vs Local", format_mean_std([row.difference for row in rows], "+", section.score)),
+        Column("vs Local", format_mean_std(section.estimates("difference"), "+", section.score)),
         *others,
-        *(Column(f"epsilon\n{unit}", _figures(section, "epsilon", unit, ".3g")) for unit in section.keys_of("epsilon")),
-        Column("bytes\nup", [size(row.means["bytes_up"]) for row in rows]),
-        Column("bytes\ndown", [size(row.means["bytes_down"]) for row in rows]),
-        Column(_TIME, [duration(row.means["seconds"]) for row in rows]),
-        Column("simulated\ntime", [duration(row.means["simulated_seconds"]) for row in rows]),
-        Column("refused", [str(row.refused or NOT_KNOWN) for row in rows]),
+        *(
+            Column(f"epsilon\n{unit}", _figures(section, f"epsilon_{unit}", ".3g"))
+            for unit in section.keys_of("epsilon")
+        ),
+        Column("bytes\nup", list(map(size, section.column("bytes_up")))),
+        Column("bytes\ndown", list(map(size, section.column("bytes_down")))),
+        Column(_TIME, list(map(duration, section.column("seconds")))),
+        Column("simulated\ntime", list(map(duration, section.column("simulated_seconds")))),
+        Column("refused", [str(count or NOT_KNOWN) for count in section.column("refused")]),
     ]
     found = [*columns, accuracy, *(column for column in numbers if not column.is_empty)]
     if not section.chosen:
@@ -240,35 +209,31 @@ def with_columns(table: Table, headings: Sequence[str]) -> Table:
 def _names_of(section: ComparisonGroup) -> Column:
     """The rows' names, and behind one that its accuracy is that of networks as they began."""
     names = []
-    for row in section.rows:
-        some = f" in {row.nothing_learnt} of {len(row.seeds)} runs" if row.nothing_learnt < len(row.seeds) else ""
-        names.append(f"{row.name} (nothing learnt{some})" if row.nothing_learnt else row.name)
+    for name, seeds, lost in zip(*map(section.column, ("name", "seeds", "nothing_learnt")), strict=True):
+        some = f" in {lost} of {len(seeds)} runs" if lost < len(seeds) else ""
+        names.append(f"{name} (nothing learnt{some})" if lost else name)
     return Column("method", names, words=True)
 
 
 def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
     """The main score, and what else was scored."""
-    rows = section.rows
     score = section.score
 
-    def of(heading: str, values: Iterable[float | None], leads: str = "") -> Column:
-        return Column(heading, [scored(value, score) for value in values], bold=_bold(section, leads))
+    def of(heading: str, key: str, leads: str = "") -> Column:
+        return Column(heading, [scored(value, score) for value in section.column(key)], bold=_bold(section, leads))
 
-    def group(heading: str, name: str, key: str, leads: str = "") -> Column:
-        return of(heading, (row.groups[name].get(key) for row in rows), leads)
-
-    own = {row.stage for row in rows}
+    own = set(section.column("stage"))
     stages = [stage for stage in section.keys_of("by_stage") if own != {stage}]
-    main = format_mean_std([row.score for row in rows], score=score)
+    main = format_mean_std(section.estimates(score.name), score=score)
     columns = [
         Column(score.title, main, bold=_bold(section, score.name)),
-        of("std\nclients", (row.means["std_clients"] for row in rows)),
-        of("max\nclient" if score.lower_is_better else "min\nclient", (row.means["worst_client"] for row in rows)),
-        of("best by\nvalid.", (row.best.mean for row in rows), "best_by_validation"),
-        *(group(stage, "by_stage", stage, stage) for stage in stages),
-        *(group(f"by\n{key}", "by_predictor", key) for key in section.keys_of("by_predictor")),
-        *(group(heading, "by_classes", part) for part, heading in _CLASSES.items()),
-        *(group(heading, "held_out", stage) for stage, heading in _HELD_OUT.items()),
+        of("std\nclients", "std_clients"),
+        of("max\nclient" if score.lower_is_better else "min\nclient", "worst_client"),
+        of("best by\nvalid.", f"{score.name}_best_by_validation", "best_by_validation"),
+        *(of(stage, f"by_stage_{stage}", stage) for stage in stages),
+        *(of(f"by\n{key}", f"by_predictor_{key}") for key in section.keys_of("by_predictor")),
+        *(of(heading, f"by_classes_{part}") for part, heading in _CLASSES.items()),
+        *(of(heading, f"held_out_{stage}") for stage, heading in _HELD_OUT.items()),
     ]
     if metrics:
         return [*columns, *_metrics_of(section)]
@@ -277,15 +242,14 @@ def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
 
 def _bold(section: ComparisonGroup, key: str) -> frozenset[int]:
     """The place of the row that leads a column, if one does."""
-    return frozenset(at for at, row in enumerate(section.rows) if row.name == section.leaders.get(key))
+    return frozenset(at for at, name in enumerate(section.column("name")) if name == section.leaders.get(key))
 
 
 def _metrics_of(section: ComparisonGroup) -> list[Column]:
     """The figures beside the main score; those of the user's own, whose unit nobody knows here, as they are."""
-    rows = section.rows
     worst = "highest\ntenth" if section.score.lower_is_better else "lowest\ntenth"
-    tenth = Column(worst, [scored(row.means["bottom_decile"], section.score) for row in rows])
-    shares = [Column(h, [percent(row.groups["metric"].get(key)) for row in rows]) for key, h in _METRICS.items()]
+    tenth = Column(worst, [scored(value, section.score) for value in section.column("bottom_decile")])
+    shares = [Column(h, list(map(percent, section.column(f"metric_{key}")))) for key, h in _METRICS.items()]
     own = sorted(set(section.keys_of("metric")) - set(_METRICS))
     return [tenth, *shares, *(_own_metric(section, name) for name in own)]
 
@@ -293,12 +257,11 @@ def _metrics_of(section: ComparisonGroup) -> list[Column]:
 def _own_metric(section: ComparisonGroup, name: str) -> Column:
     """A figure that is no share."""
     digits = "#.4g" if name == "mae" else ".4g"  # as many as the RMSE has
-    return Column(_HEADINGS.get(name, name), _figures(section, "metric", name, digits))
+    return Column(_HEADINGS.get(name, name), _figures(section, f"metric_{name}", digits))
 
 
-def _figures(section: ComparisonGroup, group: str, name: str, digits: str) -> list[str]:
-    values = [row.groups[group].get(name) for row in section.rows]
-    return [NOT_KNOWN if value is None else f"{value:{digits}}" for value in values]
+def _figures(section: ComparisonGroup, key: str, digits: str) -> list[str]:
+    return [NOT_KNOWN if value is None else f"{value:{digits}}" for value in section.column(key)]
 
 
 def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:
@@ -336,40 +299,39 @@ def _more_tables(section: ComparisonGroup) -> list[SubTable]:
 
 def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """Gains alone and together; nothing where no method ran alone, too."""
-    found = {row.name: row.gains for row in section.rows if row.gains is not None}
-    score = section.score
-    columns = [Column("method", list(found), words=True)]
-    for part, heading, of in (
+    columns = [Column("method", section.column("name"), words=True)]
+    for key, heading, of in (
         ("gain", "gain over\nLocal", "interval\nof gain"),
-        ("alone", "gain\nalone", "interval\nalone"),
-        ("federated", "federated\ngain", "interval\nfederated"),
+        ("gain_alone", "gain\nalone", "interval\nalone"),
+        ("federated_gain", "federated\ngain", "interval\nfederated"),
     ):
-        gains: list[Estimate] = [getattr(one, part) for one in found.values()]
-        columns.append(Column(heading, [scored(one.mean, score, "+") for one in gains]))
-        columns.append(Column(of, [interval(one, score) for one in gains]))
-    columns.append(Column("way to\npooled-tuned", [way_text(one.way) for one in found.values()]))
-    if found:
-        yield score.of_it(_WORTH), columns
-
-
-def way_text(way: float | None) -> str:
-    """The way to pooled-tuned, in percent."""
-    return NOT_KNOWN if way is None else f"{100 * way:.0f} %"
+        gains = section.estimates(key)
+        columns.append(Column(heading, [scored(one.mean, section.score, "+") for one in gains]))
+        columns.append(Column(of, [interval(one, section.score) for one in gains]))
+    ways = section.column("way_to_pooled_tuned")
+    columns.append(Column("way to\npooled-tuned", [NOT_KNOWN if way is None else f"{100 * way:.0f} %" for way in ways]))
+    known = [at for at, gain in enumerate(section.column("gain")) if gain is not None]
+    if known:
+        yield (
+            section.score.of_it(_WORTH),
+            [replace(column, cells=[column.cells[at] for at in known]) for column in columns],
+        )
 
 
 def _interval_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """The intervals; nothing where no row has seeds enough."""
-    rows = section.rows
     score = section.score
-    last = Column(score.title, [interval_of_score(row.score, score) for row in rows])
-    best = Column("best by\nvalid.", [interval_of_score(row.best, score) for row in rows])
+    last = Column(score.title, [interval_of_score(one, score) for one in section.estimates(score.name)])
+    validated = section.estimates(f"{score.name}_best_by_validation")
+    best = Column("best by\nvalid.", [interval_of_score(one, score) for one in validated])
+    against_rival = section.estimates("rival_difference")
     columns = [
         _names_of(section),
         *([last] if best.cells == last.cells else [last, best]),
-        Column("minus\nLocal", [interval(row.difference, score) for row in rows]),
-        Column("best\nrival", [row.rival or NOT_KNOWN for row in rows], words=True),
-        Column("minus\nrival", format_mean_std([row.against_rival for row in rows], "+", score)),
-        Column("interval", [interval(row.against_rival, score) for row in rows]),
+        Column("minus\nLocal", [interval(one, score) for one in section.estimates("difference")]),
+        Column("best\nrival", [rival or NOT_KNOWN for rival in section.column("rival")], words=True),
+        Column("minus\nrival", format_mean_std(against_rival, "+", score)),
+        Column("interval", [interval(one, score) for one in against_rival]),
     ]
     if not last.is_empty:
         yield score.of_it(_OVER_SEEDS), columns
@@ -377,26 +339,27 @@ def _interval_tables(section: ComparisonGroup) -> Iterator[SubTable]:
 
 def _target_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """Rounds, bytes and seconds; nothing where no target was asked for."""
-    found = [row.to_target for row in section.rows if row.to_target is not None]
-    if found:
-        columns = [
-            _names_of(section),
-            Column("seeds that\nreached it", [f"{one.reached} of {one.runs}" for one in found]),
-            Column("below it\nagain", [str(one.lost) if one.reached else NOT_KNOWN for one in found]),
-            Column("rounds", [_number(one.rounds.mean, one.rounds.std, 1) for one in found]),
-            Column("bytes", [size(one.bytes) for one in found]),
-            Column(_TIME, [duration(one.seconds) for one in found]),
-            Column("simulated\ntime", [duration(one.simulated_seconds) for one in found]),
-        ]
-        yield f"To reach an accuracy of {percent(found[0].accuracy)} %, means over seeds", columns
+    if "target_accuracy" not in section.rows:
+        return
+    reached, runs, lost = (section.column(f"target_{key}") for key in ("reached", "runs", "lost"))
+    columns = [
+        _names_of(section),
+        Column("seeds that\nreached it", [f"{some} of {every}" for some, every in zip(reached, runs, strict=True)]),
+        Column("below it\nagain", [str(n) if some else NOT_KNOWN for n, some in zip(lost, reached, strict=True)]),
+        Column("rounds", [_number(one.mean, one.std, 1) for one in section.estimates("target_rounds")]),
+        Column("bytes", list(map(size, section.column("target_bytes")))),
+        Column(_TIME, list(map(duration, section.column("target_seconds")))),
+        Column("simulated\ntime", list(map(duration, section.column("target_simulated_seconds")))),
+    ]
+    yield f"To reach an accuracy of {percent(section.column('target_accuracy')[0])} %, means over seeds", columns
 
 
 def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """Ours beside the papers', a table for each of their tables and quantities; only rows that they have."""
     every: dict[tuple[str, str, str, str], list[tuple[str, PaperComparison]]] = {}
-    for row in section.rows:
-        for one in row.published:
-            every.setdefault((one.table, one.setting, one.quantity, one.unit), []).append((row.name, one))
+    for name, published in zip(section.column("name"), section.column("published"), strict=True):
+        for one in published:
+            every.setdefault((one.table, one.setting, one.quantity, one.unit), []).append((name, one))
     for (place, setting, quantity, unit), pairs in every.items():
         found = [one for _, one in pairs]
         decimals = 1 if unit == "rounds" else 2
@@ -431,7 +394,7 @@ def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
 def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
     """The accuracies by architecture; nothing where all clients have the same."""
     names = [] if section.chosen else section.keys_of("by_architecture")
-    values = {name: [row.groups["by_architecture"].get(name) for row in section.rows] for name in names}
+    values = {name: section.column(f"by_architecture_{name}") for name in names}
     columns = [Column(name, [scored(value, section.score) for value in found]) for name, found in values.items()]
     return [(section.score.of_it(_BY_ARCHITECTURE), [_names_of(section), *columns])] if len(names) > 1 else []
 
@@ -439,24 +402,17 @@ def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
 # for machines -----------------------------------------------------------------------------------------------------
 def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
-    lines = [
-        {"table": number, **_flat(section.facts), **_flat(_plain_row(row, section))}
-        for number, section in enumerate(table.sections, start=1)
-        for row in section.rows
-    ]
+    lines = []
+    for number, section in enumerate(table.sections, start=1):
+        rows = section.rows.drop(columns=["published", "runs"]).to_dict("records")
+        lines += [_joined({"table": number, **section.facts, **row}) for row in rows]
     heads = dict.fromkeys(head for line in lines for head, value in line.items() if value not in (None, ""))
     return csv_text(list(heads), lines)
 
 
-def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers with blanks between for a list; ``group_key`` for what lies in a group; without the single runs."""
-    found: dict[str, Any] = {}
-    for key, value in entries.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}_{inner}": own for inner, own in value.items()}
-        elif key not in ("runs", "published"):
-            found[key] = " ".join(map(str, value)) if isinstance(value, list) else value
-    return found
+def _joined(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as their entries with blanks between."""
+    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in line.items()}
 
 
 def to_json(table: Table) -> str:
@@ -466,7 +422,12 @@ def to_json(table: Table) -> str:
             "finding": section.finding,
             "caption": section.caption,
             **section.facts,
-            "rows": [_plain_row(row, section) for row in section.rows],
+            "rows": [
+                row
+                | {"published": list(map(asdict, row["published"]))}
+                | {"runs": [{**run, "path": shown_place(run["path"])} for run in row["runs"]]}
+                for row in section.rows.to_dict("records")
+            ],
             "notes": section.notes,
             "models": section.models,
             "versions": section.versions,
@@ -477,30 +438,6 @@ def to_json(table: Table) -> str:
         for section in table.sections
     ]
     return json_text({"tables": tables, "notes": table.notes}, indent=2) + "\n"
-
-
-def _plain_row(row: ComparisonRow, section: ComparisonGroup) -> dict[str, Any]:
-    """A row under the names of CSV and JSON."""
-    cells: dict[str, Any] = {"name": row.name, "method": row.method, "control": row.control, "stage": row.stage}
-    cells |= {"seeds": list(row.seeds), **_estimate(section.score.name, row.score)}
-    cells |= _estimate(f"{section.score.name}_best_by_validation", row.best)
-    cells |= _estimate("difference", row.difference) | {"difference_seeds": list(row.difference.seeds)}
-    cells |= {"rival": row.rival, **_estimate("rival_difference", row.against_rival)}
-    cells |= {**row.means, "refused": row.refused, "nothing_learnt": row.nothing_learnt, **row.groups}
-    if row.to_target is not None:
-        needed = vars(row.to_target) | _estimate("rounds", row.to_target.rounds)
-        needed |= _estimate("bytes_paper", row.to_target.bytes_paper)
-        cells |= {f"target_{key}": value for key, value in needed.items()}
-    if row.gains is not None:
-        cells |= _estimate("gain", row.gains.gain) | _estimate("gain_alone", row.gains.alone)
-        cells |= _estimate("federated_gain", row.gains.federated)
-        cells["way_to_pooled_tuned"] = row.gains.way
-    runs = [{**run, "path": shown_place(run["path"])} for run in row.runs]
-    return cells | {"published": list(map(asdict, row.published)), "runs": runs}
-
-
-def _estimate(name: str, one: Estimate) -> dict[str, float | None]:
-    return {name: one.mean, f"{name}_std": one.std, f"{name}_margin": one.margin}
 
 
 # for people -------------------------------------------------------------------------------------------------------

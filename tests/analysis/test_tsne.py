@@ -69,7 +69,7 @@ def test_what_is_drawn_is_what_was_found(found: list[Embedding], runs: list[RunR
     assert [a.get_title().partition("\n")[0] for a in axes] == [
         "local, 3 wide, by client", "local, 3 wide, by class", "local, 2 wide, by client", "local, 2 wide, by class",
     ]  # fmt: skip
-    assert axes[0].get_title().endswith(f"silhouette {found[0].by_client:.3f} ({found[0].embedded_by_client:.3f})")
+    assert axes[0].get_title().endswith(f"silhouette {found[0].by_client:.3f}")
     assert axes[2].get_title().endswith("one group only")
     second = next(line for line in axes[0].lines if line.get_gid() == "points client 1")
     assert second.get_xdata().tolist() == found[0].points[4:, 0].tolist()

@@ -1,8 +1,8 @@
 """t-SNE of the clients' representations of the same inputs, and silhouettes: do clients, or classes, lie apart?
 
 Representations of different widths have no common space: each width has a panel of its own. Silhouettes (Rousseeuw
-1987; Euclidean; in [-1, 1], 0: no groups) are of the representations themselves, and beside them of the embedding,
-which always looks more grouped than what it was made from. A low one by client says that clients see inputs alike.
+1987; Euclidean; in [-1, 1], 0: no groups) are of the representations themselves, as an embedding always looks more
+grouped than what it was made from. A low one by client says that clients see inputs alike.
 
 Shapes: L inputs, N clients of a panel, D width, P = N L points.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import GRAY, SHADES, FigureWithData, canvas, legends, line_style
+from polyfed.report.plot_style import GRAY, FigureWithData, canvas, legends, line_style
 
 __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
 
@@ -36,8 +36,8 @@ _LETTERS = 38  # of a panel's title, in a line
 class Embedding:
     """The clients of one run whose representations have one width.
 
-    points: (P, 2), t-SNE. client, label: (P,). by_client, by_class: silhouettes of the representations;
-    embedded_by_client, embedded_by_class: of the embedding; None where there is one group only.
+    points: (P, 2), t-SNE. client, label: (P,). by_client, by_class: silhouettes of the representations; None where
+    there is one group only.
     """
 
     name: str
@@ -50,8 +50,6 @@ class Embedding:
     label: NDArray[np.int64]
     by_client: float | None
     by_class: float | None
-    embedded_by_client: float | None
-    embedded_by_class: float | None
 
 
 def embed(a_PD: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -100,10 +98,9 @@ def _panel(found: RunRepresentations, width: int) -> Embedding:
     a_PD = np.concatenate([a_LD[:count].double().numpy() for _, a_LD in mine])
     client = np.repeat([who.client for who, _ in mine], count)
     label = np.tile(y[:count].numpy(), len(mine))
-    at = embed(a_PD)
-    scores = [silhouette(space, groups) for space in (a_PD, at) for groups in (client, label)]
+    scores = [silhouette(a_PD, groups) for groups in (client, label)]
     clients = tuple(who for who, _ in mine)
-    return Embedding(found.run.name, found.run.seed, width, clients, count, at, client, label, *scores)
+    return Embedding(found.run.name, found.run.seed, width, clients, count, embed(a_PD), client, label, *scores)
 
 
 # drawing ----------------------------------------------------------------------------------------------------------
@@ -122,19 +119,15 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     sides = [_looks(list(dict.fromkeys(names.values()))) for names in (whose, named)]
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; t-SNE (perplexity "
     about += f"{PERPLEXITY:g}, PCA initialization, seed {SEED}) of each client's representations of the same "
-    about += f"{count} inputs, from {inputs.about}. Over each panel: silhouette of the representations (in "
-    about += "brackets: of the embedding)."
-    for groups in map(list, sides):
-        if len(groups) > _LEGEND:
-            about += f" The {len(groups)} groups from '{groups[0]}' to '{groups[-1]}' are shades, from light to dark."
+    about += f"{count} inputs, from {inputs.about}. Over each panel: silhouette of the representations."
     figure, grid = canvas("t-SNE of representations", about, 2.75 * len(found), len(found), 2)
     several = len({panel.width for panel in found}) > 1
     for panel, (left, right) in zip(found, grid, strict=True):
         what = f"{panel.name}, {panel.width} wide" if several else panel.name
         _scatter(left, panel.points, [whose[client] for client in panel.client.tolist()], sides[0])
         _scatter(right, panel.points, [named[label] for label in panel.label.tolist()], sides[1])
-        _title(left, f"{what}, by client", panel.by_client, panel.embedded_by_client)
-        _title(right, f"{what}, by class", panel.by_class, panel.embedded_by_class)
+        _title(left, f"{what}, by client", panel.by_client)
+        _title(right, f"{what}, by class", panel.by_class)
     shown = [side for side in sides if len(side) <= _LEGEND]
     if shown:
         legends(figure, [([_key(look) for look in side.values()], side) for side in shown])
@@ -142,19 +135,14 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     return FigureWithData(stem, figure, data, list(_rows(found)))
 
 
-def _title(axes: Any, what: str, own: float | None, embedded: float | None) -> None:
-    """What a panel shows, in as many lines as it takes, and its silhouettes."""
-    line = "one group only" if own is None or embedded is None else f"silhouette {own:.3f} ({embedded:.3f})"
+def _title(axes: Any, what: str, score: float | None) -> None:
+    """What a panel shows, in as many lines as it takes, and its silhouette."""
+    line = "one group only" if score is None else f"silhouette {score:.3f}"
     axes.set_title("\n".join([*textwrap.wrap(what, _LETTERS), line]), fontsize=9, parse_math=False)
 
 
 def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A color and a marker for each group; shades alone where there are too many to tell apart."""
-    if len(names) > _LEGEND:
-        from matplotlib import colormaps
-
-        shades = colormaps[SHADES]
-        return {n: {"color": shades(0.25 + 0.75 * k / len(names)), "marker": "o"} for k, n in enumerate(names)}
+    """A color and a marker for each group."""
     return {name: {key: line_style(number)[key] for key in ("color", "marker")} for number, name in enumerate(names)}
 
 

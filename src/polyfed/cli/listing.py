@@ -114,8 +114,6 @@ def of_methods(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 def of_method(row: Mapping[str, Any], width: int) -> str:
     """The page of one method, as `polyfed.experiments.method_facts.page` describes it."""
-    from polyfed.experiments.method_facts import symbols_in
-
     facts = {
         "paper": row["paper"],
         "may differ": row["differs"],
@@ -132,8 +130,6 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         for line in text.splitlines():
             lines += textwrap.wrap(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT) or [""]
         lines.append("")
-    for symbol, meaning in symbols_in(f"{row['down']} {row['up']}"):
-        lines += textwrap.wrap(f"{symbol:<11} {meaning}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
     use = f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}'
     lines += textwrap.wrap(use, width)
     return "\n".join(lines)

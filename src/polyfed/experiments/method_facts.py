@@ -19,28 +19,10 @@ from pydantic import BaseModel
 
 from polyfed.own_methods import method_class
 
-__all__ = ["Key", "format_value", "kind_of", "list_hyperparameters", "page", "symbols_in"]
+__all__ = ["Key", "format_value", "kind_of", "list_hyperparameters", "page"]
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-_SYMBOLS = (
-    (
-        "P",
-        "floats of a client's network: weights and float buffers; P(r): at width r; P(l): at level l; P(d): at depth d",
-    ),
-    ("P_h, P_G", "of its head, of a feature generator"),
-    ("P_m, P_A(r)", "of the auxiliary model, of adapters of rank r"),
-    ("K (m + n + 1)", "an m x n matrix as its K largest singular values with their vectors"),
-    ("C, S, D", "classes of the task, classes of the client, input features of the head (closed-form: its `features`)"),
-    ("L, r", "public inputs, columns of the mean kernel's factor"),
-    ("n_S, q", "pairs of intermediate features, floats of one pair"),
-    ("M, M_k, K_k", "other clients' models, personal entries of client k, entries of its sub-model"),
-    ("S(r), S(l)", "floats of BatchNorm's statistics at width r, at level l"),
-    ("w, phi, h", "weights, those of the extractor, those of the head; w_k, h_k: client k's"),
-    ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's"),
-)
 
 
 @dataclass(frozen=True)
@@ -103,12 +85,6 @@ def format_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(format_value, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def symbols_in(text: str) -> list[tuple[str, str]]:
-    """Symbols that occur in a description of sizes, with their meanings."""
-    words = set(re.findall(r"[A-Za-z]+(?:_\w+)?", text))
-    return [entry for entry in _SYMBOLS if words & set(re.findall(r"[A-Za-z]+(?:_\w+)?", entry[0]))]
 
 
 def kind_of(hint: Any) -> str:

@@ -1,4 +1,4 @@
-"""What experiment trackers have in common; MLflow and Weights & Biases differ in their calls alone.
+"""What loggers with curves have in common; TensorBoard, MLflow and Weights & Biases differ in their calls alone.
 
 A tracker's run has the recipe as parameters, a point of every curve per round, and in the end the result. It is a
 courtesy: where a tracker fails, a note says so, and the run goes on without it. What it has missed it is given once it
@@ -64,6 +64,7 @@ class Tracker(abc.ABC):
             raise ConfigError(f"expected a run folder for {self.package}, got a run without one")
         self._out = Path(info["out"])
         self._name = f"{info.get('label') or info.get('method')} seed {info.get('seed')}"
+        self._begin = int(info.get("start_round") or 1)
         self._is_open = self._has_failed = False
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:

@@ -25,7 +25,6 @@ __all__ = [
     "markdown_text",
     "one_line",
     "visible",
-    "visible_in",
     "without_passwords",
 ]
 
@@ -67,7 +66,14 @@ def visible(text: str) -> str:
     text = without_passwords(text)
     if text.isascii() and text.replace("\n", " ").replace("\t", " ").isprintable():
         return text
-    return "".join(_written_out(character) if _is_control(character) else character for character in text)
+    shown = []
+    for character in text:
+        if _is_control(character):
+            number = ord(character)
+            shown.append(f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
+        else:
+            shown.append(character)
+    return "".join(shown)
 
 
 def one_line(text: str) -> str:
@@ -106,20 +112,6 @@ def _is_control(character: str) -> bool:
     if character in _REVERSING or character in _BREAKING:
         return True
     return character not in _KEPT and unicodedata.category(character) in ("Cc", "Cs")
-
-
-def _written_out(character: str) -> str:
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
-
-
-def visible_in(value: Any) -> Any:
-    """`visible` for all texts in nested lists and tables, names of entries among them."""
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, Mapping):
-        return {visible_in(key): visible_in(inner) for key, inner in value.items()}
-    return [visible_in(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def html_text(text: str) -> str:

@@ -16,8 +16,6 @@ Stage = Literal["received", "after_training", "personal"]
 Personalization = Literal["tuned", "shares"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "mae", "r2"]
 Keep = Literal["last", "best", "nothing"]
-EachGroup = Literal["each group"]  # of `Evaluation.held_out`
-EACH_GROUP: EachGroup = "each group"
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -235,10 +233,10 @@ class Evaluation(Settings):
         False,
         description="score clients also on the classes that they have no training rows of, with all clients' test rows",
     )
-    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] | EachGroup = Field(
+    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] = Field(
         0,
         description="clients that never train and are scored as newcomers: how many, drawn; a list of clients' "
-        "numbers, or of values of data.group_by; or 'each group': `compare` holds out each of these in turn",
+        "numbers, or of values of data.group_by",
     )
     held_out_epochs: Annotated[int, Field(ge=0), ActsWith("held_out")] = Field(
         0, description="held_out: also score them after so many local epochs; 0: only as they receive"

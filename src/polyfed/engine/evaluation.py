@@ -23,7 +23,7 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.core.settings import EACH_GROUP, Evaluation, Metric, Stage
+from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.executors.client_work import Executor, has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
@@ -244,11 +244,6 @@ def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) ->
         ConfigError: no such client, nobody left to train, or none of them has test rows.
     """
     asked = evaluation.held_out
-    if asked == EACH_GROUP:
-        raise ConfigError(
-            f"evaluation.held_out: expected a number or a list in a single run, got '{EACH_GROUP}', which is for "
-            "`polyfed compare`"
-        )
     count = len(clients)
     if isinstance(asked, int):
         order = torch.randperm(count, generator=generator(seed, "held out"))

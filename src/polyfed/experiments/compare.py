@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.settings import EACH_GROUP
 from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.held_out import group_folders, without
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
@@ -78,8 +75,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
 
     What is already done in `out` is not run again, what was interrupted goes on, also what is to have more rounds now;
-    a run that fails does not keep the others from running. With ``evaluation.held_out = "each group"`` there are as
-    many comparisons as groups, each in a folder of its own in `out`, and a table over all of them.
+    a run that fails does not keep the others from running.
 
     Args:
         recipe: a TOML file, or a `Recipe`.
@@ -119,8 +115,11 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         chosen |= controls_of(base, chosen)
     _check_names(chosen)
     unique_seeds = list(dict.fromkeys(seeds))
-    groups = group_folders(base, data) if base.evaluation.held_out == EACH_GROUP else {}
-    planned = _plan_runs(list(chosen.values()), unique_seeds, folder, groups)
+    planned = [  # seed by seed, so that the runs of a seed share the data in memory
+        PlannedRun(one.name, one.with_run(seed=seed, out=None), folder / one.name / f"seed-{seed}")
+        for seed in unique_seeds
+        for one in chosen.values()
+    ]
     watchers: list[Logger] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, overwrite, data)
     if len(unique_seeds) < SEEDS:
@@ -154,19 +153,6 @@ def _check_names(chosen: Mapping[str, Recipe]) -> None:
                 f"expected methods with names of their own, got '{recipe.name}' of {other} and {asked}; change a "
                 "card's name, or name one in [methods]"
             )
-
-
-def _plan_runs(
-    recipes: Sequence[Recipe], seeds: Sequence[int], folder: Path, groups: Mapping[str, str]
-) -> list[PlannedRun]:
-    """All runs; seed by seed, so that the runs of a seed share the data in memory. groups: held out in turn."""
-    planned = []
-    for seed, (group, place), recipe in itertools.product(seeds, groups.items() if groups else [("", "")], recipes):
-        held_out = without(recipe, group) if group else recipe
-        title = f"{recipe.name} without {group}" if group else recipe.name
-        run = held_out.with_run(seed=seed, out=None)
-        planned.append(PlannedRun(title, run, folder / place / recipe.name / f"seed-{seed}"))
-    return planned
 
 
 def _summarize(

@@ -218,17 +218,9 @@ def _clients(check: CostEstimate) -> Iterator[str]:
 
 
 def _label_text(labels: Mapping[int, int]) -> str:
-    """All of a client's labels where they fit into a line, else how many there are and those with most rows.
-
-    >>> _label_text({3: 44, 7: 19}), _label_text({label: 500 - label for label in range(100)})
-    ('3:44 7:19', '100 classes, most: 0:500 1:499 2:498 3:497 4:496 5:495 ...')
-    """
+    """All of a client's labels where they fit into a line, else how many there are."""
     whole = " ".join(f"{label}:{n}" for label, n in labels.items())
-    if len(whole) <= _LABELS:
-        return whole
-    most = sorted(labels, key=lambda label: -labels[label])
-    text = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
-    return textwrap.shorten(text, _LABELS, placeholder=" ...")
+    return whole if len(whole) <= _LABELS else f"{len(labels)} classes"
 
 
 def _client_summary(clients: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -55,7 +55,12 @@ def export_model(
     try:
         program = _program(model)
         facts = json_text(_facts(model), 2)
-        content = _onnx(program, facts, _output(model)) if path.suffix == ".onnx" else _pt2(program, facts)
+        if path.suffix == ".onnx":
+            content = _onnx(program, facts, _output(model))
+        else:
+            stream = io.BytesIO()
+            torch.export.save(program, stream, extra_files={"polyfed": facts})
+            content = stream.getvalue()
     except Exception as error:  # what a network does may be anything
         why = kind_and_line(error)
         raise ConfigError(
@@ -112,12 +117,6 @@ def _facts(model: ClientModel) -> dict[str, Any]:
         "fill": {columns[place]: value for (place, _), value in flags},  # what stands for NaN
         "label_column": form.label_column,
     }
-
-
-def _pt2(program: ExportedProgram, facts: str) -> bytes:
-    content = io.BytesIO()
-    torch.export.save(program, content, extra_files={"polyfed": facts})
-    return content.getvalue()
 
 
 def _onnx(program: ExportedProgram, facts: str, output: str) -> bytes:

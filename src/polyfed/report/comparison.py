@@ -15,7 +15,7 @@ import pandas as pd
 from polyfed.report import paper_results
 from polyfed.report.client_scores import scores_of_clients, verdicts
 from polyfed.report.comparison_tables import ComparisonGroup, Table
-from polyfed.report.findings import Gains, decompose, leave_one_out_tables, remarks
+from polyfed.report.findings import Gains, decompose, remarks
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import (
@@ -55,7 +55,7 @@ def compare_runs(runs: Iterable[RunRecord], stage: str | None = None, target: st
     """
     wanted = None if target is None else parse_target(target)
     groups, notes = group_runs(rows_of_pooled(runs), stage)
-    return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes, leave_one_out_tables(groups))
+    return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes)
 
 
 class _Section:
@@ -112,7 +112,6 @@ class _Section:
                 "test": group.evaluation.test,
                 "mean": group.evaluation.weighting,
                 "preset": first.recipe.run.preset,
-                "held_out_group": group.held_out,
             },
             rows=frame,
             notes=tuple(notes),

@@ -76,8 +76,7 @@ class ComparisonGroup:
     Attributes:
         finding: the result in words (`polyfed.report.comparison`).
         caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
-        facts: the same for machines. ``held_out_group``: the one group or client that is held out of training; None
-            where there is none, or several are.
+        facts: the same for machines.
         rows: a frame with a line for each method or variant, Local first. Scores are in [0, 1], means over seeds, each
             with ``_std`` and ``_margin`` over seeds; None is "not known". name: method or label, with the
             hyperparameters that tell variants apart. method: its registered name. control: what the row is a control
@@ -130,14 +129,10 @@ class ComparisonGroup:
 
 @dataclass(frozen=True)
 class Table:
-    """The comparison: one section for each set of comparable runs, and notes on runs left out.
-
-    overview: tables over several sections (`polyfed.report.findings.leave_one_out_tables`).
-    """
+    """The comparison: one section for each set of comparable runs, and notes on runs left out."""
 
     sections: tuple[ComparisonGroup, ...]
     notes: tuple[str, ...] = ()
-    overview: tuple[SubTable, ...] = ()
 
     def __str__(self) -> str:
         return to_text(self)
@@ -443,8 +438,7 @@ def to_json(table: Table) -> str:
 # for people -------------------------------------------------------------------------------------------------------
 def to_markdown(table: Table) -> str:
     """GitHub's tables, each under its caption; what leads a column is bold."""
-    blocks = [f"**{markdown_text(title)}**\n\n{markdown_table(columns)}\n" for title, columns in table.overview]
-    blocks += [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
+    blocks = [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
     if table.notes:
         blocks.append(_markdown_list(table.notes))
     return "\n".join(blocks)
@@ -463,7 +457,7 @@ def _markdown_list(texts: Iterable[str]) -> str:
 
 def to_html(table: Table) -> str:
     """For notebooks: the result in words, the table, what else there is to be opened."""
-    parts = [f"{paragraph(title, strong=True)}{columns_as_html(columns)}" for title, columns in table.overview]
+    parts: list[str] = []
     for section in table.sections:
         (_, whole), *more = sub_tables(section)
         others = [f"{paragraph(title)}{columns_as_html(columns)}" for title, columns in [("All figures", whole), *more]]
@@ -486,7 +480,7 @@ def to_latex(table: Table) -> str:
 
     Of a section's own columns those that a paper shows; all are in the other formats.
     """
-    blocks = [latex_table(title, columns) for title, columns in table.overview]
+    blocks: list[str] = []
     for section in table.sections:
         left_out = {column.heading for column in _metrics_of(section)} | {*section.keys_of("by_stage"), "std\nclients"}
         left_out = set() if section.chosen else {*left_out, _TIME}
@@ -543,7 +537,7 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
         metrics: also the figures beside the accuracy, and the accuracies by architecture.
         clients: also a line for each client.
     """
-    blocks = [f"{_text_titled(title, columns, width)}\n" for title, columns in table.overview]
+    blocks: list[str] = []
     for section in table.sections:
         more = _more_tables(section) + (_architecture_tables(section) if metrics else [])
         if clients and len(section.clients):

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import BySeed, Estimate, finite, mean_of, scores_by_seed
-from polyfed.report.text_tables import Column, format_mean_std, interval
+from polyfed.report.statistics import BySeed, Estimate, mean_of, scores_by_seed
+from polyfed.report.text_tables import Column
 from polyfed.results.main_score import ACCURACY, MainScore
 
 _Rows = Mapping[str, Sequence[RunRecord]]
@@ -142,62 +141,4 @@ def remarks(found: Mapping[str, Gains]) -> list[str]:
     return [*lines, f"federated gains whose 95 % interval leaves out zero: {', '.join(sides) or 'none'}"]
 
 
-# groups held out one after the other ------------------------------------------------------------------------------
-
 SubTable = tuple[str, list[Column]]  # title and columns
-_TITLES = {
-    "received": "Each group held out in turn, in %: with what it would receive if it joined now",
-    "after_training": "Each group held out in turn, in %: after local training on what it would receive",
-}
-
-
-def leave_one_out_tables(groups: Sequence[Group]) -> tuple[SubTable, ...]:
-    """A table for each stage in which groups held out were scored; nothing where no two were held out in turn.
-
-    A row is a method, a column a group; then the mean over groups, and its difference to Local, paired by seed.
-
-    Args:
-        groups: all sets of comparable runs; those count that held out one group each and are alike in all else.
-    """
-    experiments: dict[str, dict[str, Group]] = {}
-    for group in groups:
-        if group.held_out is not None:
-            experiments.setdefault(group.experiment, {})[group.held_out] = group
-    tables = [
-        _leave_one_out(f"{title} ({experiment})", turns, stage)
-        for experiment, turns in experiments.items()
-        for stage, title in _TITLES.items()
-        if len(turns) > 1
-    ]
-    return tuple(table for table in tables if len(table[1]) > 1)
-
-
-def _leave_one_out(title: str, turns: Mapping[str, Group], stage: str) -> SubTable:
-    scores: dict[str, dict[str, dict[int, float | None]]] = {  # group -> row -> seed -> accuracy
-        turn: {
-            row: {run.seed: finite(run.result.held_out[stage].mean) for run in runs if stage in run.result.held_out}
-            for row, runs in group.rows.items()
-        }
-        for turn, group in turns.items()
-    }
-    names = list(dict.fromkeys(row for of_rows in scores.values() for row in of_rows))
-    means = {}  # row -> the mean over groups, for the seeds with which all groups were held out
-    for name in names:
-        first, *others = (of_rows.get(name, {}) for of_rows in scores.values())
-        shared = [seed for seed in first if all(seed in other for other in others)]
-        means[name] = {seed: mean_of([one[seed] for one in (first, *others)]) for seed in shared}
-    local = next((row for group in turns.values() for row, runs in group.rows.items() if runs[0].is_local), "")
-    gains = [Estimate.difference(means[name], means.get(local, {}) if name != local else {}) for name in names]
-    columns = [
-        Column("method", names, words=True),
-        *(Column(turn, _cells([of_rows.get(name, {}) for name in names])) for turn, of_rows in scores.items()),
-        Column("mean", _cells([means[name] for name in names])),
-        Column("vs Local", format_mean_std(gains, "+")),
-        Column("interval", list(map(interval, gains))),
-    ]
-    return title, [column for column in columns if not column.is_empty]
-
-
-def _cells(of_rows: Sequence[BySeed]) -> list[str]:
-    """Mean and standard deviation over seeds."""
-    return format_mean_std(list(map(Estimate.of, of_rows)))

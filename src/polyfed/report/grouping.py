@@ -50,17 +50,6 @@ class Group:
         """All runs of the group, row after row."""
         return [run for runs in self.rows.values() for run in runs]
 
-    @property
-    def held_out(self) -> str | None:
-        """The one group or client that is held out of training; None where there is none, or several are."""
-        asked = self.runs[0].recipe.evaluation.get("held_out")
-        return str(asked[0]) if isinstance(asked, list) and len(asked) == 1 else None
-
-    @property
-    def experiment(self) -> str:
-        """What was measured, without who is held out."""
-        return self.about.replace(_held_out(self.runs[0]), "", 1)
-
     def stages(self, stage: str | None) -> dict[str, str]:
         """Row name -> the stage scored in it: the one asked for, else the one of the run's own evaluation."""
         return {name: stage or runs[0].stage for name, runs in self.rows.items()}

@@ -100,7 +100,6 @@ def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None, figu
     groups, _ = group_runs(rows_of_pooled(runs), stage)
     title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
     body = [_list(table.notes)]
-    body += [f"<section>{_titled(name, columns)}</section>" for name, columns in table.overview]
     body += map(_section, groups, table.sections)
     drawn = [file for file in figures if file.suffix == ".png"]
     if drawn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import get_group, nbytes
+from polyfed.core.message import State, from_bytes, get_group, nbytes, to_bytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy
@@ -28,10 +29,10 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.functional.class_statistics import discriminant, sum_rows
 from polyfed.functional.random_features import apply_map
-from polyfed.methods import ClosedForm
+from polyfed.methods import ClosedForm, Local
 from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import regression
-from tests.helpers.toys import CLASSES, Round, federation, rounds, samples, worker
+from tests.helpers.toys import CLASSES, Round, Watch, federation, rounds, samples, worker
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
@@ -132,6 +133,85 @@ def test_inputs_of_any_size_are_solved(shape: tuple[int, ...], scale: float, off
     run = pf.Federation(made, ClosedForm(features=64), pf.Training(rounds=2)).run()
     assert run.result["refused"] == 0
     assert run.result["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("gone", [[0], [2], [3, 1]])
+def test_to_forget_a_client_is_never_to_have_had_it(gone: Sequence[int]) -> None:
+    kept = replace(SMALL, keep_sums=True)
+    state = rounds(kept, members(), rounds=1)[0].after
+    for number in gone:
+        with_it, state = state, kept.forget(state, number)
+        assert not torch.equal(with_it["solution"]["weight"], state["solution"]["weight"])
+        assert int(state["solved"]) == int(with_it["solved"]) + 1
+    (without,) = rounds(kept, members(), rounds=1, lose=lambda _, i: i in gone)
+    for name in ("sums", "solution"):
+        torch.testing.assert_close(state[name], without.after[name], rtol=0, atol=0)
+    assert {*state} == {*without.after}
+    assert {*state["held"]} == {"0", "1", "2", "3"}
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_to_forget_is_exact_in_whatever_order_sums_came(gone: int) -> None:
+    """Also where a checkpoint has sorted their names."""
+    kept = replace(SMALL, keep_sums=True)
+    order = [2, 0, 3, 1]
+
+    def heard(who: Sequence[int]) -> State:
+        return rounds(kept, members(), rounds=4, lose=lambda at, i: i not in who or order[at - 1] != i)[-1].after
+
+    state = kept.forget(from_bytes(to_bytes(heard(order))), gone)
+    without = heard([i for i in order if i != gone])
+    for name in ("sums", "solution"):
+        torch.testing.assert_close(state[name], without[name], rtol=0, atol=0)
+    assert kept.forget(state, gone) is state
+    assert sorted(kept.remembered(state)) == sorted({*order} - {gone})
+
+
+def with_forgotten(train: Sequence[LabeledSamples], after: Mapping[int, int]) -> list[Round]:
+    """Four rounds, after some of which a client is forgotten."""
+    kept = replace(SMALL, keep_sums=True)
+
+    class Forgets(Watch):
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            super().round(record, remaining_seconds)
+            if record["round"] in after:
+                server = self.federation.server
+                server.state = kept.forget(server.state, after[record["round"]])
+
+    return rounds(kept, members(train), rounds=4, watch=Forgets)
+
+
+def test_who_is_forgotten_sends_nothing_more_and_receives_the_new_solution() -> None:
+    history = with_forgotten(rows(), {2: 3, 3: 0})
+    assert [nbytes(round.up[3]) for round in history] == [UPLOAD, 8, 8, 8]
+    close(solved(history[2]), by_hand(history[2], rows()[:3]))
+    close(solved(history[3]), by_hand(history[3], rows()[1:3]))
+    for i in range(4):
+        assert [nbytes(round.down[i]) for round in history] == [0, *[1 + SOLUTION] * 3]
+        assert torch.equal(history[3].states[i]["solution"]["weight"], solved(history[3])[0])
+
+
+def test_when_nobody_is_left_networks_predict() -> None:
+    history = with_forgotten(rows()[:1], {2: 0})
+    assert ["solution" in round.states[0] for round in history] == [False, True, False, False]
+    assert not {"sums", "solution"} & {*history[2].after}
+
+
+def test_what_cannot_be_forgotten_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^expected method\.keep_sums = true, so that .* got false$"):
+        SMALL.remembered({})
+    with pytest.raises(ConfigError, match=r"^expected a method that can .*, such as closed-form, got 'local'$"):
+        Local().remembered({})
+
+
+def test_nothing_is_taken_from_who_was_forgotten_before_it_was_heard() -> None:
+    kept = replace(SMALL, keep_sums=True)
+    (round,) = rounds(kept, members(), rounds=1)
+    fed, _ = federation(kept, members(), rounds=1)
+    fed.server.state = kept.forget(fed.server.state, 2)
+    kept.aggregate(fed.server, round.up)
+    assert sorted(kept.remembered(fed.server.state)) == [0, 1, 3]
+    assert "heard" in kept.broadcast(fed.server, 2)
 
 
 def predicted(method: ClosedForm) -> list[set[int]]:

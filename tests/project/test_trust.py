@@ -159,6 +159,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
     "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),
     "sweep": (lambda run: ["mine.toml", "--out", run, "--set", "training.lr=0.1,0.2", "-q"], False),
+    "deploy forget": (lambda run: [run, "0"], True),
     "deploy release": (lambda run: [run, "0"], False),
     "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "-q"], False),
 }

@@ -752,6 +752,7 @@ test_closed_form = testing.conformance(
     # in round 2 W, b, counts and their number, and that the sums have come; the number comes back
     expected_bytes=lambda *_: (8 * (3 * 12 + 3 + 3 + 1) + 1, 8),
     counted="statistics",
+    no_effect={"keep_sums": "only the server keeps more"},
     skip={
         "data_are_shuffled": NOBODY_TRAINS,
         "learns": NOBODY_TRAINS,
@@ -769,6 +770,7 @@ test_own_plus_common = testing.conformance(
     reference_loss=cross_entropy,
     expected_bytes=lambda server, client_id: (1, 8),  # in the last round both know what the other has
     counted="statistics",
+    no_effect={"keep_sums": "only the server keeps more"},
     skip={
         "missing_upload_is_not_zero": FEWER_VARY,
         "nan_is_rejected": "its last exchange trains nobody, and there what is not finite counts as zeros",

@@ -17,6 +17,7 @@ from polyfed.cli.options import (
     ReplaceRun,
     RunFolder,
     Seed,
+    Trust,
     with_loggers,
 )
 from polyfed.cli.output import print_files, print_run, print_text, raise_if_nothing_learnt
@@ -100,6 +101,31 @@ def release(
     print_text(
         f"client {client} belonged to the node registered as {owner.node}, and is free now; go on with resume=true"
     )
+
+
+def forget(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run folder: the server's, or of polyfed run.", show_default=False)
+    ],
+    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
+    trust: Trust = False,
+) -> None:
+    """Take a client's rows out of a run that is stopped, for good.
+
+    Of methods that can: closed-form and own-plus-common, with method.keep_sums=true. The server's sums and solution are
+    then as if the client had sent none. It is listed in RUN/forgotten.json, with which every checkpoint is read and
+    written: nothing is taken from it again, whatever goes on in this folder; it receives what all receive. Models are
+    removed, as others' have its rows in them. Records stay as they are. Asked again, it does what is left to do.
+
+    \b
+    polyfed deploy forget runs/ours 2
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments import forgetting
+
+    had_models = forgetting.forget(run, client, trust)
+    print_text(f"the rows of client {client} do not count any more; go on with resume=true, so that all clients know")
+    if had_models:
+        print_text("models/ is removed, as models had them in them; a run that goes on writes it again at its end")
 
 
 def server(

@@ -8,7 +8,7 @@ are replaced and never modified in place.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, nbytes
+from polyfed.core.message import Message, State, nbytes
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
@@ -468,6 +468,31 @@ class Method:
     def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
         """Differentially private releases by the method itself, in an upload of a client with `rows` training rows."""
         return ()
+
+    def remembered(self, state: State) -> Collection[int]:
+        """The clients whose rows the server's state has, by themselves, so that they can be taken out.
+
+        Raises:
+            ConfigError: the method, or this setting of it, cannot take them out.
+        """
+        raise ConfigError(
+            f"expected a method that can take out a client's rows, such as closed-form, got '{self.name}'"
+        )
+
+    def forget(self, state: State, client_id: int) -> State:
+        """The server's state as if the client had never sent anything, but for a note not to take anything from it.
+
+        `state` itself where that is so already.
+        """
+        return state
+
+    def forget_upload(self, message: Message) -> Message:
+        """An upload without what is made of the client's rows; `message` itself where there is nothing."""
+        return message
+
+    def forget_at_client(self, state: State, server: State) -> State:
+        """A client's state with the server's, from which another client was taken out, in the place of what it had."""
+        return state
 
     @property
     def exposed(self) -> Exposed | None:

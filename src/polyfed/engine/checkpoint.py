@@ -29,7 +29,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import flatten
+from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Keep
+from polyfed.engine.forgotten import Forgotten, remembered
 from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
@@ -47,6 +49,7 @@ KEPT = 2
 _WEIGHTS = "weights.safetensors"
 _STATES = "states.safetensors"
 _ROWS = "rows"  # the metadata's only entry
+_NEW = ".new"  # ends the name of a checkpoint that is to replace one
 
 # what may come of files that were written by somebody else, with checksums that fit
 _DAMAGE: tuple[type[Exception], ...] = (
@@ -59,11 +62,16 @@ class _OtherClients(ConfigError):
     """A run folder is of another number of clients than the run that is to go on."""
 
 
-def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = lambda _: None) -> None:
+def write(
+    folder: Path,
+    snapshot: Snapshot,
+    best: Callable[[int], int | None] = lambda _: None,
+    forgotten: Forgotten | None = None,
+) -> None:
     """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
 
     Args:
-        best: the best round up to a number; None where none is kept.
+        best: the best round up to a number; None where none is kept. forgotten: clients of whom nothing is written.
     """
     final = folder / _name(snapshot.round)
     if final.exists() and _is_whole(final):
@@ -71,7 +79,7 @@ def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = 
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _fill(temporary, snapshot)
+        _fill(temporary, snapshot, forgotten)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one
         temporary.rename(final)
     finally:
@@ -85,10 +93,11 @@ def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = 
             shutil.rmtree(other)
 
 
-def _fill(temporary: Path, snapshot: Snapshot) -> None:
+def _fill(temporary: Path, snapshot: Snapshot, forgotten: Forgotten | None) -> None:
     """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
     states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
+    states = _without(states, forgotten)
     rows = {number: row for number, row in snapshot.weights.items() if row is not None}
     networks: dict[tuple[str, str], dict[str, Any]] = {}
     for number, row in rows.items():
@@ -108,6 +117,8 @@ def latest(
     clients: int,
     store: WeightStore | None = None,
     records: Callable[[int], object] = lambda _: None,
+    before: int | None = None,
+    forgotten: Forgotten | None = None,
 ) -> Snapshot | None:
     """The newest checkpoint that is whole, or None where there is none.
 
@@ -116,14 +127,16 @@ def latest(
         clients: how many clients the federation has.
         store: where their weights go; None: they are left out.
         records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
+        before: only those of earlier rounds than this.
+        forgotten: clients of whom nothing is read.
 
     Raises:
         ConfigError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
     """
-    found = _all(folder)
+    found = [path for path in _all(folder) if before is None or path.name < _name(before)]
     for path in reversed(found):
         try:
-            snapshot, work = _read(path, clients)
+            snapshot, work = _read(path, clients, forgotten)
             records(snapshot.round)
         except _OtherClients:  # the folder is whole
             raise
@@ -144,7 +157,7 @@ def latest(
     return None
 
 
-def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Snapshot:
+def of_round(folder: Path, number: int, clients: int, store: WeightStore, forgotten: Forgotten) -> Snapshot:
     """The checkpoint of a round.
 
     Raises:
@@ -152,9 +165,98 @@ def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Sna
     """
     path = folder / _name(number)
     try:
-        return _with_weights(*_read(path, clients), path, clients, store)
+        return _with_weights(*_read(path, clients, forgotten), path, clients, store)
     except _DAMAGE as error:
         raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
+
+
+# clients that are forgotten -------------------------------------------------------------------------------------------
+
+
+def remembered_in(folder: Path, method: Method) -> set[int]:
+    """The clients of whose rows something is in the checkpoints that are whole.
+
+    Raises:
+        ConfigError: there is none, or the method cannot take a client out.
+    """
+    found = set[int]()
+    for path in _all_whole(folder):
+        stored = _stored(path)
+        uploads = [(one["client"], one["upload"]) for one in stored["work"]]
+        found |= remembered(method, stored["server"], uploads)
+    return found
+
+
+def purge(folder: Path, forgotten: Forgotten) -> None:
+    """Take forgotten clients out of all checkpoints; those that are not whole are removed.
+
+    Killed meanwhile, it can be done again.
+
+    Raises:
+        ConfigError: no checkpoint is whole; then nothing has changed.
+    """
+    whole = _all_whole(folder)
+    for path in _all(folder):
+        if path not in whole:
+            shutil.rmtree(path)
+            continue
+        stored = _stored(path)
+        changed = _without(stored, forgotten)
+        if changed is not stored:
+            _replace(path, changed)
+
+
+def settle(folder: Path) -> None:
+    """Finish what `purge` has begun: a checkpoint that is whole comes into its place."""
+    for new in folder.glob(f".round-[0-9]*{_NEW}"):
+        path = folder / new.name.removeprefix(".").removesuffix(_NEW)
+        if _is_whole(new, path.name):
+            shutil.rmtree(path, ignore_errors=True)
+            new.rename(path)
+        else:
+            shutil.rmtree(new)
+        sync_folder(folder)
+
+
+def _all_whole(folder: Path) -> list[Path]:
+    settle(folder)
+    whole = [path for path in _all(folder) if _is_whole(path)]
+    if not whole:
+        raise ConfigError(
+            f"expected a whole checkpoint in {folder}, got none; what is left of one goes with --overwrite"
+        )
+    return whole
+
+
+def _without(states: dict[str, Any], forgotten: Forgotten | None) -> dict[str, Any]:
+    """What a checkpoint stores of states and work, without the forgotten clients; itself where they are not in it."""
+    if forgotten is None or not forgotten.clients:
+        return states
+    server = forgotten.server(states["server"])
+    clients = states["clients"]
+    work = [{**one, "upload": forgotten.upload(one["client"], one["upload"])} for one in states["work"]]
+    if server is not states["server"]:  # what clients have was made of what it was
+        clients = {number: forgotten.client(state, server) for number, state in clients.items()}
+        work = [{**one, "state": forgotten.client(one["state"], server)} for one in work]
+    elif all(new["upload"] is old["upload"] for new, old in zip(work, states["work"], strict=True)):
+        return states
+    return {"server": server, "clients": clients, "work": work}
+
+
+def _replace(path: Path, states: Mapping[str, Any]) -> None:
+    """Put a checkpoint with other states in the place of one."""
+    new = path.with_name(f".{path.name}{_NEW}")
+    new.mkdir()
+    index = unseal((path / "index.json").read_bytes())
+    os.link(path / _WEIGHTS, new / _WEIGHTS)
+    sums = {**index["sha256"], _STATES: _written(new / _STATES, *split(states))}
+    sealed = seal({**index, "sha256": sums})
+    write_whole(new / "index.json", lambda write: write(sealed))
+    sync_folder(new)
+    settle(path.parent)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def made_of(folder: RunFolder) -> MadeOf:
@@ -200,31 +302,37 @@ def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a checkpoint is there as it was written."""
+def _is_whole(path: Path, name: str = "") -> bool:
+    """Whether a checkpoint is there as it was written. name: that it is to have; "": its own."""
     try:
-        _verified(path)
+        _verified(path, name or path.name)
     except _DAMAGE:
         return False
     return True
 
 
-def _verified(path: Path) -> dict[str, Any]:
+def _verified(path: Path, name: str) -> dict[str, Any]:
     """The index; ValueError where a checksum does not fit."""
     index = unseal((path / "index.json").read_bytes())
-    if path.name != _name(index["round"]):
+    if name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
-    for name in (_WEIGHTS, _STATES):
-        with (path / name).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][name]:
-                raise ValueError(f"{name} does not match its checksum")
+    for part in (_WEIGHTS, _STATES):
+        with (path / part).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][part]:
+                raise ValueError(f"{part} does not match its checksum")
     return index
 
 
-def _read(path: Path, clients: int) -> tuple[Snapshot, list[Any]]:
+def _stored(path: Path) -> dict[str, Any]:
+    """The states and the work of a checkpoint, as they are stored."""
+    stored: dict[str, Any] = decode((path / _STATES).read_bytes())
+    return stored
+
+
+def _read(path: Path, clients: int, forgotten: Forgotten | None) -> tuple[Snapshot, list[Any]]:
     """All but the weights, and the work under way as it is stored, as it has some; ValueError where it is not whole."""
-    index = _verified(path)
-    stored = decode((path / _STATES).read_bytes())
+    index = _verified(path, path.name)
+    stored = _without(_stored(path), forgotten)
     states = {i: stored["clients"].get(str(i), {}) for i in range(clients)}
     for state in (stored["server"], *states.values()):
         flatten(state)  # fails where it is none
@@ -293,12 +401,13 @@ class Checkpointer:
     """Decides which states of a run are kept, and from which it goes on.
 
     Attributes:
-        transaction: the state. history: the records, changed in place.
+        method: takes out clients that are forgotten. transaction: the state. history: the records, changed in place.
         folder: None keeps the best round in memory. store: of the clients' weights. clients: how many.
         evaluation: which rounds are scored, when a run stops. keep: whose models are wanted. settings: of the run.
         summarize: makes a result of records; fails where they are damaged.
     """
 
+    method: Method
     transaction: Transaction
     history: list[dict[str, Any]]
     folder: RunFolder | None
@@ -315,9 +424,18 @@ class Checkpointer:
         if self.folder is not None:
             with explain_disk_errors(self.folder.path):
                 snapshot = self.transaction.snapshot(number)
-                write(self.folder.checkpoints, snapshot, self.best_round)
+                write(self.folder.checkpoints, snapshot, self.best_round, self.forgotten)
         elif self.best_round(number) == number:
             self._best = self.transaction.snapshot(number)
+
+    @property
+    def forgotten(self) -> Forgotten:
+        """The clients that the run folder says are forgotten.
+
+        Raises:
+            ConfigError: as `Forgotten`.
+        """
+        return Forgotten.of(self.method, self.folder)
 
     def best_round(self, upto: int) -> int | None:
         """The best round so far but for a final one, where its models are wanted."""
@@ -338,7 +456,7 @@ class Checkpointer:
             return last
         snapshot = self._best
         if self.folder is not None:
-            snapshot = of_round(self.folder.checkpoints, number, self.clients, self.store)
+            snapshot = of_round(self.folder.checkpoints, number, self.clients, self.store, self.forgotten)
         assert snapshot is not None
         self.go_back(snapshot, list(self.history))
         return number
@@ -348,9 +466,9 @@ class Checkpointer:
         self.transaction.restore(snapshot)
         self.history[:] = [dict(record) for record in history]
 
-    def latest(self, folder: RunFolder) -> Snapshot | None:
-        """The last whole checkpoint."""
-        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder))
+    def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
+        """The last whole checkpoint, or the last one before a round."""
+        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before, self.forgotten)
 
     def restore(self, begin: Callable[[], None]) -> int:
         """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none.
@@ -359,10 +477,10 @@ class Checkpointer:
             begin: called where the run begins anew, before round 1.
 
         Raises:
-            ConfigError: a finished run's checkpoint has gone, or its final round is done and more rounds are planned.
+            ConfigError: there was a checkpoint and it has gone, or its final round cannot be undone for more rounds.
         """
         folder = self.folder
-        snapshot = None if folder is None else self.latest(folder)
+        snapshot = None if folder is None else self._where_to_go_on(folder)
         if snapshot is None:
             if folder is not None:
                 if folder.read_result() is not None:
@@ -371,18 +489,37 @@ class Checkpointer:
                     )
                 folder.rounds(0)
             clients = range(self.clients)
-            self.go_back(Snapshot(0, {}, dict.fromkeys(clients), {number: {} for number in clients}), [])
+            server = self.forgotten.server({})
+            self.go_back(Snapshot(0, server, dict.fromkeys(clients), {number: {} for number in clients}), [])
             begin()
         elif folder is not None:
             self.go_back(snapshot, folder.rounds(snapshot.round))
         if folder is not None and folder.has_fewer_rounds(self.settings):
-            if self.history and self.history[-1]["final_round"]:
-                raise ConfigError(
-                    f"{folder.path} cannot go on for more rounds: its final round is done; choose another --out or "
-                    "--overwrite"
-                )
             folder.write_recipe(self.settings)  # at last: a run that is killed before begins as before
         return len(self.history)
+
+    def _where_to_go_on(self, folder: RunFolder) -> Snapshot | None:
+        """The last checkpoint; where more rounds are planned than before, that before the final round."""
+        settle(folder.checkpoints)
+        snapshot = self.latest(folder)
+        if snapshot is None or not folder.has_fewer_rounds(self.settings):
+            return snapshot
+        *earlier_records, last = folder.records(snapshot.round)
+        self.history[:] = earlier_records
+        if not last["final_round"] or self.has_stopped():
+            return snapshot
+        if any(not one["once"] for one in last.get("releases", ())):
+            raise ConfigError(
+                f"{folder.path} cannot go on for more rounds: its final round has given away what counts in epsilon; "
+                "choose another --out or --overwrite"
+            )
+        earlier = self.latest(folder, before=snapshot.round)
+        if earlier is None:
+            place = folder.checkpoints
+            raise ConfigError(f"expected the checkpoint before the final round in {place}, got none; use --overwrite")
+        shutil.rmtree(folder.checkpoints / _name(snapshot.round))
+        sync_folder(folder.checkpoints)
+        return earlier
 
     def has_stopped(self) -> bool:
         """Whether the run stops early after its records so far."""

@@ -149,6 +149,7 @@ class Federation(FederationParts):
         if self.folder is None:
             return self._finished(RunLoop(self, self.remarks()).run())
         self.folder.validate(self.settings, resume, overwrite, self.method.planned)
+        _ = self.checkpointer.forgotten  # the method can take them out
         if resume:
             check_made_of(self.folder, self.data_checksum, self._code)
         result = self.folder.finished(self.settings) if resume else None

@@ -125,6 +125,7 @@ class FederationParts:
             evaluator=self.evaluator,
         )
         self.checkpointer = Checkpointer(
+            method=self.method,
             transaction=self.transaction,
             history=self.history,
             folder=self.folder,

@@ -5,6 +5,7 @@
     models/          received-000.safetensors, personal-007.safetensors; index.json, which says whose they are, and
                      README.md, how each is loaded; of texts words.txt, the words that have ids
     tensorboard/, mlflow/, wandb/     of the loggers that were asked for
+    forgotten.json   of clients that were taken out: their numbers
     .lock            empty; locked by the process that is at work
 
 Every file is written under a temporary name, flushed to disk and renamed, so that a process killed at any moment leaves
@@ -37,6 +38,7 @@ from polyfed.results.fields import Record, validated
 from polyfed.results.read import (
     ANALYSIS,
     ATTACK,
+    FORGOTTEN,
     PARTS,
     SUM_FILE,
     check_links,
@@ -162,7 +164,11 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"expected a folder for the run, got the file {self.path}")
         present = [name for name in PARTS if (self.path / name).exists()]
-        own = (LOCK, *(f".{name}." for name in PARTS))  # half-written by `atomic_write` of a process that was killed
+        own = (
+            LOCK,
+            FORGOTTEN,
+            *(f".{name}." for name in (*PARTS, FORGOTTEN)),
+        )  # half-written by `atomic_write` of a process that was killed
         strange = self.path.exists() and any(not e.name.startswith(own) for e in self.path.iterdir())
         if strange and not present:
             raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
@@ -186,7 +192,7 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
             )
-        if before < now and (why := why_not_longer(asked, self.read_result(), planned)):
+        if before < now and (why := why_not_longer(asked, self.read_result(), planned, self.forgotten())):
             raise ConfigError(
                 f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --overwrite"
             )
@@ -274,6 +280,33 @@ class RunFolder:
             for left in place.glob(".*.tmp"):
                 _remove(left)
 
+    def forgotten(self) -> list[int]:
+        """The clients whose rows must not count any more.
+
+        Raises:
+            ConfigError: the file that lists them is damaged.
+        """
+        path = self.path / FORGOTTEN
+        if not path.exists():
+            return []
+        try:
+            return [int(number) for number in unseal(path.read_bytes())["clients"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"expected the list of forgotten clients in {path}, got something else: {error}"
+            ) from None
+
+    def write_forgotten(self, clients: Sequence[int]) -> None:
+        """List the clients whose rows must not count any more."""
+        atomic_write(self.path / FORGOTTEN, seal({"clients": list(clients)}) + b"\n")
+
+    def clear_models(self) -> bool:
+        """Remove the clients' models, and what was made of them; whether there were any."""
+        self.clear_made()
+        found = any((self.path / "models").glob("*.safetensors"))
+        _remove(self.path / "models")
+        return found
+
     def clear_made(self) -> None:
         """Remove the analyses and attacks that were made of the run, and nothing else."""
         for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
@@ -322,6 +355,16 @@ class RunFolder:
         if len(lines) > upto:
             self._write_lines(lines[:upto])
         return kept
+
+    def clear_validation(self) -> None:
+        """Take the validation scores out of all records, so that no round of before is the best one any more."""
+        cleared = []
+        for line in self._lines():
+            try:
+                cleared.append(seal({**unseal(line.rstrip(b"\n")), "validation": None}) + b"\n")
+            except ValueError:  # of a process that was killed, or damaged: nobody goes on from it
+                cleared.append(line)
+        self._write_lines(cleared)
 
     def _write_lines(self, lines: Sequence[bytes]) -> None:
         with explain_disk_errors(self.path):
@@ -518,10 +561,13 @@ def rounds_of(settings: Mapping[str, Any]) -> int:
     return rounds if isinstance(rounds, int) else 0
 
 
-def why_not_longer(asked: Mapping[str, Any], result: Mapping[str, Any] | None, planned: str) -> str | None:
+def why_not_longer(
+    asked: Mapping[str, Any], result: Mapping[str, Any] | None, planned: str, forgotten: Sequence[int] = ()
+) -> str | None:
     """Why the rounds that are done are lost or would have been others, or none would follow; None: they go on.
 
     asked: settings with more rounds. result: of the run so far. planned: see `Method.planned`.
+    forgotten: clients; without them the best round is another, and patience begins anew.
     """
     if result is not None and asked.get("run", {}).get("keep") == "nothing":
         return "it kept no weights (keep = 'nothing')"
@@ -532,6 +578,8 @@ def why_not_longer(asked: Mapping[str, Any], result: Mapping[str, Any] | None, p
     if planned:
         return f"{planned} depends on the number of rounds"
     if result is not None and result.get("stopped_after") is not None:
+        if forgotten:
+            return None
         return (
             f"it stopped early, after round {result['stopped_after']} (evaluation.patience), and would stop there again"
         )

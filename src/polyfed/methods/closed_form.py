@@ -33,7 +33,7 @@ import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
@@ -69,6 +69,8 @@ _MOST_WORDS = 2**20
 _AT_ONCE = 4096  # rows that are prepared at the same time
 _WHOLE = (torch.int64,)
 _EXACT = (torch.float64,)
+_OF_CLIENT = "sums of client "  # begins the names of what the server keeps of each, with `keep_sums`
+_ORDER = "order"  # in which they came: numbers added up in another one are rounded otherwise
 
 
 def _sums_of_rows(known: UploadContext, name: str) -> Members:
@@ -89,6 +91,15 @@ def _sums_of_rows(known: UploadContext, name: str) -> Members:
         triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
         entries["products"] = Entry((triangle,), _EXACT)
     return Members({key: (entry,) for key, entry in entries.items()})
+
+
+def _next(state: State) -> Tensor:
+    """The number of the next solution; that of the first is 1, and 0 is none."""
+    return get_tensor(state, "solved") + 1 if "solved" in state else torch.tensor(1)
+
+
+def _order(state: State) -> list[int]:
+    return [int(number) for number in get_tensor(state, _ORDER)] if _ORDER in state else []
 
 
 def _times(sums: Group, factor: float) -> dict[str, Tensor]:
@@ -125,7 +136,7 @@ class ClosedForm(Method):
         paper="after Fed3R, ICML 2024, and AFL, CVPR 2025",
         down="2 (C D + 2 C), D features, whenever it changes",
         up="once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D + C))",
-        states="client: phi, W, b, n_k / N_k; server: n, M, S, W, b",
+        states="client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k",
         form={"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)},
     )
 
@@ -133,6 +144,7 @@ class ClosedForm(Method):
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
     # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
     prior: Literal["own", "federation"] = "own"
+    keep_sums: bool = False  # the server keeps each client's sums, so that a client can be forgotten
     unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
 
     @property
@@ -168,7 +180,8 @@ class ClosedForm(Method):
         solved = get_tensor(server.state, "solved")
         if held is None or int(held) != int(solved):
             message["solved"] = solved
-            message["solution"] = dict(get_group(server.state, "solution"))
+            if "solution" in server.state:
+                message["solution"] = dict(get_group(server.state, "solution"))
         return message
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -182,8 +195,7 @@ class ClosedForm(Method):
             server.log["sums_left_out"] = len(impossible)
         if len(impossible) < len(new):
             server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
-            before = get_tensor(server.state, "solved") if "solved" in server.state else torch.tensor(0)  # 0: none
-            server.state["solved"] = before + 1
+            server.state["solved"] = _next(server.state)
 
     def _add(self, server: Server, client_id: int, per_row: Group) -> bool:
         """Add a client's sums to those of the others, if any rows can have them; whether they can."""
@@ -196,7 +208,40 @@ class ClosedForm(Method):
             return False
         before = members(server.state, "sums")
         server.state["sums"] = class_statistics.add(before, sums) if before else sums
+        if self.keep_sums:
+            server.state[f"{_OF_CLIENT}{client_id}"] = sums
+            server.state[_ORDER] = torch.tensor([*_order(server.state), client_id])
         return True
+
+    def remembered(self, state: State) -> Collection[int]:
+        if not self.keep_sums:
+            raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
+        return _order(state)
+
+    def forget(self, state: State, client_id: int) -> State:
+        """Add up the others' sums anew and solve again: nothing of the client's is left, as rounding would leave.
+
+        The client is among those whose sums are held, so that it does not send them again, and none are taken from it.
+        """
+        own, held = f"{_OF_CLIENT}{client_id}", members(state, "held")
+        if own not in state and str(client_id) in held:
+            return state
+        classes = len(get_group(state, "solution").get("shares", ())) if "solution" in state else 0
+        others = [number for number in _order(state) if number != client_id]
+        left = {name: value for name, value in state.items() if name not in (own, "sums", "solution", _ORDER)}
+        if others:
+            sums = functools.reduce(class_statistics.add, (get_group(left, f"{_OF_CLIENT}{i}") for i in others))
+            left |= {"sums": dict(sums), "solution": self._solve(sums, classes), _ORDER: torch.tensor(others)}
+        return {**left, "held": {str(client_id): torch.tensor(0), **held}, "solved": _next(state)}
+
+    def forget_upload(self, message: Message) -> Message:
+        return {name: value for name, value in message.items() if name != "sums"} if "sums" in message else message
+
+    def forget_at_client(self, state: State, server: State) -> State:
+        if "solution" not in state:
+            return state
+        left = {name: value for name, value in state.items() if name != "solution"}
+        return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
 
     def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
         """W (D, C), b (C,) and, of classes, their shares n / N (C,)."""
@@ -214,6 +259,7 @@ class ClosedForm(Method):
         self._map_of(client)
         if "solved" in message:
             client.state["solved"] = get_tensor(message, "solved").clone()
+            client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
         if "solution" in message:
             solution = get_group(message, "solution")
             client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message
+from polyfed.core.message import Group, Message, State
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.functional.device_copies import in_float64
 from polyfed.methods.closed_form import ClosedForm
@@ -80,6 +80,12 @@ class OwnPlusCommon(ClosedForm):
         return {name: tensor if name == "shares" else tensor.roll(1, dims=-1) for name, tensor in solution.items()}
 
     # client ------------------------------------------------------------------------------------------------
+    def forget_at_client(self, state: State, server: State) -> State:
+        new = super().forget_at_client(state, server)
+        if new is state:
+            return state
+        return {name: value for name, value in new.items() if name != "weight"}  # chosen again with the next solution
+
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
         if "solution" in message:

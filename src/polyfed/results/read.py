@@ -27,6 +27,7 @@ ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed plot` 
 ATTACK = "attack"  # folder of what attacks on a run have found
 COMMAND = "compare.json"  # how a comparison was made
 SWEEP = "sweep.json"  # the table of a sweep
+FORGOTTEN = "forgotten.json"  # clients whose rows must not count; stays when a run is replaced
 EVENT_LOG = "nodes.jsonl"  # what happened to the nodes of a deployment
 SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
 
@@ -107,7 +108,7 @@ def check_links(folder: Path) -> None:
         ConfigError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
     """
     check_name(folder)
-    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, EVENT_LOG)]
+    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, EVENT_LOG, FORGOTTEN)]
     while waiting:
         place = waiting.pop()
         try:

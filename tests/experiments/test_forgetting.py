@@ -13,10 +13,11 @@ import torch
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import State, from_bytes, get_group
-from polyfed.deploy.protocol import Envelope, deserialize
+from polyfed.core.message import State, get_group
+from polyfed.deploy.protocol import Envelope, read_message
 from polyfed.deploy.server import serve
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.forgetting import forget
@@ -47,8 +48,8 @@ def deployed(rounds: int, folder: Path, **options: Any) -> list[Envelope]:
 
 def states(folder: Path) -> list[State]:
     """Of the server, by round."""
-    files = sorted((folder / "out" / "checkpoint").glob("round-*/server.safetensors"))
-    return [from_bytes(file.read_bytes()) for file in files]
+    files = sorted((folder / "out" / "checkpoint").glob("round-*/states.safetensors"))
+    return [decode(file.read_bytes())["server"] for file in files]
 
 
 @pytest.mark.parametrize("run", [in_one_process, deployed])
@@ -73,14 +74,13 @@ def test_all_checkpoints_and_what_follows_are_without_the_client(
     torch.testing.assert_close(solution, expected[-1]["solution"], rtol=0, atol=0)
     assert {*get_group(last, "held")} == {"0", "1", "2"}
     if run is deployed:
-        sent = [deserialize(envelope.body)[0] for envelope in jobs]
+        sent = [read_message(envelope.body) for envelope in jobs]
         assert len(sent) == 3
         assert all(torch.equal(get_group(message, "solution")["weight"], solution["weight"]) for message in sent)
         assert all("heard" in message for message in sent)
     assert [path.name for path in (tmp_path / "out" / "checkpoint").iterdir() if path.name.startswith(".")] == []
 
 
-LATE = {"availability": {"delay_rate": 1.0, "delay_rounds": 2}}
 ONE_BY_ONE = {"checkpoint_every": 1, "executor": "serial"}
 CLOCK = {"devices": {"profiles": ["laptop", "raspberry-pi", "phone-low"], "buffer_size": 2, "staleness": "constant"}}
 FEW = {"training": {"client_fraction": 0.34}}
@@ -105,8 +105,7 @@ def simulate_common(folder: Path, rounds: int, more: Mapping[str, Any], **option
 def needles(folder: Path, client: int) -> list[bytes]:
     """Numbers in which a client's rows are: its sums as they are kept and as they are sent, and solutions with them."""
     found: list[bytes] = []
-    for path in (folder / "out" / "checkpoint").glob("round-*/server.safetensors"):
-        state = from_bytes(path.read_bytes())
+    for state in states(folder):
         if f"sums of client {client}" in state:
             own, solution = get_group(state, f"sums of client {client}"), get_group(state, "solution")
             rows = float(own["counts"].sum())
@@ -124,15 +123,15 @@ def left(folder: Path, numbers: Sequence[bytes]) -> list[str]:
 @pytest.mark.parametrize(
     ("run", "more"),
     [
-        *((run, more) for run in (serve_common, simulate_common) for more in ({}, LATE, FEW)),
+        *((run, more) for run in (serve_common, simulate_common) for more in ({}, FEW)),
         (simulate_common, CLOCK),  # nodes are devices of their own
     ],
-    ids=[*(f"{where}-{who}" for where in ("nodes", "one process") for who in ("all", "late", "few")), "work in flight"],
+    ids=[*(f"{where}-{who}" for where in ("nodes", "one process") for who in ("all", "few")), "work in flight"],
 )
 def test_nothing_of_the_client_is_left_or_comes_back(
     run: Callable[..., None], more: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """Not in an older checkpoint, a late upload, other clients' states, models, or what killed processes have left."""
+    """Not in an older checkpoint, other clients' states, models, or what killed processes have left."""
     run(tmp_path, 4, more)
     out, checkpoints = tmp_path / "out", tmp_path / "out" / "checkpoint"
     numbers = needles(tmp_path, 2)
@@ -233,7 +232,7 @@ def test_what_cannot_be_forgotten_is_one_line_and_changes_nothing(tmp_path: Path
     with pytest.raises(ConfigError, match=r"^expected a client whose rows count \(0, 2\), got 3$"):
         forget(tmp_path / "out", 3)
     torch.testing.assert_close(states(tmp_path)[0], state, rtol=0, atol=0)
-    (file,) = (tmp_path / "out" / "checkpoint").glob("round-*/server.safetensors")
+    (file,) = (tmp_path / "out" / "checkpoint").glob("round-*/states.safetensors")
     file.write_bytes(b"")
     with pytest.raises(
         ConfigError, match=r"^expected a whole checkpoint in .*, got none; what is left .* --overwrite$"
